@@ -1,0 +1,179 @@
+//! Which ops take the time, and how near they come to what the hardware can do.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+use strobe_trace::{IterationKind, Op, Peaks, StrId, Trace};
+
+use crate::stats::Summary;
+
+/// All executions of one op with one implementation.
+///
+/// Times are sums of durations: ops that overlap (on several threads, or one inside another) count each, unlike
+/// in the iteration budget.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OpSummary {
+    /// What it does in the model.
+    pub name: String,
+    /// Its family.
+    pub category: String,
+    /// The implementation that ran.
+    pub kernel: String,
+    /// How often it ran.
+    pub calls: u64,
+    /// Sum of its durations.
+    pub total_ns: i64,
+    /// Median duration.
+    pub median_ns: f64,
+    /// Share of the durations of all ops listed. Adds up to 1; absent when all take no time.
+    pub share_of_op_time: Option<f64>,
+    /// Its time inside recorded iterations over the wall time of those; absent when none was recorded.
+    pub share_of_wall: Option<f64>,
+    /// Floating-point operations; 0 = none or not known.
+    pub flops: u64,
+    /// Bytes moved at least; 0 = not known.
+    pub bytes: u64,
+    /// Floating-point operations per second, where known.
+    pub flops_per_s: Option<f64>,
+    /// Bytes per second, where known.
+    pub bytes_per_s: Option<f64>,
+    /// How near it came to the hardware's limit; absent when peaks or amounts are not known.
+    pub roofline: Option<Roofline>,
+}
+
+/// How near an op came to the hardware's limit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Roofline {
+    /// The least time its calls could take over the time they took: per call the larger of flops over peak
+    /// FLOP/s and bytes over peak bandwidth. Above 1 when data came from cache, or amounts are overstated.
+    pub share: f64,
+    /// What sets most of that least time.
+    pub bound: Bound,
+}
+
+/// What limits an op at best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// Arithmetic.
+    Compute,
+    /// Memory bandwidth.
+    Memory,
+}
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Bound::Compute => "compute",
+            Bound::Memory => "memory",
+        })
+    }
+}
+
+/// All ops of the trace by total time, longest first: one row per name, category and implementation.
+pub fn top_ops(trace: &Trace) -> Vec<OpSummary> {
+    summarize(trace, None)
+}
+
+/// The same for the iterations of one kind only.
+pub fn top_ops_by_kind(trace: &Trace, kind: IterationKind) -> Vec<OpSummary> {
+    summarize(trace, Some(kind))
+}
+
+fn summarize(trace: &Trace, only: Option<IterationKind>) -> Vec<OpSummary> {
+    let kinds = trace.iteration_kinds();
+    let wall: f64 =
+        trace.iterations.iter().filter(|i| only.is_none_or(|kind| i.kind() == kind)).map(|i| i.wall_ns() as f64).sum();
+    let peaks = trace.meta.peaks.as_ref().filter(|p| usable(p));
+
+    let mut groups: HashMap<(StrId, StrId, StrId), Group> = HashMap::new();
+    for op in &trace.ops {
+        let kind = kinds.get(&op.iteration);
+        if only.is_some() && kind != only.as_ref() {
+            continue;
+        }
+        let group = groups.entry((op.name, op.category, op.kernel)).or_default();
+        group.add(op, kind.is_some(), peaks);
+    }
+    let all: f64 = groups.values().map(|g| g.total_ns as f64).sum();
+    let mut rows: Vec<OpSummary> = groups
+        .into_iter()
+        .map(|((name, category, kernel), group)| OpSummary {
+            name: trace.strings.get(name).to_owned(),
+            category: trace.strings.get(category).to_owned(),
+            kernel: trace.strings.get(kernel).to_owned(),
+            share_of_op_time: (all > 0.0).then(|| group.total_ns as f64 / all),
+            share_of_wall: (wall > 0.0).then(|| group.in_iterations_ns as f64 / wall),
+            ..group.summary()
+        })
+        .collect();
+    rows.sort_by(|a, b| {
+        let longest_first = b.total_ns.cmp(&a.total_ns);
+        longest_first.then_with(|| (&a.name, &a.kernel).cmp(&(&b.name, &b.kernel)))
+    });
+    rows
+}
+
+fn usable(peaks: &Peaks) -> bool {
+    [peaks.flops_per_s, peaks.bytes_per_s].iter().all(|p| p.is_finite() && *p > 0.0)
+}
+
+#[derive(Default)]
+struct Group {
+    durations: Vec<f64>,
+    total_ns: i64,
+    in_iterations_ns: i64,
+    flops: u64,
+    bytes: u64,
+    /// Least possible seconds of the calls that arithmetic limits, and of those that memory limits.
+    compute_s: f64,
+    memory_s: f64,
+}
+
+impl Group {
+    fn add(&mut self, op: &Op, in_iteration: bool, peaks: Option<&Peaks>) {
+        let ns = op.duration();
+        self.durations.push(ns as f64);
+        self.total_ns = self.total_ns.saturating_add(ns);
+        if in_iteration {
+            self.in_iterations_ns = self.in_iterations_ns.saturating_add(ns);
+        }
+        self.flops = self.flops.saturating_add(op.flops);
+        self.bytes = self.bytes.saturating_add(op.bytes);
+        if let Some(peaks) = peaks {
+            let compute = op.flops as f64 / peaks.flops_per_s;
+            let memory = op.bytes as f64 / peaks.bytes_per_s;
+            if compute > memory {
+                self.compute_s += compute;
+            } else {
+                self.memory_s += memory;
+            }
+        }
+    }
+
+    /// Everything but the names and shares.
+    fn summary(self) -> OpSummary {
+        let seconds = self.total_ns as f64 * 1e-9;
+        let rate = |amount: u64| (amount > 0 && seconds > 0.0).then(|| amount as f64 / seconds);
+        let least = self.compute_s + self.memory_s;
+        let roofline = (least > 0.0 && seconds > 0.0).then(|| Roofline {
+            share: least / seconds,
+            bound: if self.compute_s > self.memory_s { Bound::Compute } else { Bound::Memory },
+        });
+        OpSummary {
+            name: String::new(),
+            category: String::new(),
+            kernel: String::new(),
+            calls: self.durations.len() as u64,
+            total_ns: self.total_ns,
+            median_ns: Summary::of(self.durations).map_or(0.0, |s| s.median),
+            share_of_op_time: None,
+            share_of_wall: None,
+            flops: self.flops,
+            bytes: self.bytes,
+            flops_per_s: rate(self.flops),
+            bytes_per_s: rate(self.bytes),
+            roofline,
+        }
+    }
+}

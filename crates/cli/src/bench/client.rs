@@ -1,0 +1,222 @@
+//! The client side of a benchmark: when requests are sent, and what is heard of them.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use strobe_engine::recorder::Recording;
+use strobe_engine::scheduler::Decision;
+use strobe_engine::window::Window;
+use strobe_engine::{Engine, EngineError, IterationRecord, Outbox, Request, SamplingParams};
+use strobe_workload::RequestRecord;
+
+use crate::{interrupt, output, progress};
+
+/// One request of a run.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub task_id: i64,
+    pub prompt: Vec<u32>,
+    pub output_tokens: u32,
+}
+
+/// How requests are sent.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// Intended arrivals, relative to the start; all 0 when there is no rate.
+    pub arrivals_ns: Vec<u64>,
+    /// Whether a rate paces the requests (open loop).
+    pub open_loop: bool,
+    /// Most requests in flight.
+    pub concurrency: usize,
+    /// What all requests have in common.
+    pub params: SamplingParams,
+    /// Print the anchor's old-style line for every iteration.
+    pub log_iterations: bool,
+}
+
+/// Everything one run left behind.
+#[derive(Default)]
+pub struct RunData {
+    pub records: Vec<RequestRecord>,
+    pub iterations: Vec<IterationRecord>,
+    pub decisions: Vec<Decision>,
+    pub recordings: Vec<Recording>,
+    pub unreached: Vec<Window>,
+    pub partial: bool,
+}
+
+impl RunData {
+    /// Decisions of one iteration.
+    pub fn decisions_of(&self, record: &IterationRecord) -> &[Decision] {
+        let (first, count) = (record.decisions.0 as usize, record.decisions.1 as usize);
+        self.decisions.get(first..first + count).unwrap_or_default()
+    }
+}
+
+/// How often the progress line changes and an interrupt is looked for.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Random requests before the measurement, shaped like the first of the run.
+pub fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingParams) -> Result<()> {
+    let Some(first) = jobs.first() else { return Ok(()) };
+    if count == 0 {
+        return Ok(());
+    }
+    let spinner = progress::spinner("warming up");
+    let vocab = engine.info().vocab_size as u64;
+    let request = |index: usize| {
+        let id = |i: u64| ((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocab;
+        let prompt = (0..first.prompt.len() as u64).map(|i| id(i + 1000 * index as u64) as u32).collect();
+        let max_tokens = first.output_tokens.min(8);
+        Request { id: index as u64, prompt, params: SamplingParams { max_tokens, min_tokens: 0, ..params.clone() } }
+    };
+    engine.submit((0..count).map(request));
+    let mut outbox = engine.outbox();
+    let mut finished = 0;
+    while finished < count {
+        let alive = engine.wait(&mut outbox, TICK);
+        finished += outbox.finished.len() + outbox.rejected.len();
+        if interrupt::requested() {
+            bail!(interrupt::Interrupted);
+        }
+        if !alive {
+            break;
+        }
+    }
+    spinner.finish_and_clear();
+    Ok(())
+}
+
+/// Send `jobs` and collect what the engine says until all have ended.
+pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> Result<RunData> {
+    let clock = engine.info().clock;
+    let mut run = RunData::default();
+    let mut outbox = engine.outbox();
+    let mut position: HashMap<u64, usize> = HashMap::with_capacity(jobs.len());
+    let mut next = 0;
+    let mut ended = 0;
+    let mut tokens = 0u64;
+    let bar = progress::requests(jobs.len() as u64);
+    engine.begin_measurement(windows);
+    let start = clock.now();
+
+    while ended < jobs.len() && !interrupt::requested() {
+        // Send what is due and fits.
+        let now = clock.now();
+        let in_flight = next - ended;
+        let mut due = Vec::new();
+        while next < jobs.len() && in_flight + due.len() < load.concurrency {
+            let arrival = start + load.arrivals_ns.get(next).copied().unwrap_or(0);
+            if load.open_loop && arrival > now {
+                break;
+            }
+            let job = &jobs[next];
+            position.insert(next as u64, run.records.len());
+            run.records.push(RequestRecord {
+                id: next as u64,
+                task_id: job.task_id,
+                num_input_tokens: job.prompt.len() as u32,
+                arrival_ns: if load.open_loop { arrival } else { now },
+                sent_ns: now,
+                queued_ns: now,
+                first_scheduled_ns: None,
+                token_times_ns: Vec::with_capacity(job.output_tokens as usize),
+                output_ids: Vec::with_capacity(job.output_tokens as usize),
+                finish_reason: "aborted".into(),
+                error: None,
+                iterations: None,
+                preemptions: 0,
+                reused_tokens: 0,
+            });
+            let params = SamplingParams {
+                max_tokens: job.output_tokens,
+                min_tokens: load.params.min_tokens.min(job.output_tokens),
+                // Each request draws from its own stream of the run's seed.
+                seed: load.params.seed.wrapping_add(next as u64),
+                ..load.params.clone()
+            };
+            due.push(Request { id: next as u64, prompt: job.prompt.clone(), params });
+            next += 1;
+        }
+        if !due.is_empty() {
+            engine.submit(due);
+        }
+        let until_next = match load.arrivals_ns.get(next) {
+            Some(&arrival) if load.open_loop => {
+                Duration::from_nanos((start + arrival).saturating_sub(clock.now())).min(TICK)
+            }
+            _ => TICK,
+        };
+        let alive = engine.wait(&mut outbox, until_next);
+        ended += take(&mut run, &position, &outbox, engine, load);
+        tokens += outbox.tokens.len() as u64;
+        bar.set_position(ended as u64);
+        if output::interactive() {
+            let elapsed = (clock.now() - start) as f64 / 1e9;
+            let kv = run.iterations.last().map_or(0.0, |i| f64::from(i.kv_used) / engine.info().limits.kv_blocks as f64);
+            let total: u64 = jobs.iter().map(|j| u64::from(j.output_tokens)).sum();
+            let eta = if tokens > 0 { elapsed * (total.saturating_sub(tokens)) as f64 / tokens as f64 } else { 0.0 };
+            bar.set_message(format!("{:.1} tok/s, KV {:.0} %, eta {eta:.0} s", tokens as f64 / elapsed, 100.0 * kv));
+        }
+        if !alive {
+            break;
+        }
+    }
+    bar.finish_and_clear();
+    run.partial = ended < jobs.len();
+    Ok(run)
+}
+
+/// Move what the engine said into the run; returns how many requests ended.
+fn take(run: &mut RunData, position: &HashMap<u64, usize>, outbox: &Outbox, engine: &Engine, load: &Load) -> usize {
+    for event in &outbox.tokens {
+        if let Some(record) = position.get(&event.request).and_then(|&i| run.records.get_mut(i)) {
+            record.token_times_ns.push(event.time_ns);
+            record.output_ids.push(event.token);
+        }
+    }
+    for event in &outbox.finished {
+        if let Some(record) = position.get(&event.request).and_then(|&i| run.records.get_mut(i)) {
+            record.finish_reason = event.reason.name().into();
+            record.queued_ns = event.queued_ns;
+            record.first_scheduled_ns = event.first_scheduled_ns;
+            record.iterations = event.iterations;
+            record.preemptions = event.pauses;
+            record.reused_tokens = event.reused_tokens;
+        }
+    }
+    for (id, rejection) in &outbox.rejected {
+        if let Some(record) = position.get(id).and_then(|&i| run.records.get_mut(i)) {
+            record.finish_reason = "error".into();
+            record.error = Some(rejection.to_string());
+        }
+    }
+    keep(run, outbox);
+    if load.log_iterations {
+        for iteration in &outbox.iterations {
+            output::line(&format!("[strobe][INFO] {}", iteration.to_old_style(&engine.info().limits)));
+        }
+    }
+    outbox.finished.len() + outbox.rejected.len()
+}
+
+/// Iterations and recordings, with decisions renumbered to the run's own list.
+fn keep(run: &mut RunData, outbox: &Outbox) {
+    let shift = run.decisions.len() as u32;
+    run.decisions.extend_from_slice(&outbox.decisions);
+    run.iterations.extend(outbox.iterations.iter().map(|i| {
+        let mut iteration = *i;
+        iteration.decisions.0 += shift;
+        iteration
+    }));
+    run.recordings.extend(outbox.recordings.iter().cloned());
+    run.unreached.extend_from_slice(&outbox.unreached);
+}
+
+/// Stop the engine and take what it still had to say into the last run.
+pub fn finish(engine: Engine, run: &mut RunData) -> Result<(), EngineError> {
+    let outbox = engine.shutdown()?;
+    keep(run, &outbox);
+    Ok(())
+}

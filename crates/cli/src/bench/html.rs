@@ -1,0 +1,143 @@
+//! The run as one page that can be mailed.
+
+use strobe_analyze::{budget_by_kind, budgets, top_ops};
+use strobe_report::html::{Card, Page};
+use strobe_report::human;
+use strobe_report::svg::{
+    self, BarChart, BarSeries, CdfChart, CdfSeries, IterationStrip, StackedChart, StackedRow, StripCell, Unit,
+};
+use strobe_trace::Trace;
+
+use super::outcome::Outcome;
+use super::text;
+
+/// The page of one run.
+pub fn page(outcome: &Outcome) -> String {
+    let config = &outcome.config;
+    let mut page = Page::new(format!("strobe: {}", config.model_name)).subtitle(subtitle(outcome));
+    if outcome.run.partial {
+        page = page.verdict("Partial run: interrupted before all requests had ended.");
+    }
+    if let Ok(m) = &outcome.metrics {
+        page = page
+            .card(Card::new("Output throughput", format!("{:.1}", m.output_throughput_tok_s)).unit("tok/s").note("output tokens / total latency"))
+            .card(Card::new("Request throughput", format!("{:.3}", m.request_throughput_req_s)).unit("req/s").note(format!("{} requests", m.num_requests)))
+            .card(Card::new("Request latency, p50", format!("{:.1}", m.e2e_ms.p50)).unit("ms").note(format!("p99 {:.1} ms", m.e2e_ms.p99)))
+            .card(Card::new("Time to first token, p50", format!("{:.1}", m.ttft_ms.p50)).unit("ms").note(format!("p99 {:.1} ms", m.ttft_ms.p99)));
+        if let Some(itl) = &m.itl_ms {
+            page = page.card(Card::new("Inter-token gap, p50", format!("{:.2}", itl.p50)).unit("ms").note(format!("p99 {:.2} ms", itl.p99)));
+        }
+    }
+    for row in &outcome.utilization {
+        if row.kind != "all" {
+            let note = format!("MBU {}, {} of the time", human::percent(row.mbu), human::percent(row.share_of_time));
+            page = page.card(Card::new(format!("MFU, {}", row.kind), human::percent(row.mfu)).note(note));
+        }
+    }
+    page = page.section("Latency").svg(&latency_cdf(&[("", outcome)]));
+    page = page.section("Iterations").svg(&iteration_strip(outcome));
+    if let Some(trace) = &outcome.trace {
+        page = profile(page, trace);
+    }
+    page = page.section("Report").details("Text report", &text::report(outcome, 110));
+    page.details("report.json", &format!("{:#}", outcome.report())).finish()
+}
+
+fn subtitle(outcome: &Outcome) -> String {
+    let build = &outcome.config.build;
+    format!(
+        "{}, weights {}, {}, {} threads of {}; {}",
+        build.dtype,
+        outcome.config.weights.describe(),
+        outcome.machine.simd_tier,
+        outcome.machine.threads,
+        outcome.machine.cpu,
+        outcome.command
+    )
+}
+
+/// Latency distributions of one or more runs.
+pub fn latency_cdf(runs: &[(&str, &Outcome)]) -> svg::Svg {
+    let series = runs.iter().flat_map(|(name, outcome)| {
+        let records: Vec<_> = outcome.run.records.iter().filter(|r| r.finish_reason != "aborted").collect();
+        let label = |what: &str| if name.is_empty() { what.to_string() } else { format!("{what}, {name}") };
+        let since_arrival = |end: &dyn Fn(&strobe_workload::RequestRecord) -> Option<u64>| -> Vec<f64> {
+            records.iter().filter_map(|r| Some(end(r)?.saturating_sub(r.arrival_ns) as f64)).collect()
+        };
+        [
+            CdfSeries::new(label("first token"), since_arrival(&|r| r.first_token_ns())),
+            CdfSeries::new(label("whole request"), since_arrival(&|r| r.last_token_ns())),
+        ]
+    });
+    svg::cdf(&CdfChart {
+        title: "Share of requests done within a time since arrival".into(),
+        x_label: "time since arrival".into(),
+        unit: Unit::Time,
+        series: series.collect(),
+    })
+}
+
+fn iteration_strip(outcome: &Outcome) -> svg::Svg {
+    let cell = |i: &strobe_engine::IterationRecord| StripCell {
+        iter: i.iter,
+        value: i.wall_ns() as f64,
+        kind: match (i.context_requests, i.generation_requests) {
+            (0, _) => "decode".into(),
+            (_, 0) => "prefill".into(),
+            _ => "mixed".into(),
+        },
+        note: format!("{} ctx, {} gen requests, {} ctx tokens", i.context_requests, i.generation_requests, i.context_tokens),
+    };
+    svg::strip(&IterationStrip {
+        title: "Wall time of every iteration".into(),
+        unit: Unit::Time,
+        cells: outcome.run.iterations.iter().map(cell).collect(),
+    })
+}
+
+/// Rows of the stacked per-iteration plot.
+const MOST_ROWS: usize = 40;
+
+fn profile(page: Page, trace: &Trace) -> Page {
+    let budgets = budgets(trace);
+    let kinds = budget_by_kind(&budgets);
+    let rows = kinds.iter().map(|kind| {
+        let parts = kind.parts.iter().map(|p| (p.part.to_string(), p.mean_ns)).collect::<Vec<_>>();
+        StackedRow::new(format!("{} ({})", kind.kind, kind.iterations), parts)
+    });
+    let by_kind = StackedChart { title: "Mean iteration by kind".into(), unit: Unit::Time, rows: rows.collect(), normalize: false };
+    let rows = budgets.iter().take(MOST_ROWS).map(|b| {
+        let parts = b.parts.iter().map(|(part, ns)| (part.to_string(), *ns as f64)).collect::<Vec<_>>();
+        StackedRow::new(format!("{} {}", b.iter, b.kind), parts)
+    });
+    let each = StackedChart { title: "Each recorded iteration".into(), unit: Unit::Time, rows: rows.collect(), normalize: false };
+    let mut page = page
+        .section("Iteration budget")
+        .prose("Where the wall time of the recorded iterations went. The parts of an iteration add up to its wall time.")
+        .svg(&svg::stacked(&by_kind))
+        .svg(&svg::stacked(&each));
+    if budgets.len() > MOST_ROWS {
+        page = page.prose(&format!("The first {MOST_ROWS} of {} recorded iterations are drawn.", budgets.len()));
+    }
+    page.section("Ops").table(&text::ops_table(&top_ops(trace), 40))
+}
+
+/// Throughput of several runs side by side.
+pub fn throughput_bars(runs: &[(&str, &Outcome)]) -> svg::Svg {
+    let values = |of: &dyn Fn(&Outcome) -> Option<f64>| runs.iter().map(|(_, o)| of(o)).collect::<Vec<_>>();
+    svg::bars(&BarChart {
+        title: "Throughput".into(),
+        unit: Unit::Plain("tok/s".into()),
+        groups: runs.iter().map(|(name, _)| name.to_string()).collect(),
+        series: vec![
+            BarSeries {
+                name: "output tokens".into(),
+                values: values(&|o| o.metrics.as_ref().ok().map(|m| m.output_throughput_tok_s)),
+            },
+            BarSeries {
+                name: "all tokens".into(),
+                values: values(&|o| o.metrics.as_ref().ok().map(|m| m.total_throughput_tok_s)),
+            },
+        ],
+    })
+}

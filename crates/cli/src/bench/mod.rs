@@ -1,0 +1,125 @@
+//! A benchmark from jobs to outcome; the verbs `bench` and `demo` are built on it.
+
+pub mod client;
+pub mod html;
+pub mod outcome;
+pub mod overhead;
+pub mod text;
+pub mod utilization;
+pub mod write;
+
+use anyhow::{Context, Result, bail};
+use strobe_engine::engine_dir::LoadedModel;
+use strobe_engine::window::Window;
+use strobe_engine::{Engine, EngineOptions};
+use strobe_kernels_cpu::Cpu;
+use strobe_workload::{MetricOptions, PercentileRule, Prompt, Sample, check_ids, metrics};
+
+use crate::machine::{Machine, MeasuredPeaks};
+use crate::{interrupt, output, recording};
+use client::{Job, Load, RunData};
+use outcome::{Outcome, RepeatFigures};
+
+/// Everything that decides a run, checked and resolved.
+pub struct Spec {
+    pub jobs: Vec<Job>,
+    pub load: Load,
+    pub engine: EngineOptions,
+    pub warmup: usize,
+    pub repeat: usize,
+    pub windows: Vec<Window>,
+    pub streaming: bool,
+    pub rule: PercentileRule,
+    pub dataset: Option<String>,
+    /// The words that started it, for the record.
+    pub command: String,
+    /// How requests arrive, in words.
+    pub arrival: String,
+}
+
+/// Turn samples into jobs: tokenize text, check ids.
+pub fn jobs(samples: Vec<Sample>, model: &LoadedModel) -> Result<Vec<Job>> {
+    check_ids(&samples, model.config.model.vocab_size as u32)?;
+    let job = |(index, sample): (usize, Sample)| -> Result<Job> {
+        let prompt = match sample.prompt {
+            Prompt::Ids(ids) => ids,
+            Prompt::Text(text) => {
+                let Some(tokenizer) = &model.tokenizer else {
+                    bail!(
+                        "sample {index} of the dataset is text, but the model has no tokenizer.json; give input_ids, or add the tokenizer and rebuild"
+                    );
+                };
+                tokenizer.encode(&text)?
+            }
+        };
+        Ok(Job { task_id: sample.task_id, prompt, output_tokens: sample.output_tokens })
+    };
+    samples.into_iter().enumerate().map(job).collect()
+}
+
+/// Run a benchmark: start the engine, check every request, warm up, measure, stop.
+pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec) -> Result<Outcome> {
+    let mut cpu = cpu;
+    model.weights.warm(&mut cpu);
+    let engine = Engine::start(cpu, model, spec.engine.clone())?;
+    let info = engine.info().clone();
+    info.notes.iter().for_each(|note| output::note(&format!("note: {note}")));
+    for (index, job) in spec.jobs.iter().enumerate() {
+        let place = || format!("request {index} (task_id {})", job.task_id);
+        info.check(job.prompt.len(), job.output_tokens as usize).with_context(place)?;
+    }
+    client::warm_up(&engine, &spec.jobs, spec.warmup, &spec.load.params)?;
+
+    let options = MetricOptions { rule: spec.rule, world_size: 1, streaming: spec.streaming };
+    let mut repeats = Vec::new();
+    let mut run = RunData::default();
+    for repeat in 0..spec.repeat {
+        let last = repeat + 1 == spec.repeat;
+        // The windows belong to the run that is reported, which is the last one.
+        let windows = if last { spec.windows.clone() } else { Vec::new() };
+        run = client::run(&engine, &spec.jobs, &spec.load, windows)?;
+        if let Ok(metrics) = metrics(&run.records, &options) {
+            repeats.push(RepeatFigures::of(&metrics));
+        }
+        if interrupt::requested() {
+            break;
+        }
+    }
+    client::finish(engine, &mut run)?;
+    for window in &run.unreached {
+        let ran = run.iterations.len();
+        output::warn(&format!("profile window {window} was never reached: the run has {ran} iterations, 0 to {}", ran.saturating_sub(1)));
+    }
+    let trace = (!run.recordings.is_empty()).then(|| {
+        recording::to_trace(
+            &run.recordings,
+            &recording::TraceContext {
+                info: &info,
+                unreached: &run.unreached,
+                partial: run.partial,
+                peaks: Some(peaks),
+                model: &model.config.model_name,
+                layer_ranges: recording::layer_ranges_wanted(),
+            },
+        )
+    });
+    let metrics = metrics(&run.records, &options);
+    let machine = Machine::of(info.tier.name(), info.threads);
+    Ok(Outcome {
+        metrics: metrics.map_err(anyhow::Error::from),
+        utilization: utilization::by_kind(&run.iterations, peaks),
+        config: model.config.clone(),
+        engine_dir: model.dir.clone(),
+        peaks: peaks.clone(),
+        machine,
+        info,
+        run,
+        repeats,
+        trace,
+        rule: spec.rule,
+        cache: spec.engine.cache,
+        dataset: spec.dataset.clone(),
+        command: spec.command.clone(),
+        arrival: spec.arrival.clone(),
+    })
+}

@@ -1,0 +1,190 @@
+//! What a benchmark found, and its report document.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use strobe_analyze::{budget_by_kind, budgets, top_ops};
+use strobe_engine::{CacheSize, EngineConfig, EngineInfo};
+use strobe_trace::Trace;
+use strobe_workload::{
+    Metrics, PercentileRule, ReportContext, Spread, WorldInfo, anchor_json::EngineInfo as AnchorEngine,
+    anchor_json::MachineInfo, anchor_report, spread,
+};
+
+use super::client::RunData;
+use super::overhead::{self, Overhead};
+use super::utilization::Utilization;
+use crate::machine::{Machine, MeasuredPeaks};
+
+/// The figures whose spread over repetitions is reported.
+#[derive(Clone, Debug, Serialize)]
+pub struct RepeatFigures {
+    pub request_throughput_req_s: f64,
+    pub output_throughput_tok_s: f64,
+    pub total_latency_ms: f64,
+    pub avg_request_latency_ms: f64,
+    pub avg_ttft_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub avg_tpot_ms: Option<f64>,
+}
+
+impl RepeatFigures {
+    pub fn of(m: &Metrics) -> RepeatFigures {
+        RepeatFigures {
+            request_throughput_req_s: m.request_throughput_req_s,
+            output_throughput_tok_s: m.output_throughput_tok_s,
+            total_latency_ms: m.total_latency_ms,
+            avg_request_latency_ms: m.e2e_ms.average,
+            avg_ttft_ms: m.ttft_ms.average,
+            avg_tpot_ms: m.tpot_ms.as_ref().map(|d| d.average),
+        }
+    }
+
+    /// Name, unit and value of each figure.
+    pub fn rows(&self) -> Vec<(&'static str, f64)> {
+        let mut rows = vec![
+            ("Request throughput (req/sec)", self.request_throughput_req_s),
+            ("Output throughput (tokens/sec)", self.output_throughput_tok_s),
+            ("Total latency (ms)", self.total_latency_ms),
+            ("Average request latency (ms)", self.avg_request_latency_ms),
+            ("Average TTFT (ms)", self.avg_ttft_ms),
+        ];
+        rows.extend(self.avg_tpot_ms.map(|value| ("Average TPOT (ms)", value)));
+        rows
+    }
+}
+
+/// Everything a benchmark found.
+pub struct Outcome {
+    pub metrics: anyhow::Result<Metrics>,
+    pub utilization: Vec<Utilization>,
+    pub config: EngineConfig,
+    pub engine_dir: Option<PathBuf>,
+    pub info: EngineInfo,
+    pub machine: Machine,
+    pub peaks: MeasuredPeaks,
+    pub run: RunData,
+    pub repeats: Vec<RepeatFigures>,
+    pub trace: Option<Trace>,
+    pub rule: PercentileRule,
+    pub cache: CacheSize,
+    pub dataset: Option<String>,
+    pub command: String,
+    pub arrival: String,
+}
+
+impl Outcome {
+    /// Largest resident memory seen at the end of an iteration.
+    pub fn peak_resident(&self) -> Option<u64> {
+        self.run.iterations.iter().filter_map(|i| i.resident_bytes).max()
+    }
+
+    /// Most cache blocks in use at once.
+    pub fn peak_kv_blocks(&self) -> u32 {
+        self.run.iterations.iter().map(|i| i.kv_used).max().unwrap_or(0)
+    }
+
+    /// Bytes of one cache block over all layers.
+    pub fn kv_block_bytes(&self) -> u64 {
+        self.info.memory.kv_cache_bytes / (self.info.limits.kv_blocks as u64).max(1)
+    }
+
+    /// What the recorder cost, when every second iteration was recorded for that.
+    pub fn overhead(&self) -> Option<Overhead> {
+        let alternating = self.trace.is_none() && self.run.iterations.iter().any(|i| i.profiled);
+        alternating.then(|| overhead::measure(&self.run.iterations)).flatten()
+    }
+
+    /// Spread of each figure over the repetitions.
+    pub fn spreads(&self) -> Vec<(&'static str, Spread)> {
+        let Some(first) = self.repeats.first().filter(|_| self.repeats.len() > 1) else { return Vec::new() };
+        let values = |index: usize| -> Vec<f64> {
+            self.repeats.iter().filter_map(|r| r.rows().get(index).map(|row| row.1)).collect()
+        };
+        first.rows().iter().enumerate().map(|(index, (name, _))| (*name, spread(&values(index)))).collect()
+    }
+
+    /// What a report says that does not follow from the records.
+    pub fn context(&self) -> ReportContext {
+        let build = &self.config.build;
+        let mut strobe = Map::new();
+        let mut put = |key: &str, value: Value| strobe.insert(key.to_string(), value);
+        put("partial", json!(self.run.partial));
+        put("command", json!(self.command));
+        put("arrival", json!(self.arrival));
+        put("weights", json!(self.config.weights.describe()));
+        put("machine", json!(self.machine));
+        put("build_config", self.config.to_json()["build_config"].clone());
+        put("peaks", json!(self.peaks));
+        put("utilization", json!(self.utilization));
+        put("memory", json!({
+            "peak_rss_bytes": self.peak_resident(),
+            "weights_bytes": self.info.memory.weights_bytes,
+            "kv_cache_reserved_bytes": self.info.memory.kv_cache_bytes,
+            "kv_cache_peak_used_bytes": u64::from(self.peak_kv_blocks()) * self.kv_block_bytes(),
+            "activations_reserved_bytes": self.info.memory.activation_bytes,
+        }));
+        put("iterations", json!(self.run.iterations.len()));
+        if self.repeats.len() > 1 {
+            let spreads: Map<_, _> = self.spreads().into_iter().map(|(name, s)| (name.to_string(), json!(s))).collect();
+            put("repeats", json!(self.repeats));
+            put("spread", Value::Object(spreads));
+        }
+        if let Some(overhead) = self.overhead() {
+            put("profiler_overhead", json!(overhead));
+        }
+        if let Some(trace) = &self.trace {
+            let budgets = budgets(trace);
+            put("profile", json!({
+                "windows": trace.meta.windows.iter().map(|w| json!({
+                    "index": w.index, "first": w.first, "last": w.last, "complete": w.complete,
+                })).collect::<Vec<_>>(),
+                "budget_by_kind": budget_by_kind(&budgets),
+                "top_ops": top_ops(trace),
+            }));
+        }
+        ReportContext {
+            engine: AnchorEngine {
+                model: self.config.model_name.clone(),
+                model_path: None,
+                engine_dir: self.engine_dir.as_ref().map(|d| d.display().to_string()),
+                version: env!("CARGO_PKG_VERSION").into(),
+                backend: format!("strobe CPU ({})", self.info.tier.name()),
+                dtype: build.dtype.name().into(),
+                kv_cache_dtype: Some(build.dtype.name().into()),
+                quantization: None,
+                max_input_length: None,
+                max_sequence_length: Some(build.max_seq_len as u64),
+            },
+            machine: Some(MachineInfo {
+                name: self.machine.cpu.clone(),
+                memory_total_gib: self.machine.memory_bytes.map(|b| b as f64 / (1u64 << 30) as f64),
+                clocks_mem_ghz: None,
+            }),
+            world: WorldInfo {
+                tp_size: 1,
+                pp_size: 1,
+                ep_size: 1,
+                max_batch_size: self.info.limits.runtime.0,
+                max_num_tokens: self.info.limits.runtime.1,
+                scheduling_policy: self.info.limits.policy.name().into(),
+                kv_cache_percentage: match self.cache {
+                    CacheSize::FreeFraction(fraction) => Some(fraction),
+                    CacheSize::Blocks(_) => None,
+                },
+            },
+            dataset_path: self.dataset.clone(),
+            strobe,
+        }
+    }
+
+    /// `report.json`.
+    pub fn report(&self) -> Value {
+        let context = self.context();
+        match &self.metrics {
+            Ok(metrics) => anchor_report(metrics, &context),
+            Err(error) => json!({"error": format!("{error:#}"), "strobe": context.strobe}),
+        }
+    }
+}

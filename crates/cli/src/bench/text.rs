@@ -1,0 +1,254 @@
+//! The report as text.
+
+use std::fmt::Write;
+
+use strobe_analyze::{Bound, IterationBudget, OpSummary, budget_by_kind, budgets, top_ops};
+use strobe_report::human;
+use strobe_report::table::Table;
+use strobe_trace::{IterationKind, Trace};
+use strobe_workload::{anchor_text, strobe_text};
+
+use super::outcome::Outcome;
+
+const RULE: &str = "===========================================================";
+
+fn heading(text: &mut String, title: &str) {
+    let _ = writeln!(text, "{RULE}\n= {title}\n{RULE}");
+}
+
+/// The whole report.
+pub fn report(outcome: &Outcome, width: usize) -> String {
+    let mut text = String::new();
+    if outcome.run.partial {
+        let done = outcome.run.records.iter().filter(|r| r.finish_reason != "aborted").count();
+        let _ = writeln!(text, "PARTIAL RUN: interrupted after {done} of the requests; figures cover what was done\n");
+    }
+    match &outcome.metrics {
+        Ok(metrics) => {
+            let note = format!("Percentiles: {}", outcome.rule);
+            text.push_str(&anchor_text(metrics, &outcome.context(), &note));
+            text.push('\n');
+            text.push_str(&strobe_text(metrics));
+        }
+        Err(error) => {
+            let _ = writeln!(text, "no metrics: {error:#}");
+        }
+    }
+    text.push('\n');
+    details(&mut text, outcome, width);
+    if let Some(trace) = &outcome.trace {
+        text.push('\n');
+        profile(&mut text, trace, width);
+    }
+    text
+}
+
+fn details(text: &mut String, outcome: &Outcome, width: usize) {
+    heading(text, "MACHINE, MEMORY AND UTILISATION");
+    let build = &outcome.config.build;
+    let on = |flag: bool| if flag { "enable" } else { "disable" };
+    let memory = &outcome.info.memory;
+    let peaks = &outcome.peaks;
+    let rows = [
+        ("Weights:", format!("{}, {}", outcome.config.weights.describe(), build.dtype)),
+        ("CPU:", format!("{}, {} cores", outcome.machine.cpu, outcome.machine.cores)),
+        ("SIMD tier, threads:", format!("{}, {}", outcome.machine.simd_tier, outcome.machine.threads)),
+        (
+            "Build:",
+            format!(
+                "gemm-plugin {}, context-fmha {}, paged-kv-cache {}, tokens-per-block {}",
+                build.gemm_plugin_name(),
+                on(build.context_fmha),
+                on(build.paged_kv_cache),
+                build.tokens_per_block
+            ),
+        ),
+        ("Arrivals:", outcome.arrival.clone()),
+        ("Peak FLOP/s (denominator of MFU):", format!("{} f32, measured", human::flops_per_s(peaks.flops_per_s))),
+        ("Bandwidth (denominator of MBU):", format!("{} read, measured", human::bytes_per_s(peaks.read_bytes_per_s))),
+        (
+            "Peak memory (RSS):",
+            outcome.peak_resident().map_or(human::NOT_KNOWN.into(), human::bytes),
+        ),
+        ("  weights:", human::bytes(memory.weights_bytes)),
+        (
+            "  KV cache:",
+            format!(
+                "{} used at most, {} reserved ({} of {} blocks)",
+                human::bytes(u64::from(outcome.peak_kv_blocks()) * outcome.kv_block_bytes()),
+                human::bytes(memory.kv_cache_bytes),
+                outcome.peak_kv_blocks(),
+                outcome.info.limits.kv_blocks
+            ),
+        ),
+        ("  activations:", format!("{} reserved", human::bytes(memory.activation_bytes))),
+    ];
+    for (label, value) in rows {
+        let _ = writeln!(text, "{label:<38}{value}");
+    }
+    text.push('\n');
+    let mut table = Table::new(["iterations", "count", "wall", "share", "tokens", "tokens/s", "MFU", "MBU"]);
+    for row in &outcome.utilization {
+        table.push([
+            row.kind.to_string(),
+            row.iterations.to_string(),
+            human::ns(row.wall_ms * 1e6),
+            human::percent(row.share_of_time),
+            human::count(row.tokens),
+            human::number(row.tokens_per_s),
+            human::percent(row.mfu),
+            human::percent(row.mbu),
+        ]);
+    }
+    text.push_str(&table.render(width));
+    text.push_str("MFU = model FLOPs / (wall of these iterations x peak); MBU = (weights once per iteration + KV read + KV written) / (wall x bandwidth)\n");
+    let recomputed: u64 = outcome.utilization.last().map_or(0, |u| u.recomputed_tokens);
+    if recomputed > 0 {
+        let _ = writeln!(text, "{} tokens were computed again after pauses; MFU leaves them out", human::count(recomputed));
+    }
+    let spreads = outcome.spreads();
+    if !spreads.is_empty() {
+        text.push('\n');
+        heading(text, &format!("SPREAD OVER {} RUNS (the report above is the last one)", outcome.repeats.len()));
+        let mut table = Table::new(["figure", "min", "median", "max", "stdev", "cv"]);
+        for (name, s) in spreads {
+            let optional = |value: Option<f64>| value.map_or(human::NOT_KNOWN.to_string(), |v| format!("{v:.4}"));
+            table.push([
+                name.to_string(),
+                format!("{:.4}", s.min),
+                format!("{:.4}", s.median),
+                format!("{:.4}", s.max),
+                optional(s.stdev),
+                s.cv.map_or(human::NOT_KNOWN.to_string(), human::percent),
+            ]);
+        }
+        text.push_str(&table.render(width));
+    }
+    if let Some(o) = outcome.overhead() {
+        text.push('\n');
+        heading(text, "PROFILER OVERHEAD (every second iteration recorded)");
+        let interval = o.interval.map_or(String::new(), |i| {
+            format!(", 95 % interval {} to {}", human::percent(i.low), human::percent(i.high))
+        });
+        let _ = writeln!(
+            text,
+            "{} over {} pairs of neighbouring iterations{interval}; median step {} off, {} on",
+            human::percent(o.relative),
+            o.pairs,
+            human::ns(o.off_ms * 1e6),
+            human::ns(o.on_ms * 1e6)
+        );
+    }
+}
+
+/// Rows of the per-iteration table before it is cut in the middle.
+const MOST_ITERATIONS: usize = 24;
+
+fn profile(text: &mut String, trace: &Trace, width: usize) {
+    let budgets = budgets(trace);
+    let windows: Vec<_> = trace
+        .meta
+        .windows
+        .iter()
+        .map(|w| {
+            let span = if w.first == w.last { w.first.to_string() } else { format!("{}-{}", w.first, w.last) };
+            if w.complete { span } else { format!("{span} (incomplete)") }
+        })
+        .collect();
+    heading(text, &format!("ITERATION BUDGET, window {}", windows.join(", ")));
+    text.push_str(&budget_table(&budgets).render(width));
+    text.push('\n');
+    for kind in budget_by_kind(&budgets) {
+        let title = format!(
+            "{} iterations ({}): median wall {}, {} to {}",
+            kind.kind,
+            kind.iterations,
+            human::ns(kind.wall_ns.median),
+            human::ns(kind.wall_ns.min),
+            human::ns(kind.wall_ns.max)
+        );
+        let mut table = Table::new(["part", "median", "mean", "share of wall"]).title(title);
+        let mut mean_sum = 0.0;
+        for part in &kind.parts {
+            mean_sum += part.mean_ns;
+            table.push([
+                part.part.to_string(),
+                human::ns(part.median_ns),
+                human::ns(part.mean_ns),
+                human::percent(part.share_of_wall),
+            ]);
+        }
+        let shares: f64 = kind.parts.iter().map(|p| p.share_of_wall).sum();
+        let table = table.total(["sum", "", &human::ns(mean_sum), &human::percent(shares)].map(str::to_string));
+        text.push_str(&table.render(width));
+        text.push('\n');
+    }
+    text.push_str("Parts add up to the wall time: the means exactly, medians one by one. idle = between ops inside the forward pass; unknown = covered by no range.\n\n");
+    heading(text, "TOP OPS");
+    text.push_str(&ops_table(&top_ops(trace), 12).render(width));
+    if let Some(peaks) = &trace.meta.peaks {
+        let _ = writeln!(
+            text,
+            "roofline = max(FLOPs / {}, bytes / {}) / time; above 100 % an op's data came from a cache",
+            human::flops_per_s(peaks.flops_per_s),
+            human::bytes_per_s(peaks.bytes_per_s)
+        );
+    }
+}
+
+/// One row per iteration, one column per part.
+pub fn budget_table(budgets: &[IterationBudget]) -> Table {
+    let mut columns: Vec<String> = Vec::new();
+    for part in budgets.iter().flat_map(|b| &b.parts) {
+        let name = part.0.to_string();
+        if !columns.contains(&name) {
+            columns.push(name);
+        }
+    }
+    let headers = ["iter", "kind", "wall"].map(str::to_string).into_iter().chain(columns.iter().cloned());
+    let mut table = Table::new(headers);
+    let cut = budgets.len() > MOST_ITERATIONS;
+    for (index, budget) in budgets.iter().enumerate() {
+        if cut && index == MOST_ITERATIONS / 2 {
+            table.push([format!("… {} more", budgets.len() - MOST_ITERATIONS)]);
+        }
+        if cut && (MOST_ITERATIONS / 2..budgets.len() - MOST_ITERATIONS / 2).contains(&index) {
+            continue;
+        }
+        let value = |name: &String| {
+            let part = budget.parts.iter().find(|(part, _)| part.to_string() == *name);
+            part.map_or(String::new(), |(_, ns)| human::ns(*ns as f64))
+        };
+        let head = [budget.iter.to_string(), budget.kind.to_string(), human::ns(budget.wall_ns as f64)];
+        table.push(head.into_iter().chain(columns.iter().map(value)));
+    }
+    table
+}
+
+/// Ops by time, with their share of the roofline.
+pub fn ops_table(ops: &[OpSummary], most: usize) -> Table {
+    let unknown = || human::NOT_KNOWN.to_string();
+    let mut table = Table::new(["op", "calls", "total", "median", "of wall", "FLOP/s", "bytes/s", "roofline", "bound by"]);
+    for op in ops.iter().take(most) {
+        table.push([
+            op.name.clone(),
+            op.calls.to_string(),
+            human::ns(op.total_ns as f64),
+            human::ns(op.median_ns),
+            op.share_of_wall.map_or_else(unknown, human::percent),
+            op.flops_per_s.map_or_else(unknown, human::flops_per_s),
+            op.bytes_per_s.map_or_else(unknown, human::bytes_per_s),
+            op.roofline.as_ref().map_or_else(unknown, |r| human::percent(r.share)),
+            op.roofline.as_ref().map_or_else(unknown, |r| match r.bound {
+                Bound::Compute => "compute".into(),
+                Bound::Memory => "memory".into(),
+            }),
+        ]);
+    }
+    table
+}
+
+/// Kinds of iteration that occur in a trace.
+pub fn kinds(trace: &Trace) -> Vec<IterationKind> {
+    IterationKind::ALL.into_iter().filter(|kind| trace.iterations.iter().any(|i| i.kind() == *kind)).collect()
+}

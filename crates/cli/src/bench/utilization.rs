@@ -1,0 +1,79 @@
+//! How far the run was from what the hardware can do: MFU and MBU, per kind of iteration and for all.
+
+use serde::Serialize;
+use strobe_engine::IterationRecord;
+use strobe_trace::IterationKind;
+
+use crate::machine::MeasuredPeaks;
+
+/// Sums over iterations, then ratios: never the mean of ratios.
+#[derive(Clone, Debug, Serialize)]
+pub struct Utilization {
+    /// `prefill`, `mixed`, `decode` or `all`.
+    pub kind: &'static str,
+    pub iterations: usize,
+    /// Sum of iteration wall times.
+    pub wall_ms: f64,
+    /// Share of all iterations' wall time.
+    pub share_of_time: f64,
+    /// Tokens computed, prompt and generation.
+    pub tokens: u64,
+    pub tokens_per_s: f64,
+    /// Useful operations; work repeated after a pause is left out.
+    pub flops: f64,
+    pub bytes: f64,
+    /// `flops / (wall * measured peak)`.
+    pub mfu: f64,
+    /// `bytes / (wall * measured bandwidth)`.
+    pub mbu: f64,
+    /// Tokens computed a second time after a pause: waste.
+    pub recomputed_tokens: u64,
+}
+
+fn kind_of(record: &IterationRecord) -> IterationKind {
+    match (record.context_requests, record.generation_requests) {
+        (0, _) => IterationKind::Decode,
+        (_, 0) => IterationKind::Prefill,
+        _ => IterationKind::Mixed,
+    }
+}
+
+/// One row per kind that occurred, and one for all.
+pub fn by_kind(iterations: &[IterationRecord], peaks: &MeasuredPeaks) -> Vec<Utilization> {
+    let total_ns: u64 = iterations.iter().map(IterationRecord::wall_ns).sum();
+    let row = |kind: &'static str, wanted: &dyn Fn(&IterationRecord) -> bool| {
+        let chosen: Vec<_> = iterations.iter().filter(|i| wanted(i)).collect();
+        let wall_ns: u64 = chosen.iter().map(|i| i.wall_ns()).sum();
+        if chosen.is_empty() || wall_ns == 0 {
+            return None;
+        }
+        let tokens: u64 = chosen.iter().map(|i| u64::from(i.context_tokens + i.generation_requests)).sum();
+        let recomputed_tokens: u64 = chosen.iter().map(|i| u64::from(i.recomputed_tokens)).sum();
+        let useful = |i: &&IterationRecord| {
+            let tokens = f64::from(i.context_tokens + i.generation_requests);
+            i.work.flops as f64 * (tokens - f64::from(i.recomputed_tokens)) / tokens.max(1.0)
+        };
+        let flops: f64 = chosen.iter().map(useful).sum();
+        let bytes: f64 = chosen.iter().map(|i| i.work.bytes as f64).sum();
+        let seconds = wall_ns as f64 / 1e9;
+        Some(Utilization {
+            kind,
+            iterations: chosen.len(),
+            wall_ms: wall_ns as f64 / 1e6,
+            share_of_time: wall_ns as f64 / total_ns as f64,
+            tokens,
+            tokens_per_s: tokens as f64 / seconds,
+            flops,
+            bytes,
+            mfu: flops / (seconds * peaks.flops_per_s),
+            mbu: bytes / (seconds * peaks.read_bytes_per_s),
+            recomputed_tokens,
+        })
+    };
+    let kinds = IterationKind::ALL.into_iter().filter_map(|kind| row(kind.as_str(), &|i| kind_of(i) == kind));
+    let mut rows: Vec<_> = kinds.collect();
+    if rows.len() > 1 {
+        rows.extend(row("all", &|_| true));
+    }
+    rows
+}

@@ -1,0 +1,118 @@
+//! The run directory and the single files a user asked for.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use strobe_engine::staged_dir::StagedDir;
+use strobe_model::Tokenizer;
+use strobe_trace::{Trace, chrome, nsys_sqlite};
+use strobe_workload::anchor_requests_with_text;
+
+use super::html;
+use super::outcome::Outcome;
+use crate::run_dir;
+
+/// Files beside or instead of a run directory.
+#[derive(Clone, Debug, Default)]
+pub struct Files {
+    pub report_json: Option<PathBuf>,
+    pub request_json: Option<PathBuf>,
+    pub iteration_log: Option<PathBuf>,
+    pub trace_out: Option<PathBuf>,
+}
+
+impl Files {
+    /// Find out before the run whether they can be written.
+    pub fn check(&self) -> Result<()> {
+        let all = [&self.report_json, &self.request_json, &self.iteration_log, &self.trace_out];
+        all.into_iter().flatten().try_for_each(|path| run_dir::check_writable(path))
+    }
+}
+
+/// One JSON object per line and iteration.
+pub fn iteration_lines(outcome: &Outcome) -> String {
+    let mut text = String::new();
+    for record in &outcome.run.iterations {
+        let decisions = outcome.run.decisions_of(record);
+        text.push_str(&record.to_json(&outcome.info.limits, decisions).to_string());
+        text.push('\n');
+    }
+    text
+}
+
+/// Write everything into a staged directory and put it in its place.
+pub fn run_directory(outcome: &Outcome, staged: StagedDir) -> Result<()> {
+    let file = |name: &str| staged.path().join(name);
+    let run = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "command": outcome.command,
+        "started_utc_ns": outcome.info.clock.utc_ns(),
+        "partial": outcome.run.partial,
+        "engine": outcome.config.to_json(),
+        "engine_dir": outcome.engine_dir,
+        "dataset": outcome.dataset,
+        "arrival": outcome.arrival,
+        "machine": outcome.machine,
+        "ranks": 1,
+    });
+    run_dir::write_whole(&file(run_dir::RUN), format!("{run:#}\n").as_bytes())?;
+    let mut requests = String::new();
+    for record in &outcome.run.records {
+        requests.push_str(&serde_json::to_string(record).context("a request record can't be written as JSON")?);
+        requests.push('\n');
+    }
+    run_dir::write_whole(&file(run_dir::REQUESTS), requests.as_bytes())?;
+    run_dir::write_whole(&file(run_dir::ITERATIONS), iteration_lines(outcome).as_bytes())?;
+    if let Some(trace) = &outcome.trace {
+        nsys_sqlite::write(trace, &file(run_dir::TRACE))?;
+    }
+    run_dir::write_whole(&file(run_dir::REPORT_HTML), html::page(outcome).as_bytes())?;
+    run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{:#}\n", outcome.report()).as_bytes())?;
+    staged.commit()?;
+    Ok(())
+}
+
+/// Write the single files.
+pub fn single_files(outcome: &Outcome, files: &Files, tokenizer: Option<&Tokenizer>) -> Result<()> {
+    if let Some(path) = &files.report_json {
+        run_dir::write_whole(path, format!("{:#}\n", outcome.report()).as_bytes())?;
+    }
+    if let Some(path) = &files.request_json {
+        let decode = |r: &strobe_workload::RequestRecord| tokenizer.and_then(|t| t.decode(&r.output_ids).ok());
+        let requests = anchor_requests_with_text(&outcome.run.records, &decode);
+        run_dir::write_whole(path, format!("{requests:#}\n").as_bytes())?;
+    }
+    if let Some(path) = &files.iteration_log {
+        run_dir::write_whole(path, iteration_lines(outcome).as_bytes())?;
+    }
+    if let (Some(path), Some(trace)) = (&files.trace_out, &outcome.trace) {
+        chrome_traces(trace, path)?;
+    }
+    Ok(())
+}
+
+/// One Chrome trace per window; a single window gets the name as it was given.
+fn chrome_traces(trace: &Trace, path: &Path) -> Result<()> {
+    let windows: Vec<u32> = {
+        let mut seen: Vec<_> = trace.iterations.iter().map(|i| i.window).collect();
+        seen.dedup();
+        seen
+    };
+    if windows.len() <= 1 {
+        chrome::write_file(trace, path)?;
+        return Ok(());
+    }
+    for window in windows {
+        let inside: std::collections::HashSet<u64> =
+            trace.iterations.iter().filter(|i| i.window == window).map(|i| i.iter).collect();
+        let mut part = trace.clone();
+        part.iterations.retain(|i| i.window == window);
+        part.ops.retain(|o| inside.contains(&o.iteration));
+        part.ranges.retain(|r| r.iteration.is_some_and(|i| inside.contains(&i)));
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let extension = path.extension().map_or("json".into(), |e| e.to_string_lossy());
+        chrome::write_file(&part, &path.with_file_name(format!("{stem}-window-{window}-rank-0.{extension}")))?;
+    }
+    Ok(())
+}

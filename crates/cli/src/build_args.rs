@@ -1,0 +1,125 @@
+//! Options that decide how an engine is built, shared by `build` and by verbs that build in memory.
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use strobe_engine::{BuildConfig, ModelRef};
+use strobe_model::DType;
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// On
+    Enable,
+    /// Off
+    Disable,
+}
+
+impl Switch {
+    /// As a boolean.
+    pub fn on(self) -> bool {
+        self == Switch::Enable
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GemmPlugin {
+    /// Packed weights and tuned kernels
+    Auto,
+    /// The plain blocked GEMM over weights as they are in the checkpoint
+    Disable,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DTypeChoice {
+    Float32,
+    Float16,
+    Bfloat16,
+    /// As in the checkpoint
+    Auto,
+}
+
+impl DTypeChoice {
+    /// The type for a checkpoint of type `own`.
+    pub fn resolve(self, own: DType) -> DType {
+        match self {
+            DTypeChoice::Float32 => DType::F32,
+            DTypeChoice::Float16 => DType::F16,
+            DTypeChoice::Bfloat16 => DType::Bf16,
+            DTypeChoice::Auto => own,
+        }
+    }
+}
+
+/// Every option is optional, so that a verb can tell what was asked for.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Build options")]
+pub struct BuildArgs {
+    /// Type of weights and KV cache [default: auto]
+    #[arg(long, value_enum)]
+    pub dtype: Option<DTypeChoice>,
+    /// Longest sequence, prompt and output together [default: the model's, at most 4096]
+    #[arg(long, value_name = "N")]
+    pub max_seq_len: Option<usize>,
+    /// Tokens per KV cache block, a power of two; context chunks are multiples of it [default: 32]
+    #[arg(long, value_name = "N")]
+    pub tokens_per_block: Option<usize>,
+    /// Packed and tuned GEMM, or the plain blocked one [default: auto]
+    #[arg(long, value_enum)]
+    pub gemm_plugin: Option<GemmPlugin>,
+    /// Fused attention for prompts, or scores, softmax and values as separate ops through memory [default: enable]
+    #[arg(long, value_enum)]
+    pub context_fmha: Option<Switch>,
+    /// KV cache in blocks, or one contiguous piece per request [default: enable]
+    #[arg(long, value_enum)]
+    pub paged_kv_cache: Option<Switch>,
+    /// Seed of a preset's random weights [default: 0]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+}
+
+/// Longest sequence an engine gets when nobody says: models made for 128 k tokens would reserve tables nobody uses.
+const DEFAULT_MAX_SEQ_LEN: usize = 4096;
+/// Most requests in a step, when nobody says.
+pub const DEFAULT_MAX_BATCH_SIZE: usize = 64;
+/// Most tokens in a step, when nobody says.
+pub const DEFAULT_MAX_NUM_TOKENS: usize = 2048;
+
+impl BuildArgs {
+    /// The seed of random weights.
+    pub fn seed(&self) -> u64 {
+        self.seed.unwrap_or(0)
+    }
+
+    /// The configuration for `model`.
+    pub fn config(&self, model: &ModelRef, batch: Option<usize>, tokens: Option<usize>) -> BuildConfig {
+        let longest = model.config.max_position_embeddings;
+        let on = |switch: Option<Switch>| switch.is_none_or(Switch::on);
+        BuildConfig {
+            dtype: self.dtype.unwrap_or(DTypeChoice::Auto).resolve(model.config.dtype),
+            max_batch_size: batch.unwrap_or(DEFAULT_MAX_BATCH_SIZE),
+            max_num_tokens: tokens.unwrap_or(DEFAULT_MAX_NUM_TOKENS),
+            max_seq_len: self.max_seq_len.unwrap_or(longest.min(DEFAULT_MAX_SEQ_LEN)),
+            tokens_per_block: self.tokens_per_block.unwrap_or(32),
+            gemm_plugin: self.gemm_plugin.is_none_or(|g| g == GemmPlugin::Auto),
+            context_fmha: on(self.context_fmha),
+            paged_kv_cache: on(self.paged_kv_cache),
+        }
+    }
+
+    /// Refuse build options where an engine is built already.
+    pub fn refuse_with_engine_dir(&self) -> Result<()> {
+        let set = [
+            ("--dtype", self.dtype.is_some()),
+            ("--max-seq-len", self.max_seq_len.is_some()),
+            ("--tokens-per-block", self.tokens_per_block.is_some()),
+            ("--gemm-plugin", self.gemm_plugin.is_some()),
+            ("--context-fmha", self.context_fmha.is_some()),
+            ("--paged-kv-cache", self.paged_kv_cache.is_some()),
+            ("--seed", self.seed.is_some()),
+        ];
+        if let Some((name, _)) = set.iter().find(|(_, set)| *set) {
+            bail!("{name} is decided when an engine is built; rebuild with `strobe build`, or use --model instead of --engine-dir");
+        }
+        Ok(())
+    }
+}

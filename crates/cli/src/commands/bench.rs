@@ -1,0 +1,379 @@
+//! `strobe bench`: throughput and latency of an engine.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::{Subcommand, ValueEnum};
+use strobe_engine::staged_dir::{self, StagedDir};
+use strobe_engine::window::{choose_spec, parse_windows};
+use strobe_engine::{CacheSize, EngineOptions, Policy, SamplingParams};
+use strobe_workload::{Arrival, PercentileRule, arrival_times_ns, read_dataset};
+
+use crate::bench::client::Load;
+use crate::bench::write::{self, Files};
+use crate::bench::{self, Spec, text};
+use crate::build_args::{BuildArgs, Switch};
+use crate::model_args::{CpuArgs, ModelArgs};
+use crate::{machine, output, run_dir};
+
+const EXAMPLES: &str = "EXAMPLES:
+  strobe bench throughput --engine-dir E --dataset d.jsonl
+  strobe bench throughput --model tinyllama-1.1b --dataset d.jsonl --profile 10-20 --output-dir RUN
+  strobe bench throughput --engine-dir E --dataset d.jsonl --request-rate 2 --arrival poisson --streaming
+  strobe bench latency --engine-dir E --dataset d.jsonl --num-requests 8
+  strobe bench throughput --engine-dir E --dataset d.jsonl --measure-profiler-overhead";
+
+#[derive(clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    mode: Mode,
+}
+
+#[derive(Subcommand)]
+enum Mode {
+    /// As many tokens per second as possible
+    #[command(before_help = EXAMPLES)]
+    Throughput(Box<BenchArgs>),
+    /// One request at a time
+    #[command(before_help = EXAMPLES)]
+    Latency(Box<BenchArgs>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PolicyChoice {
+    /// Admit only what can finish
+    #[value(name = "guaranteed_no_evict", alias = "guaranteed-no-evict", alias = "GUARANTEED_NO_EVICT")]
+    GuaranteedNoEvict,
+    /// Admit what fits the next step; pause and recompute when blocks run out
+    #[value(name = "max_utilization", alias = "max-utilization", alias = "MAX_UTILIZATION")]
+    MaxUtilization,
+    /// Nothing new until the batch ends
+    #[value(name = "static_batch", alias = "static-batch", alias = "STATIC_BATCH")]
+    StaticBatch,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PercentileChoice {
+    /// Interpolated (Hyndman-Fan type 7)
+    Linear,
+    /// The value at index trunc(n*q), as trtllm-bench
+    Nearest,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ArrivalChoice {
+    Poisson,
+    Gamma,
+    Constant,
+}
+
+#[derive(clap::Args)]
+struct BenchArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Requests: JSONL made by `strobe prepare-dataset` or `trtllm-bench`
+    #[arg(long, value_name = "FILE")]
+    dataset: PathBuf,
+    /// Use the first N requests; 0 is all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    num_requests: usize,
+
+    /// Most requests in flight; -1 is no limit
+    #[arg(long, value_name = "C", allow_negative_numbers = true, help_heading = "Load")]
+    concurrency: Option<i64>,
+    /// Report time to first token and per-token speed
+    #[arg(long, help_heading = "Load")]
+    streaming: bool,
+    /// Random requests before the measurement
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Load")]
+    warmup: usize,
+    /// Requests per second (open loop); without it all are sent at once
+    #[arg(long, value_name = "R", help_heading = "Load", allow_negative_numbers = true)]
+    request_rate: Option<f64>,
+    /// How requests arrive at that rate
+    #[arg(long, value_enum, default_value = "poisson", help_heading = "Load")]
+    arrival: ArrivalChoice,
+    /// Shape of gamma arrivals: below 1 bursty, above 1 regular
+    #[arg(long, value_name = "B", help_heading = "Load", allow_negative_numbers = true)]
+    burstiness: Option<f64>,
+    /// Seed of arrivals and sampling
+    #[arg(long, value_name = "S", default_value_t = 420, help_heading = "Load")]
+    random_seed: u64,
+    /// Run K times and report the spread; the report is the last run's
+    #[arg(long, value_name = "K", default_value_t = 1, help_heading = "Load")]
+    repeat: usize,
+
+    /// 0 is greedy
+    #[arg(long, value_name = "T", default_value_t = 0.0, help_heading = "Sampling")]
+    temperature: f32,
+    /// Keep the k most likely tokens; 0 keeps all
+    #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
+    top_k: u32,
+    /// Keep the smallest set of tokens with this probability
+    #[arg(long, value_name = "P", default_value_t = 1.0, help_heading = "Sampling")]
+    top_p: f32,
+    /// End-of-sequence token; -1 ignores it, so that every request produces what the dataset asks for
+    #[arg(long, value_name = "ID", default_value_t = -1, allow_negative_numbers = true, help_heading = "Sampling")]
+    eos_id: i64,
+    /// Tokens that end a request
+    #[arg(long, value_name = "ID,..", value_delimiter = ',', help_heading = "Sampling")]
+    stop_ids: Vec<u32>,
+    /// No end before this many tokens
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Sampling")]
+    min_tokens: u32,
+
+    /// Admission policy
+    #[arg(long, value_enum, default_value = "guaranteed_no_evict", help_heading = "Engine")]
+    scheduler_policy: PolicyChoice,
+    /// Share of free memory for the KV cache [default: 0.9]
+    #[arg(long, value_name = "F", conflicts_with = "kv_cache_blocks", help_heading = "Engine")]
+    kv_cache_free_mem_fraction: Option<f64>,
+    /// Exactly this many KV cache blocks
+    #[arg(long, value_name = "N", help_heading = "Engine")]
+    kv_cache_blocks: Option<usize>,
+    /// Reuse cached prefixes
+    #[arg(long, value_enum, default_value = "disable", help_heading = "Engine")]
+    kv_cache_reuse: Switch,
+    /// Spread long prompts over several steps
+    #[arg(long, value_enum, default_value = "enable", help_heading = "Engine")]
+    chunked_context: Switch,
+    /// Most requests in a step [default: the engine's]
+    #[arg(long, value_name = "N", help_heading = "Engine")]
+    max_batch_size: Option<usize>,
+    /// Most tokens in a step [default: the engine's]
+    #[arg(long, value_name = "N", help_heading = "Engine")]
+    max_num_tokens: Option<usize>,
+    #[command(flatten)]
+    cpu: CpuArgs,
+    #[command(flatten)]
+    build: BuildArgs,
+
+    /// Record iterations: A-B, N, or a comma list; also STROBE_PROFILE_START_STOP or TLLM_PROFILE_START_STOP
+    #[arg(long, value_name = "SPEC", help_heading = "Profiling", allow_hyphen_values = true)]
+    profile: Option<String>,
+    /// Also write a Chrome trace of the windows; also TLLM_TORCH_PROFILE_TRACE
+    #[arg(long, value_name = "FILE.json", help_heading = "Profiling")]
+    trace_out: Option<PathBuf>,
+    /// Record every second iteration and print what recording costs
+    #[arg(long, conflicts_with = "profile", help_heading = "Profiling")]
+    measure_profiler_overhead: bool,
+
+    /// Run directory to write: run.json, requests.jsonl, iterations.jsonl, trace.sqlite, report.json, report.html
+    #[arg(long, value_name = "RUN", help_heading = "Output")]
+    output_dir: Option<PathBuf>,
+    /// Replace an existing run directory
+    #[arg(long, help_heading = "Output")]
+    overwrite: bool,
+    /// Write the report as JSON, with trtllm-bench's keys
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    report_json: Option<PathBuf>,
+    /// Write every request as JSON, with trtllm-bench's keys
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    request_json: Option<PathBuf>,
+    /// Write one JSON object per iteration
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    iteration_log: Option<PathBuf>,
+    /// Print a line per iteration in the format of older TensorRT-LLM logs
+    #[arg(long, help_heading = "Output")]
+    log_iteration_data: bool,
+    /// How percentiles are taken
+    #[arg(long, value_enum, default_value = "linear", help_heading = "Output")]
+    percentiles: PercentileChoice,
+    /// Print report.json instead of the text report
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    match args.mode {
+        Mode::Throughput(args) => bench(*args, false),
+        Mode::Latency(args) => bench(*args, true),
+    }
+}
+
+fn bench(args: BenchArgs, latency: bool) -> Result<()> {
+    // Everything that can be wrong with the call is found before anything is loaded.
+    let windows = windows(&args)?;
+    let arrival = arrival(&args)?;
+    let concurrency = concurrency(&args, latency)?;
+    let params = sampling(&args)?;
+    if args.repeat == 0 {
+        bail!("--repeat must be at least 1");
+    }
+    let profiled = !windows.is_empty();
+    let trace_out = args.trace_out.clone().or_else(|| {
+        std::env::var_os("TLLM_TORCH_PROFILE_TRACE").filter(|v| !v.is_empty() && profiled).map(PathBuf::from)
+    });
+    if trace_out.is_some() && !profiled {
+        bail!("--trace-out needs a window to record; add --profile A-B");
+    }
+    let files = Files {
+        report_json: args.report_json.clone(),
+        request_json: args.request_json.clone(),
+        iteration_log: args.iteration_log.clone(),
+        trace_out,
+    };
+    files.check()?;
+    // A profiled run is kept even if nobody said where: the trace is what was asked for.
+    let output_dir = args.output_dir.clone().or_else(|| {
+        let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
+        profiled.then(|| PathBuf::from(format!("runs/bench-{seconds}")))
+    });
+    if let Some(dir) = &output_dir {
+        staged_dir::check_target(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
+    }
+    let mut samples = read_dataset(&args.dataset)?;
+    if args.num_requests > 0 {
+        if args.num_requests > samples.len() {
+            bail!(
+                "--num-requests {} is more than the {} requests in {}; lower it or make a larger dataset",
+                args.num_requests,
+                samples.len(),
+                args.dataset.display()
+            );
+        }
+        samples.truncate(args.num_requests);
+    }
+    let mut cpu = args.cpu.open()?;
+    let model = args.model.load(&mut cpu, &args.build, args.max_batch_size, args.max_num_tokens)?;
+    let vocab = model.config.model.vocab_size;
+    if let Some(id) = args.stop_ids.iter().find(|&&id| id as usize >= vocab) {
+        bail!("--stop-ids: {id} is outside the vocabulary of {vocab}");
+    }
+    if args.eos_id >= vocab as i64 || args.eos_id < -1 {
+        bail!("--eos-id: expected -1 or an id below {vocab}, found {}", args.eos_id);
+    }
+    let jobs = bench::jobs(samples, &model)?;
+    let staged = output_dir
+        .as_ref()
+        .map(|dir| StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory"))
+        .transpose()?;
+    let peaks = machine::peaks(&mut cpu);
+    let in_words = describe_load(&arrival, concurrency, args.random_seed);
+    let spec = Spec {
+        load: Load {
+            arrivals_ns: arrival_times_ns(&arrival, jobs.len(), args.random_seed),
+            open_loop: arrival != Arrival::AtOnce,
+            concurrency,
+            params,
+            log_iterations: args.log_iteration_data,
+        },
+        jobs,
+        engine: EngineOptions {
+            policy: match args.scheduler_policy {
+                PolicyChoice::GuaranteedNoEvict => Policy::GuaranteedNoEvict,
+                PolicyChoice::MaxUtilization => Policy::MaxUtilization,
+                PolicyChoice::StaticBatch => Policy::StaticBatch,
+            },
+            max_batch_size: args.max_batch_size,
+            max_num_tokens: args.max_num_tokens,
+            chunked_context: args.chunked_context.on(),
+            cache: match (args.kv_cache_blocks, args.kv_cache_free_mem_fraction) {
+                (Some(blocks), _) => CacheSize::Blocks(blocks),
+                (None, fraction) => CacheSize::FreeFraction(fraction.unwrap_or(0.9)),
+            },
+            prefix_reuse: args.kv_cache_reuse.on(),
+            probe_recorder: args.measure_profiler_overhead,
+            eos_ids: u32::try_from(args.eos_id).into_iter().collect(),
+        },
+        warmup: args.warmup,
+        repeat: args.repeat,
+        windows,
+        streaming: args.streaming || latency,
+        rule: match args.percentiles {
+            PercentileChoice::Linear => PercentileRule::Linear,
+            PercentileChoice::Nearest => PercentileRule::Nearest,
+        },
+        dataset: Some(args.dataset.display().to_string()),
+        command: std::env::args().collect::<Vec<_>>().join(" "),
+        arrival: in_words,
+    };
+    let outcome = bench::execute(cpu, &model, &peaks, &spec)?;
+    write::single_files(&outcome, &files, model.tokenizer.as_ref())?;
+    if let Some(staged) = staged {
+        write::run_directory(&outcome, staged)?;
+    }
+    if args.json {
+        output::line(&format!("{:#}", outcome.report()));
+    } else {
+        output::print(&text::report(&outcome, output::width()));
+    }
+    if let Some(dir) = &output_dir {
+        output::note(&format!("run directory: {}", dir.display()));
+    }
+    match &outcome.metrics {
+        Err(error) if !outcome.run.partial => bail!("the run gave no metrics: {error:#}"),
+        _ => Ok(()),
+    }
+}
+
+fn windows(args: &BenchArgs) -> Result<Vec<strobe_engine::window::Window>> {
+    let (spec, ignored) = choose_spec(args.profile.as_deref(), |name| std::env::var(name).ok());
+    if !ignored.is_empty() {
+        output::warn(&format!("{} is set but ignored: a stronger setting names the profile window", ignored.join(", ")));
+    }
+    if args.measure_profiler_overhead {
+        return Ok(Vec::new());
+    }
+    let windows = parse_windows(spec.as_deref().unwrap_or_default())?;
+    if args.profile.is_some() && windows.is_empty() {
+        bail!("--profile is empty; write A-B, N, or a comma list such as 100-150,200");
+    }
+    Ok(windows)
+}
+
+fn arrival(args: &BenchArgs) -> Result<Arrival> {
+    let Some(rate) = args.request_rate else {
+        if args.burstiness.is_some() {
+            bail!("--burstiness needs --request-rate");
+        }
+        return Ok(Arrival::AtOnce);
+    };
+    let name = match args.arrival {
+        ArrivalChoice::Poisson => "poisson",
+        ArrivalChoice::Gamma => "gamma",
+        ArrivalChoice::Constant => "constant",
+    };
+    Ok(Arrival::parse(name, rate, args.burstiness)?)
+}
+
+fn concurrency(args: &BenchArgs, latency: bool) -> Result<usize> {
+    match (args.concurrency, latency) {
+        (None | Some(1), true) => Ok(1),
+        (Some(other), true) => bail!("--concurrency {other}: `bench latency` runs one request at a time; use `bench throughput`"),
+        (None | Some(-1), false) => Ok(usize::MAX),
+        (Some(c), false) => match usize::try_from(c).ok().filter(|&c| c > 0) {
+            Some(c) => Ok(c),
+            None => bail!("--concurrency must be at least 1, or -1 for no limit; found {c}"),
+        },
+    }
+}
+
+fn sampling(args: &BenchArgs) -> Result<SamplingParams> {
+    let params = SamplingParams {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        seed: args.random_seed,
+        max_tokens: u32::MAX,
+        min_tokens: args.min_tokens,
+        stop_ids: args.stop_ids.clone(),
+        ignore_eos: args.eos_id < 0,
+    };
+    params.validate().context("sampling options")?;
+    Ok(params)
+}
+
+fn describe_load(arrival: &Arrival, concurrency: usize, seed: u64) -> String {
+    let limit = if concurrency == usize::MAX { "no concurrency limit".into() } else { format!("at most {concurrency} in flight") };
+    match arrival {
+        Arrival::AtOnce if concurrency == usize::MAX => "all at once, no concurrency limit".into(),
+        Arrival::AtOnce => format!("closed loop, {limit}"),
+        Arrival::Constant { rate } => format!("open loop, constant {rate} req/s, {limit}"),
+        Arrival::Poisson { rate } => format!("open loop, Poisson {rate} req/s, seed {seed}, {limit}"),
+        Arrival::Gamma { rate, burstiness } => {
+            format!("open loop, gamma {rate} req/s with burstiness {burstiness}, seed {seed}, {limit}")
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! `strobe build`: checkpoint or preset to engine directory.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use serde_json::json;
+use strobe_engine::{ModelRef, engine_dir, staged_dir, weights};
+use strobe_report::human;
+use strobe_report::table::Table;
+
+use crate::build_args::{BuildArgs, DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_NUM_TOKENS};
+use crate::model_args::CpuArgs;
+use crate::{output, progress};
+
+const EXAMPLES: &str = "EXAMPLES:
+  strobe build --model micro --output-dir engine
+  strobe build --model ./TinyLlama-1.1B --output-dir engine --dtype float32
+  strobe build --model tinyllama-1.1b --output-dir plain --gemm-plugin disable --context-fmha disable
+  strobe build --list-presets";
+
+#[derive(clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    /// Show the presets with their parameters and bytes
+    #[arg(long)]
+    list_presets: bool,
+    /// Preset, or Hugging Face directory with config.json and *.safetensors
+    #[arg(long, value_name = "PRESET|DIR", required_unless_present = "list_presets")]
+    model: Option<String>,
+    /// Where to write the engine
+    #[arg(long, value_name = "DIR", required_unless_present = "list_presets")]
+    output_dir: Option<PathBuf>,
+    /// Most requests in a step
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_BATCH_SIZE)]
+    max_batch_size: usize,
+    /// Most tokens in a step
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_NUM_TOKENS)]
+    max_num_tokens: usize,
+    #[command(flatten)]
+    build: BuildArgs,
+    #[command(flatten)]
+    cpu: CpuArgs,
+    /// Replace an existing engine directory
+    #[arg(long)]
+    overwrite: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    if args.list_presets {
+        list_presets(args.json);
+        return Ok(());
+    }
+    let (Some(name), Some(dir)) = (&args.model, &args.output_dir) else {
+        bail!("give --model and --output-dir, or --list-presets");
+    };
+    let start = Instant::now();
+    staged_dir::check_target(dir, args.overwrite, &[engine_dir::CONFIG_FILE, engine_dir::WEIGHTS_FILE], "engine directory")?;
+    let model = ModelRef::open(name, args.build.seed())?;
+    let build = args.build.config(&model, Some(args.max_batch_size), Some(args.max_num_tokens));
+    let config = model.engine_config(build)?;
+    let mut cpu = args.cpu.open()?;
+    let total = weights::engine_bytes(&config.model, config.build.dtype, config.build.gemm_plugin);
+    let bar = progress::bytes("building", total);
+    let done = engine_dir::build(&mut cpu, &model, &config, dir, args.overwrite, &mut |done| bar.set_position(done));
+    bar.finish_and_clear();
+    let done = done?;
+    let seconds = start.elapsed().as_secs_f64();
+
+    let b = &config.build;
+    if args.json {
+        let summary = json!({
+            "engine_dir": dir, "config": config.to_json(), "weight_bytes": done.weight_bytes,
+            "tensors": done.tensors, "seconds": seconds, "simd_tier": cpu.tier().name(), "threads": cpu.threads(),
+        });
+        output::line(&format!("{summary:#}"));
+        return Ok(());
+    }
+    let on = |flag: bool| if flag { "enable" } else { "disable" };
+    let mut facts = Vec::new();
+    let mut row = |key: &'static str, value: String| facts.push((key, value));
+    row("engine", dir.display().to_string());
+    row("model", format!("{} ({}, {} layers)", name, config.model.architecture, config.model.num_hidden_layers));
+    row("parameters", human::count(config.model.parameter_count()));
+    row("weights", format!("{}, {}", config.weights.describe(), b.dtype));
+    let layout = if b.gemm_plugin { "packed in panels of 32 outputs" } else { "row major, as in the checkpoint" };
+    row("layout", format!("{layout} (--gemm-plugin {})", b.gemm_plugin_name()));
+    row("attention", format!("--context-fmha {}", on(b.context_fmha)));
+    let cache = if b.paged_kv_cache { format!("paged, {} tokens per block", b.tokens_per_block) } else { "contiguous per request".into() };
+    row("kv cache", format!("{cache}, {} per token", human::bytes(config.model.kv_bytes_per_token(b.dtype))));
+    row("limits", format!("batch {}, {} tokens per step, sequences of {}", b.max_batch_size, b.max_num_tokens, b.max_seq_len));
+    row("tokenizer", if model.tokenizer.is_some() { "yes".into() } else { "none in the model directory; token ids only".into() });
+    row("written", format!("{} in {} tensors", human::bytes(done.weight_bytes), done.tensors));
+    row("time", format!("{seconds:.2} s on {} threads, {}", cpu.threads(), cpu.tier().name()));
+    output::facts(&facts);
+    output::line(&format!("next: strobe bench throughput --engine-dir {} --dataset FILE", dir.display()));
+    Ok(())
+}
+
+fn list_presets(as_json: bool) {
+    let presets = strobe_model::presets();
+    if as_json {
+        let list: Vec<_> = presets
+            .iter()
+            .map(|p| {
+                let config = p.config();
+                json!({
+                    "name": p.name, "summary": p.summary, "parameters": config.parameter_count(),
+                    "dtype": config.dtype.name(), "bytes": config.parameter_count() * config.dtype.bytes() as u64,
+                    "kv_bytes_per_token": config.kv_bytes_per_token(config.dtype),
+                    "config": config,
+                })
+            })
+            .collect();
+        output::line(&format!("{:#}", json!(list)));
+        return;
+    }
+    let mut table = Table::new(["preset", "parameters", "dtype", "bytes", "kv/token", "layers", "hidden", "heads/kv", "vocab", "what"]).left(9).flexible(9);
+    for preset in presets {
+        let c = preset.config();
+        table.push([
+            preset.name.to_string(),
+            c.parameter_count().to_string(),
+            c.dtype.name().to_string(),
+            human::bytes(c.parameter_count() * c.dtype.bytes() as u64),
+            human::bytes(c.kv_bytes_per_token(c.dtype)),
+            c.num_hidden_layers.to_string(),
+            c.hidden_size.to_string(),
+            format!("{}/{}", c.num_attention_heads, c.num_key_value_heads),
+            c.vocab_size.to_string(),
+            preset.summary.to_string(),
+        ]);
+    }
+    output::print(&table.render(output::width().max(120)));
+    output::line("All presets have seeded random weights of the true shapes; bytes are for the dtype shown.");
+}

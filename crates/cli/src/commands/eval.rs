@@ -1,0 +1,72 @@
+//! `strobe eval`: the parity check anyone can run.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use strobe_engine::{engine_dir::LoadedModel, eval};
+
+use crate::build_args::BuildArgs;
+use crate::model_args::{CpuArgs, ModelArgs};
+use crate::{output, run_dir};
+
+const EXAMPLES: &str = "EXAMPLES:
+  strobe eval logits --model ./tiny-llama --ids 5,9,17 --decode 16 --output logits.json
+  strobe eval logits --model micro --ids 1,2,3 --dtype bfloat16 --output logits.json";
+
+#[derive(clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Logits of every prompt position and of N greedy decode steps, as JSON
+    #[command(before_help = EXAMPLES)]
+    Logits(LogitsArgs),
+}
+
+#[derive(clap::Args)]
+struct LogitsArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Prompt as token ids
+    #[arg(long, value_name = "ID,..", value_delimiter = ',', required = true)]
+    ids: Vec<u32>,
+    /// Greedy decode steps after the prompt; step i feeds greedy[i] and yields decode_logits[i]
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    decode: usize,
+    /// Where to write {"logits", "greedy", "decode_logits"}; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    output: PathBuf,
+    #[command(flatten)]
+    build: BuildArgs,
+    #[command(flatten)]
+    cpu: CpuArgs,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let What::Logits(args) = args.what;
+    let mut cpu = args.cpu.open()?;
+    let model: LoadedModel = args.model.load(&mut cpu, &args.build, None, None)?;
+    let tier = cpu.tier().name();
+    let result = eval::logits(cpu, &model, &args.ids, args.decode)?;
+    let text = serde_json::to_string(&result).context("the logits can't be written as JSON")?;
+    if args.output.as_os_str() == "-" {
+        output::line(&text);
+        return Ok(());
+    }
+    run_dir::write_whole(&args.output, text.as_bytes())?;
+    output::line(&format!(
+        "{}: logits of {} positions and {} decode steps of {} ({}, weights {}, {tier})",
+        args.output.display(),
+        result.logits.len(),
+        result.decode_logits.len(),
+        model.config.model_name,
+        model.config.build.dtype,
+        model.config.weights.describe(),
+    ));
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! The machine: what it is, and what it can do at most (measured once, then remembered).
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use strobe_engine::memory;
+use strobe_kernels_cpu::{Cpu, measure};
+use strobe_trace::Peaks;
+
+use crate::progress;
+
+/// Cores this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// Name of the processor.
+pub fn cpu_name() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find(|l| l.starts_with("model name")).and_then(|l| l.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_string(), |(_, name)| name.trim().to_string())
+}
+
+/// What a report says of the machine.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    pub cpu: String,
+    pub cores: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    pub simd_tier: String,
+    pub threads: usize,
+    pub kernel: String,
+}
+
+impl Machine {
+    pub fn describe(cpu: &Cpu) -> Machine {
+        Machine::of(cpu.tier().name(), cpu.threads())
+    }
+
+    pub fn of(tier: &str, threads: usize) -> Machine {
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_string();
+        Machine {
+            cpu: cpu_name(),
+            cores: cores(),
+            memory_bytes: memory::total(),
+            simd_tier: tier.to_string(),
+            threads,
+            kernel,
+        }
+    }
+}
+
+/// Measured ceilings of one CPU, tier and number of threads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredPeaks {
+    /// What they hold for.
+    pub key: String,
+    /// f32 FLOP/s of register-resident FMA chains on all workers.
+    pub flops_per_s: f64,
+    /// Bytes per second of a streaming read on all workers.
+    pub read_bytes_per_s: f64,
+    /// Bytes per second of a streaming copy, read and written bytes together.
+    pub copy_bytes_per_s: f64,
+    /// When, in seconds since 1970.
+    pub measured_at: u64,
+}
+
+impl MeasuredPeaks {
+    /// For a trace's roofline.
+    pub fn for_trace(&self) -> Peaks {
+        Peaks {
+            flops_per_s: self.flops_per_s,
+            bytes_per_s: self.read_bytes_per_s,
+            note: format!("measured: f32 FMA chains and streaming read ({})", self.key),
+        }
+    }
+}
+
+fn key(cpu: &Cpu) -> String {
+    format!("{}, {} threads of {} cores, {}", cpu_name(), cpu.threads(), cores(), cpu.tier().name())
+}
+
+fn cache_file() -> Option<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|p| p.is_absolute());
+    let base = base.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+    Some(base.join("strobe").join("peaks.json"))
+}
+
+fn cached() -> Vec<MeasuredPeaks> {
+    let text = cache_file().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+/// The ceilings, from the cache when this machine was measured before.
+pub fn peaks(cpu: &mut Cpu) -> MeasuredPeaks {
+    let key = key(cpu);
+    let known = cached().into_iter().find(|p| p.key == key && p.flops_per_s > 0.0 && p.read_bytes_per_s > 0.0);
+    known.unwrap_or_else(|| measure_peaks(cpu))
+}
+
+/// Measure the ceilings now and remember them. A cache that can't be written costs a second next time, nothing else.
+pub fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
+    let spinner = progress::spinner("measuring peak FLOP/s and memory bandwidth");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let peaks = MeasuredPeaks {
+        key: key(cpu),
+        flops_per_s: measure::peak_flops_f32(cpu),
+        read_bytes_per_s: measure::read_bandwidth(cpu),
+        copy_bytes_per_s: measure::copy_bandwidth(cpu),
+        measured_at: now.as_secs(),
+    };
+    spinner.finish_and_clear();
+    let mut all = cached();
+    all.retain(|p| p.key != peaks.key);
+    all.push(peaks.clone());
+    if let (Some(path), Ok(text)) = (cache_file(), serde_json::to_string_pretty(&all)) {
+        let beside = path.with_extension(format!("partial-{}", std::process::id()));
+        let made = path.parent().map(fs::create_dir_all);
+        if matches!(made, Some(Ok(()))) && fs::write(&beside, text).is_ok() && fs::rename(&beside, &path).is_err() {
+            let _ = fs::remove_file(&beside);
+        }
+    }
+    peaks
+}

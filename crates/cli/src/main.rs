@@ -1,0 +1,102 @@
+//! The `strobe` binary: parse, dispatch, and turn what went wrong into one clear line and an exit code.
+//!
+//! Exit codes: 0 done, 1 the thing asked about is not so, 2 the call or its input is wrong, 130 interrupted (what was
+//! recorded is kept and marked partial).
+
+mod bench;
+mod build_args;
+mod commands;
+mod interrupt;
+mod machine;
+mod model_args;
+mod output;
+mod progress;
+mod recording;
+mod run_dir;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Run large language models and see where the wall clock of every iteration went.
+#[derive(Parser)]
+#[command(name = "strobe", version, after_help = EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "EXAMPLES:
+  strobe demo                                              the whole loop in under a minute, on any CPU
+  strobe doctor                                            what this machine offers
+  strobe build --model tinyllama-1.1b --output-dir E       build an engine
+  strobe prepare-dataset --model tinyllama-1.1b --output d.jsonl \\
+      token-norm-dist --num-requests 64 --input-mean 128 --input-stdev 0 --output-mean 128 --output-stdev 0
+  strobe bench throughput --engine-dir E --dataset d.jsonl --profile 10-20 --output-dir RUN
+
+Exit codes: 0 done, 1 the thing asked about is not so, 2 the call or its input is wrong, 130 interrupted.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// The whole loop on the embedded default: two builds, one dataset, two benchmarks, one answer
+    Demo(commands::demo::Args),
+    /// What this machine offers: SIMD tier, memory bandwidth, peak FLOP/s, GPUs, CUDA libraries, nsys
+    Doctor(commands::doctor::Args),
+    /// Make a dataset of requests
+    PrepareDataset(commands::prepare_dataset::Args),
+    /// Turn a checkpoint or a preset into an engine directory
+    Build(commands::build::Args),
+    /// Measure an engine: throughput or latency
+    Bench(commands::bench::Args),
+    /// Check an engine against other implementations
+    Eval(commands::eval::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => {
+            output::error(&one_line(&error));
+            return ExitCode::from(2);
+        }
+        Err(help) => {
+            output::print(&help.render().ansi().to_string());
+            return ExitCode::SUCCESS;
+        }
+    };
+    interrupt::install();
+    let result = match cli.command {
+        Command::Demo(args) => commands::demo::run(args),
+        Command::Doctor(args) => commands::doctor::run(args),
+        Command::PrepareDataset(args) => commands::prepare_dataset::run(args),
+        Command::Build(args) => commands::build::run(args),
+        Command::Bench(args) => commands::bench::run(args),
+        Command::Eval(args) => commands::eval::run(args),
+    };
+    match result {
+        Ok(()) if interrupt::requested() => ExitCode::from(130),
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error(&format!("{error:#}"));
+            ExitCode::from(if error.is::<interrupt::Interrupted>() { 130 } else { 2 })
+        }
+    }
+}
+
+/// clap spreads an error over several lines; people and scripts want one.
+fn one_line(error: &clap::Error) -> String {
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return error.render().to_string();
+    }
+    let text = error.render().to_string();
+    let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with("For more information"));
+    let (mut message, mut usage) = (Vec::new(), false);
+    for line in lines {
+        usage |= line.starts_with("Usage:");
+        if !usage {
+            message.push(line);
+        }
+    }
+    let message = message.join(" ");
+    format!("{}; try --help", message.strip_prefix("error: ").unwrap_or(&message))
+}

@@ -1,0 +1,78 @@
+//! Which CPU to use and which model to run.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use strobe_engine::engine_dir::LoadedModel;
+use strobe_engine::{EngineConfig, ModelRef, weights};
+use strobe_kernels_cpu::{Cpu, Tier};
+
+use crate::build_args::BuildArgs;
+use crate::{machine, progress};
+
+/// How many threads work.
+#[derive(Args, Clone, Debug, Default)]
+pub struct CpuArgs {
+    /// Worker threads [default: the cores this process may use]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+impl CpuArgs {
+    /// Kernels and workers; `STROBE_CPU` forces an instruction set.
+    pub fn open(&self) -> Result<Cpu> {
+        let tier = Tier::from_env()?;
+        let most = 4 * machine::cores().max(64);
+        let threads = self.threads.unwrap_or_else(machine::cores);
+        if threads == 0 || threads > most {
+            bail!("--threads must be between 1 and {most}, found {threads}");
+        }
+        Ok(Cpu::new(tier, threads))
+    }
+}
+
+/// An engine directory, or a model built in memory.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ModelArgs {
+    /// Engine directory made by `strobe build`
+    #[arg(long, value_name = "DIR")]
+    pub engine_dir: Option<PathBuf>,
+    /// Preset or Hugging Face directory, built in memory
+    #[arg(long, value_name = "PRESET|DIR")]
+    pub model: Option<String>,
+}
+
+impl ModelArgs {
+    /// Map or build the model.
+    pub fn load(
+        &self,
+        cpu: &mut Cpu,
+        build: &BuildArgs,
+        batch: Option<usize>,
+        tokens: Option<usize>,
+    ) -> Result<LoadedModel> {
+        match (&self.engine_dir, &self.model) {
+            (Some(dir), None) => {
+                build.refuse_with_engine_dir()?;
+                Ok(LoadedModel::open(dir)?)
+            }
+            (None, Some(name)) => {
+                let model = ModelRef::open(name, build.seed())?;
+                let config = model.engine_config(build.config(&model, batch, tokens))?;
+                in_memory(cpu, model, config)
+            }
+            (Some(_), Some(_)) => bail!("give --engine-dir or --model, not both"),
+            (None, None) => bail!("give --engine-dir DIR (made by `strobe build`) or --model PRESET|DIR"),
+        }
+    }
+}
+
+/// Build in memory with a progress bar.
+pub fn in_memory(cpu: &mut Cpu, model: ModelRef, config: EngineConfig) -> Result<LoadedModel> {
+    let total = weights::engine_bytes(&config.model, config.build.dtype, config.build.gemm_plugin);
+    let bar = progress::bytes("building in memory", total);
+    let loaded = LoadedModel::in_memory(cpu, model, config, &mut |done| bar.set_position(done));
+    bar.finish_and_clear();
+    Ok(loaded?)
+}

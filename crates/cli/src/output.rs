@@ -1,0 +1,46 @@
+//! The one place that writes to the terminal.
+
+use std::io::{self, IsTerminal, Write};
+
+/// Print to standard output. A reader that has gone away (`| head`) is no error.
+pub fn print(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Print a line to standard output.
+pub fn line(text: &str) {
+    print(&format!("{text}\n"));
+}
+
+/// Print names and values, values aligned.
+pub fn facts(facts: &[(&str, String)]) {
+    let widest = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    facts.iter().for_each(|(name, value)| line(&format!("{name:<widest$}  {value}")));
+}
+
+/// Say something beside the result, on standard error.
+pub fn note(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// A warning, on standard error.
+pub fn warn(text: &str) {
+    note(&format!("warning: {text}"));
+}
+
+/// The one line that says why a call failed.
+pub fn error(text: &str) {
+    let joined = text.lines().map(str::trim_end).collect::<Vec<_>>().join(" ");
+    if text.contains("Usage:") { note(text) } else { note(&format!("error: {joined}")) }
+}
+
+/// Whether a person watches standard error.
+pub fn interactive() -> bool {
+    io::stderr().is_terminal()
+}
+
+/// Width to lay tables out for.
+pub fn width() -> usize {
+    std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok()).filter(|&c| c >= 40).unwrap_or(100)
+}

@@ -1,0 +1,34 @@
+//! Progress on a terminal; silent elsewhere.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::time::Duration;
+
+use crate::output;
+
+/// A bar over bytes.
+pub fn bytes(label: &str, total: u64) -> ProgressBar {
+    let template = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}";
+    bar(label, total, template)
+}
+
+/// A bar over requests, with whatever the message says beside it.
+pub fn requests(total: u64) -> ProgressBar {
+    bar("", total, "[{bar:30}] {pos}/{len} requests {msg}")
+}
+
+/// Something of unknown length.
+pub fn spinner(label: &str) -> ProgressBar {
+    let bar = bar(label, 0, "{spinner} {msg} {elapsed}");
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+fn bar(label: &str, total: u64, template: &str) -> ProgressBar {
+    let target = if output::interactive() { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(total), target);
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.set_message(label.to_string());
+    bar
+}

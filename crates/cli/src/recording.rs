@@ -1,0 +1,148 @@
+//! From the engine's recordings to a trace.
+
+use strobe_engine::EngineInfo;
+use strobe_engine::recorder::Recording;
+use strobe_engine::window::Window;
+use strobe_trace::{Iteration, Meta, Op, Process, Range, RangeKind, Thread, Trace};
+
+use crate::machine::MeasuredPeaks;
+
+/// What else a trace says about its run.
+pub struct TraceContext<'a> {
+    /// Facts about the engine.
+    pub info: &'a EngineInfo,
+    /// Windows that were asked for but never reached.
+    pub unreached: &'a [Window],
+    /// Whether the run was cut short.
+    pub partial: bool,
+    /// Ceilings for the roofline.
+    pub peaks: Option<&'a MeasuredPeaks>,
+    /// Name of the model.
+    pub model: &'a str,
+    /// Also record a range per layer.
+    pub layer_ranges: bool,
+}
+
+/// Whether `STROBE_NVTX_DEBUG` or its anchor's alias asks for per-layer ranges.
+pub fn layer_ranges_wanted() -> bool {
+    ["STROBE_NVTX_DEBUG", "TLLM_NVTX_DEBUG", "TLLM_LLMAPI_ENABLE_NVTX"]
+        .iter()
+        .any(|name| std::env::var(name).is_ok_and(|v| v == "1"))
+}
+
+/// Put recordings into one trace. All times are on the engine's clock.
+pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
+    let info = context.info;
+    let mut trace = Trace::default();
+    let pid = std::process::id();
+    // The engine loop dispatches every op from its own thread; readers only need a stable number for it.
+    let tid = pid.saturating_add(1) & 0xFF_FFFF;
+    trace.process = Process { pid, name: "strobe".into() };
+    trace.threads = vec![Thread { tid, name: "strobe-engine".into() }];
+    let names: Vec<_> = info
+        .program
+        .iter()
+        .zip(info.kernels.iter())
+        .map(|(node, kernel)| {
+            (trace.strings.intern(node.name), trace.strings.intern(node.category()), trace.strings.intern(kernel))
+        })
+        .collect();
+    for recording in recordings {
+        for step in &recording.steps {
+            let t = &step.times;
+            let [start, scheduled, prepared, forwarded, sampled, end] =
+                [t.start, t.scheduled, t.prepared, t.forwarded, t.sampled, t.end].map(|time| time as i64);
+            trace.iterations.push(Iteration {
+                iter: step.iteration,
+                start,
+                end,
+                context_requests: step.context_requests,
+                generation_requests: step.generation_requests,
+                context_tokens: step.context_tokens,
+                generation_tokens: step.generation_tokens,
+                window: recording.index as u32,
+            });
+            let forward = format!(
+                "[Executor] _forward_step {}: {} ctx reqs, {} gen reqs",
+                step.iteration, step.context_requests, step.generation_requests
+            );
+            let phases = [
+                ("_schedule", RangeKind::Schedule, start, scheduled),
+                ("_prepare_inputs", RangeKind::Prepare, scheduled, prepared),
+                (forward.as_str(), RangeKind::ForwardStep, prepared, forwarded),
+                ("_sample_async", RangeKind::Sample, forwarded, sampled),
+                ("_handle_responses", RangeKind::Respond, sampled, end),
+            ];
+            for (name, kind, start, end) in phases {
+                let name = trace.strings.intern(name);
+                trace.ranges.push(Range { name, thread: tid, start, end, kind, iteration: Some(step.iteration) });
+            }
+        }
+        for event in &recording.ops {
+            let Some((node, &(name, category, kernel))) =
+                info.program.get(event.node as usize).zip(names.get(event.node as usize))
+            else {
+                continue;
+            };
+            trace.ops.push(Op {
+                name,
+                category,
+                kernel,
+                layer: node.layer.map(u32::from),
+                iteration: event.iteration,
+                thread: tid,
+                start: event.start as i64,
+                end: event.end as i64,
+                shape: event.cost.shape,
+                bytes: event.cost.bytes,
+                flops: event.cost.flops,
+            });
+        }
+    }
+    if context.layer_ranges {
+        add_layer_ranges(&mut trace, tid);
+    }
+    let window = |index: usize, window: Window, complete| strobe_trace::Window {
+        index: index as u32,
+        first: window.first,
+        last: window.last,
+        complete,
+    };
+    let recorded = recordings.iter().map(|r| window(r.index, r.window, r.complete));
+    let unreached = context.unreached.iter().enumerate().map(|(i, w)| window(recordings.len() + i, *w, false));
+    trace.meta = Meta {
+        session_start_utc_ns: info.clock.utc_ns() as i64,
+        producer: format!("strobe {}", env!("CARGO_PKG_VERSION")),
+        partial: context.partial,
+        windows: recorded.chain(unreached).collect(),
+        peaks: context.peaks.map(MeasuredPeaks::for_trace),
+        extra: [
+            ("model".to_string(), context.model.to_string()),
+            ("simd_tier".to_string(), info.tier.name().to_string()),
+            ("threads".to_string(), info.threads.to_string()),
+        ]
+        .into(),
+    };
+    trace
+}
+
+/// A range around the ops of each layer, as the anchor's debug ranges.
+fn add_layer_ranges(trace: &mut Trace, tid: u32) {
+    let mut open: Option<(u64, u32, i64, i64)> = None;
+    let mut layers = Vec::new();
+    for op in &trace.ops {
+        let here = op.layer.map(|layer| (op.iteration, layer));
+        match (&mut open, here) {
+            (Some((iteration, layer, _, end)), Some(key)) if (*iteration, *layer) == key => *end = op.end,
+            (open, here) => {
+                layers.extend(open.take());
+                *open = here.map(|(iteration, layer)| (iteration, layer, op.start, op.end));
+            }
+        }
+    }
+    layers.extend(open);
+    for (iteration, layer, start, end) in layers {
+        let name = trace.strings.intern(&format!("layer {layer}"));
+        trace.ranges.push(Range { name, thread: tid, start, end, kind: RangeKind::Layer, iteration: Some(iteration) });
+    }
+}

@@ -1,0 +1,308 @@
+//! The CPU backend: buffers, cache and weights of one model, and which kernel runs which op.
+
+use std::sync::Arc;
+
+use memmap2::MmapMut;
+use strobe_kernels_cpu::{AttnBatch, Cpu, KvGeometry, KvLayer, KvType, Matrix, QkvShape, RopeTable};
+use strobe_model::program::{Buf, Node, OpKind, Rows};
+use strobe_model::{DType, ModelConfig, WeightId};
+
+use crate::error::EngineError;
+use crate::step::{Backend, StepInputs, StepLimits};
+use crate::weights::{WeightStore, aligned_bytes};
+
+/// Bytes by purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryByPool {
+    /// Weights in their engine layout.
+    pub weights_bytes: u64,
+    /// The KV cache, reserved (touched only as it fills).
+    pub kv_cache_bytes: u64,
+    /// Activations, logits and kernel scratch, reserved.
+    pub activation_bytes: u64,
+}
+
+/// Type of the cache for a type of weights.
+pub fn kv_type(dtype: DType) -> KvType {
+    match dtype {
+        DType::F32 => KvType::F32,
+        DType::F16 => KvType::F16,
+        DType::Bf16 => KvType::Bf16,
+    }
+}
+
+/// A model on the CPU.
+pub struct CpuBackend {
+    cpu: Cpu,
+    config: ModelConfig,
+    weights: Arc<WeightStore>,
+    geometry: KvGeometry,
+    cache: Vec<MmapMut>,
+    rope: RopeTable,
+    hidden: Vec<f32>,
+    normed: Vec<f32>,
+    qkv: Vec<f32>,
+    attn: Vec<f32>,
+    proj: Vec<f32>,
+    gate_up: Vec<f32>,
+    act: Vec<f32>,
+    sampled: Vec<f32>,
+    logits: Vec<f32>,
+    greedy: Vec<u32>,
+    /// Scores of the unfused attention; reserved lazily by the system, so it costs what it is used for.
+    scores: Option<MmapMut>,
+    score_offsets: Vec<usize>,
+    sampled_rows: usize,
+    dtype: DType,
+}
+
+/// How a backend is set up.
+pub struct CpuBackendOptions {
+    /// Limits of a step.
+    pub limits: StepLimits,
+    /// Tokens per cache block (a power of two).
+    pub tokens_per_block: usize,
+    /// Cache blocks.
+    pub blocks: usize,
+    /// Type of weights and cache.
+    pub dtype: DType,
+    /// Fused attention in context.
+    pub context_fmha: bool,
+}
+
+impl CpuBackend {
+    /// Reserve everything a step will need.
+    pub fn new(
+        mut cpu: Cpu,
+        config: ModelConfig,
+        weights: Arc<WeightStore>,
+        options: &CpuBackendOptions,
+    ) -> Result<CpuBackend, EngineError> {
+        let limits = options.limits;
+        let shape = qkv_shape(&config);
+        let geometry = KvGeometry {
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            tokens_per_block: options.tokens_per_block,
+            blocks: options.blocks,
+            kind: kv_type(options.dtype),
+        };
+        let cache = (0..config.num_hidden_layers)
+            .map(|_| aligned_bytes(geometry.bytes_per_layer()))
+            .collect::<Result<Vec<_>, _>>()?;
+        let (cos, sin) = config.rope_tables(limits.positions);
+        let rows = |width: usize| vec![0f32; limits.tokens * width];
+        let scores = if options.context_fmha {
+            None
+        } else {
+            Some(aligned_bytes(unfused_score_bytes(&config, limits))?)
+        };
+        let widest = config.hidden_size.max(config.intermediate_size).max(shape.heads * shape.head_dim);
+        cpu.reserve(limits.tokens.max(limits.sampled), widest);
+        Ok(CpuBackend {
+            rope: RopeTable { half: shape.head_dim / 2, cos, sin },
+            hidden: rows(config.hidden_size),
+            normed: rows(config.hidden_size),
+            qkv: rows((shape.heads + 2 * shape.kv_heads) * shape.head_dim),
+            attn: rows(shape.heads * shape.head_dim),
+            proj: rows(config.hidden_size),
+            gate_up: rows(2 * config.intermediate_size),
+            act: rows(config.intermediate_size),
+            sampled: vec![0f32; limits.sampled * config.hidden_size],
+            logits: vec![0f32; limits.sampled * config.vocab_size],
+            greedy: vec![0; limits.sampled],
+            score_offsets: Vec::with_capacity(limits.requests),
+            sampled_rows: 0,
+            dtype: options.dtype,
+            cpu,
+            config,
+            weights,
+            geometry,
+            cache,
+            scores,
+        })
+    }
+
+    /// Bytes by purpose.
+    pub fn memory(&self) -> MemoryByPool {
+        let activations = [
+            &self.hidden, &self.normed, &self.qkv, &self.attn, &self.proj, &self.gate_up, &self.act, &self.sampled,
+            &self.logits,
+        ];
+        let activation_bytes: usize = activations.iter().map(|b| b.len() * 4).sum();
+        MemoryByPool {
+            weights_bytes: self.weights.total_bytes(),
+            kv_cache_bytes: (self.geometry.bytes_per_layer() * self.cache.len()) as u64,
+            activation_bytes: (activation_bytes + self.scores.as_ref().map_or(0, |s| s.len())) as u64,
+        }
+    }
+
+    /// The kernels, for measurements between steps.
+    pub fn cpu(&mut self) -> &mut Cpu {
+        &mut self.cpu
+    }
+
+    fn matrix(weights: &WeightStore, id: WeightId) -> Matrix<'_> {
+        weights.matrix(id).expect("every weight of the program is checked when the engine is loaded")
+    }
+
+    fn vector(weights: &WeightStore, id: WeightId) -> &[f32] {
+        weights.vector(id).expect("every weight of the program is checked when the engine is loaded")
+    }
+}
+
+/// Heads of a model.
+pub fn qkv_shape(config: &ModelConfig) -> QkvShape {
+    QkvShape {
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+    }
+}
+
+/// Bytes of the score matrix that unfused attention writes to memory.
+pub fn unfused_score_bytes(config: &ModelConfig, limits: StepLimits) -> usize {
+    config.num_attention_heads * limits.tokens * limits.positions * 4
+}
+
+/// Bytes of one step's activations for `limits`.
+pub fn activation_bytes(config: &ModelConfig, limits: StepLimits, context_fmha: bool) -> u64 {
+    let heads = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim;
+    let width = 3 * config.hidden_size + heads + 3 * config.intermediate_size;
+    let sampled = limits.sampled * (config.hidden_size + config.vocab_size);
+    let scores = if context_fmha { 0 } else { unfused_score_bytes(config, limits) };
+    ((limits.tokens * width + sampled) * 4 + scores) as u64
+}
+
+impl Backend for CpuBackend {
+    fn run(&mut self, node: &Node, step: &StepInputs) {
+        let shape = qkv_shape(&self.config);
+        let m = step.tokens.len();
+        let hidden = self.config.hidden_size;
+        let eps = self.config.rms_norm_eps as f32;
+        let weights = &*self.weights;
+        let layer = usize::from(node.layer.unwrap_or(0));
+        let window = self.config.window(layer);
+        let q_width = shape.heads * shape.head_dim;
+        let qkv = &mut self.qkv[..m * (q_width + 2 * shape.kv_heads * shape.head_dim)];
+        let batch = |rows: Rows| AttnBatch {
+            seqs: match rows {
+                Rows::All => &step.seqs,
+                Rows::Context => &step.seqs[..step.context_seqs],
+                Rows::Generation => &step.seqs[step.context_seqs..],
+            },
+            block_tables: &step.block_tables,
+        };
+        let data = &mut self.cache[layer][..self.geometry.bytes_per_layer()];
+        let mut kv = KvLayer { geometry: self.geometry, data };
+        let scores = self.scores.as_mut().map(|s| bytemuck::cast_slice_mut::<u8, f32>(s)).unwrap_or_default();
+        match node.kind {
+            OpKind::Embed { table } => {
+                self.cpu.embed(&step.tokens, Self::matrix(weights, table), &mut self.hidden[..m * hidden]);
+            }
+            OpKind::RmsNorm { weight } => {
+                let weight = Self::vector(weights, weight);
+                self.cpu.rms_norm(&self.hidden[..m * hidden], weight, eps, &mut self.normed[..m * hidden]);
+            }
+            OpKind::AddRmsNorm { weight } => self.cpu.add_rms_norm(
+                &mut self.hidden[..m * hidden],
+                &self.proj[..m * hidden],
+                Self::vector(weights, weight),
+                eps,
+                &mut self.normed[..m * hidden],
+            ),
+            OpKind::Linear { x, weight, bias, out } => {
+                let matrix = Self::matrix(weights, weight);
+                let bias = bias.map(|id| Self::vector(weights, id));
+                let rows = if x == Buf::Sampled { step.sampled.len() } else { m };
+                let x = match x {
+                    Buf::Attn => &self.attn,
+                    Buf::Act => &self.act,
+                    Buf::Sampled => &self.sampled,
+                    _ => &self.normed,
+                };
+                let out = match out {
+                    Buf::Qkv => &mut *qkv,
+                    Buf::GateUp => &mut self.gate_up,
+                    Buf::Logits => &mut self.logits,
+                    _ => &mut self.proj,
+                };
+                self.cpu.linear(&x[..rows * matrix.k], rows, matrix, bias, &mut out[..rows * matrix.n]);
+            }
+            OpKind::QkNorm { q, k } => {
+                self.cpu.qk_norm(qkv, shape, Self::vector(weights, q), Self::vector(weights, k), eps);
+            }
+            OpKind::RopeKvWrite => self.cpu.rope_kv_write(qkv, shape, &self.rope, &batch(Rows::All), &mut kv),
+            OpKind::Attention { rows } => {
+                self.cpu.attention(qkv, shape, &batch(rows), &kv, window, &mut self.attn[..m * q_width]);
+            }
+            OpKind::AttnScores => {
+                // The first of the three lays out the score matrix for all of them.
+                self.score_offsets.clear();
+                let mut offset = 0;
+                for seq in &step.seqs[..step.context_seqs] {
+                    self.score_offsets.push(offset);
+                    offset += shape.heads * seq.q_len as usize * seq.kv_len as usize;
+                }
+                let offsets = &self.score_offsets;
+                self.cpu.attn_scores(qkv, shape, &batch(Rows::Context), &kv, window, offsets, scores);
+            }
+            OpKind::AttnSoftmax => {
+                self.cpu.attn_softmax(shape, &batch(Rows::Context), window, &self.score_offsets, scores);
+            }
+            OpKind::AttnValues => {
+                let (offsets, out) = (&self.score_offsets, &mut self.attn[..m * q_width]);
+                self.cpu.attn_values(shape, &batch(Rows::Context), &kv, offsets, scores, out);
+            }
+            OpKind::SiluMul => {
+                let inter = self.config.intermediate_size;
+                self.cpu.silu_mul(&self.gate_up[..m * 2 * inter], inter, &mut self.act[..m * inter]);
+            }
+            OpKind::Gather => {
+                self.sampled_rows = step.sampled.len();
+                let out = &mut self.sampled[..self.sampled_rows * hidden];
+                self.cpu.gather_rows(&self.normed[..m * hidden], hidden, &step.sampled, out);
+            }
+            OpKind::Sample => {
+                let (rows, vocab) = (self.sampled_rows, self.config.vocab_size);
+                self.cpu.argmax_rows(&self.logits[..rows * vocab], vocab, &mut self.greedy[..rows]);
+            }
+        }
+    }
+
+    fn kernel_name(&self, node: &Node) -> String {
+        let tier = self.cpu.tier().name();
+        let dtype = match self.dtype {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
+        };
+        match node.kind {
+            OpKind::Linear { weight, .. } => {
+                let packed = Self::matrix(&self.weights, weight).layout == strobe_kernels_cpu::Layout::Packed;
+                let layout = if packed { "packed" } else { "plain" };
+                format!("gemm_{layout}_{dtype}_{tier}")
+            }
+            OpKind::Embed { .. } => format!("embed_{dtype}"),
+            OpKind::RmsNorm { .. } => format!("rms_norm_{tier}"),
+            OpKind::AddRmsNorm { .. } => format!("add_rms_norm_{tier}"),
+            OpKind::QkNorm { .. } => format!("qk_norm_{tier}"),
+            OpKind::RopeKvWrite => format!("rope_kv_write_{dtype}_{tier}"),
+            OpKind::Attention { .. } => format!("paged_attention_{dtype}_{tier}"),
+            OpKind::AttnScores => format!("unfused_scores_{dtype}_{tier}"),
+            OpKind::AttnSoftmax => format!("unfused_softmax_{tier}"),
+            OpKind::AttnValues => format!("unfused_values_{dtype}_{tier}"),
+            OpKind::SiluMul => format!("silu_mul_{tier}"),
+            OpKind::Gather => "gather_rows".to_string(),
+            OpKind::Sample => format!("argmax_{tier}"),
+        }
+    }
+
+    fn logits(&self) -> &[f32] {
+        &self.logits[..self.sampled_rows * self.config.vocab_size]
+    }
+
+    fn greedy(&self) -> &[u32] {
+        &self.greedy[..self.sampled_rows]
+    }
+}

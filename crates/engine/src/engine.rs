@@ -1,0 +1,856 @@
+//! The engine: its own thread, its own loop, a mailbox on each side.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use strobe_kernels_cpu::{Cpu, Tier};
+use strobe_model::program::{Node, ProgramOptions, program, step_work};
+
+use crate::block_pool::BlockPool;
+use crate::clock::Clock;
+use crate::cpu::{CpuBackend, CpuBackendOptions, MemoryByPool, activation_bytes};
+use crate::engine_dir::LoadedModel;
+use crate::error::EngineError;
+use crate::iteration::{IterationLimits, IterationRecord};
+use crate::memory;
+use crate::recorder::{Recorder, Recording, StepEvent, StepTimes};
+use crate::sampling::{Sampler, SamplingParams};
+use crate::scheduler::{Decision, Entry, Phase, Plan, Policy, Rejection, RequestId, Scheduler, SchedulerConfig, check_request};
+use crate::step::{Backend, StepInputs, StepLimits, execute};
+use crate::window::Window;
+
+/// A request to the engine.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Number chosen by the caller, unique.
+    pub id: RequestId,
+    /// Token ids of the prompt, each below the vocabulary size.
+    pub prompt: Vec<u32>,
+    /// How to sample and when to end.
+    pub params: SamplingParams,
+}
+
+/// How large the KV cache is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum CacheSize {
+    /// This share of the memory that is left once weights and activations are counted, but no more than the batch
+    /// can ever use.
+    FreeFraction(f64),
+    /// Exactly this many blocks.
+    Blocks(usize),
+}
+
+/// Run-time options; what is `None` comes from the build.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Admission policy.
+    pub policy: Policy,
+    /// Lower the batch size.
+    pub max_batch_size: Option<usize>,
+    /// Lower the tokens per step.
+    pub max_num_tokens: Option<usize>,
+    /// Spread long prompts over steps.
+    pub chunked_context: bool,
+    /// Size of the cache.
+    pub cache: CacheSize,
+    /// Reuse cached prefixes.
+    pub prefix_reuse: bool,
+    /// Record every second iteration and throw the record away, to measure what recording costs.
+    pub probe_recorder: bool,
+    /// Tokens that end a request unless it ignores them.
+    pub eos_ids: Vec<u32>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            policy: Policy::GuaranteedNoEvict,
+            max_batch_size: None,
+            max_num_tokens: None,
+            chunked_context: true,
+            cache: CacheSize::FreeFraction(0.9),
+            prefix_reuse: false,
+            probe_recorder: false,
+            eos_ids: Vec::new(),
+        }
+    }
+}
+
+/// Facts about a started engine.
+#[derive(Clone, Debug)]
+pub struct EngineInfo {
+    /// Limits in force.
+    pub limits: IterationLimits,
+    /// How requests are scheduled.
+    pub scheduler: SchedulerConfig,
+    /// Longest sequence.
+    pub max_seq_len: usize,
+    /// Size of the vocabulary.
+    pub vocab_size: usize,
+    /// Bytes by purpose.
+    pub memory: MemoryByPool,
+    /// Instruction set in use.
+    pub tier: Tier,
+    /// Worker threads.
+    pub threads: usize,
+    /// The model's ops.
+    pub program: Arc<[Node]>,
+    /// Implementation behind each op.
+    pub kernels: Arc<[String]>,
+    /// The clock of all stamps.
+    pub clock: Clock,
+    /// Things a user should know, one line each.
+    pub notes: Vec<String>,
+}
+
+impl EngineInfo {
+    /// Whether a request of this shape can ever run here.
+    pub fn check(&self, prompt: usize, output: usize) -> Result<(), Rejection> {
+        check_request(&self.scheduler, self.limits.kv_blocks, self.limits.tokens_per_block, prompt, output)
+    }
+}
+
+/// A produced token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenEvent {
+    /// Whose.
+    pub request: RequestId,
+    /// Which.
+    pub token: u32,
+    /// When the step that produced it had been sampled.
+    pub time_ns: u64,
+    /// In which iteration.
+    pub iteration: u64,
+}
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// Its token limit.
+    Length,
+    /// An end-of-sequence token.
+    Eos,
+    /// One of its stop ids.
+    Stop,
+    /// The caller's wish.
+    Aborted,
+}
+
+impl FinishReason {
+    /// For records.
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Length => "length",
+            FinishReason::Eos => "eos",
+            FinishReason::Stop => "stop",
+            FinishReason::Aborted => "aborted",
+        }
+    }
+}
+
+/// The end of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct FinishEvent {
+    /// Whose.
+    pub request: RequestId,
+    /// Why.
+    pub reason: FinishReason,
+    /// When it entered the queue.
+    pub queued_ns: u64,
+    /// When it was first scheduled.
+    pub first_scheduled_ns: Option<u64>,
+    /// First and last iteration it was part of.
+    pub iterations: Option<(u64, u64)>,
+    /// How often it was paused.
+    pub pauses: u32,
+    /// Prompt tokens taken from the cache.
+    pub reused_tokens: u32,
+}
+
+/// What the engine has to say since the last look.
+#[derive(Default)]
+pub struct Outbox {
+    /// Tokens, in order.
+    pub tokens: Vec<TokenEvent>,
+    /// Ended requests.
+    pub finished: Vec<FinishEvent>,
+    /// Requests that can't run.
+    pub rejected: Vec<(RequestId, Rejection)>,
+    /// Iterations since the measurement began.
+    pub iterations: Vec<IterationRecord>,
+    /// Decisions of those iterations.
+    pub decisions: Vec<Decision>,
+    /// Recorded windows.
+    pub recordings: Vec<Recording>,
+    /// Windows that were never reached; filled when the engine ends.
+    pub unreached: Vec<Window>,
+}
+
+impl Outbox {
+    fn with_room() -> Outbox {
+        Outbox {
+            tokens: Vec::with_capacity(1 << 15),
+            finished: Vec::with_capacity(1 << 12),
+            iterations: Vec::with_capacity(1 << 12),
+            decisions: Vec::with_capacity(1 << 14),
+            ..Outbox::default()
+        }
+    }
+
+    /// Forget everything, keep the room.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.finished.clear();
+        self.rejected.clear();
+        self.iterations.clear();
+        self.decisions.clear();
+        self.recordings.clear();
+        self.unreached.clear();
+    }
+
+    /// Decisions of one of `iterations`.
+    pub fn decisions_of(&self, record: &IterationRecord) -> &[Decision] {
+        let (first, count) = (record.decisions.0 as usize, record.decisions.1 as usize);
+        self.decisions.get(first..first + count).unwrap_or_default()
+    }
+}
+
+enum Command {
+    Submit(Request),
+    Abort(RequestId),
+    BeginMeasurement(Vec<Window>),
+    Shutdown,
+}
+
+struct Mailbox {
+    commands: Vec<Command>,
+    outbox: Outbox,
+    /// Something the client waits for has happened.
+    news: bool,
+    stopped: bool,
+}
+
+struct Shared {
+    mailbox: Mutex<Mailbox>,
+    to_engine: Condvar,
+    to_client: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Mailbox> {
+        // A panic on the other side leaves plain data behind; the panic itself is reported by `shutdown`.
+        self.mailbox.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// Handle to a running engine.
+pub struct Engine {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Result<(), String>>>,
+    info: EngineInfo,
+}
+
+impl Engine {
+    /// Start an engine for `model` on `cpu`. Everything it will need is reserved here.
+    pub fn start(cpu: Cpu, model: &LoadedModel, options: EngineOptions) -> Result<Engine, EngineError> {
+        let core = Core::new(cpu, model, options)?;
+        let info = core.info.clone();
+        let shared = core.shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("strobe-engine".into())
+            .spawn(move || core.run())
+            .map_err(|error| EngineError::Stopped(format!("its thread could not be started ({error})")))?;
+        Ok(Engine { shared, thread: Some(thread), info })
+    }
+
+    /// Facts about this engine.
+    pub fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    fn send(&self, commands: impl IntoIterator<Item = Command>) {
+        self.shared.lock().commands.extend(commands);
+        self.shared.to_engine.notify_one();
+    }
+
+    /// Queue requests, all in the same instant.
+    pub fn submit(&self, requests: impl IntoIterator<Item = Request>) {
+        self.send(requests.into_iter().map(Command::Submit));
+    }
+
+    /// End a request early.
+    pub fn abort(&self, request: RequestId) {
+        self.send([Command::Abort(request)]);
+    }
+
+    /// Count iterations from here and record `windows`. Before the first such call nothing is recorded (warm-up).
+    pub fn begin_measurement(&self, windows: Vec<Window>) {
+        self.send([Command::BeginMeasurement(windows)]);
+    }
+
+    /// Wait until a request has ended or `timeout` is over, then swap what the engine said into `outbox` (whose old
+    /// content is dropped). Returns false once the engine has stopped.
+    pub fn wait(&self, outbox: &mut Outbox, timeout: Duration) -> bool {
+        outbox.clear();
+        let mut mailbox = self.shared.lock();
+        if !mailbox.news && !mailbox.stopped {
+            mailbox = self.shared.to_client.wait_timeout(mailbox, timeout).unwrap_or_else(|e| e.into_inner()).0;
+        }
+        mailbox.news = false;
+        std::mem::swap(&mut mailbox.outbox, outbox);
+        !mailbox.stopped
+    }
+
+    /// An outbox with the room that a run needs.
+    pub fn outbox(&self) -> Outbox {
+        Outbox::with_room()
+    }
+
+    /// End the loop and take what is left to say; an open window is handed out as incomplete.
+    pub fn shutdown(mut self) -> Result<Outbox, EngineError> {
+        self.send([Command::Shutdown]);
+        if let Some(thread) = self.thread.take() {
+            match thread.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(problem)) => return Err(EngineError::Stopped(problem)),
+                Err(panic) => return Err(EngineError::Stopped(panic_text(panic.as_ref()))),
+            }
+        }
+        Ok(std::mem::take(&mut self.shared.lock().outbox))
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.send([Command::Shutdown]);
+            let _ = thread.join(); // a panic there has been printed already
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| s.to_string()).or_else(|| panic.downcast_ref::<String>().cloned());
+    format!("internal error: {}", text.unwrap_or_else(|| "panic".into()))
+}
+
+/// What the engine keeps of a request beside the scheduler's entry.
+struct Active {
+    params: SamplingParams,
+    /// Tokens not to be drawn before `min_tokens`.
+    enders: Vec<u32>,
+    queued_ns: u64,
+    first_scheduled_ns: Option<u64>,
+    iterations: Option<(u64, u64)>,
+    /// Most positions that were ever in the cache; computing them again is waste.
+    furthest: usize,
+}
+
+struct Core {
+    shared: Arc<Shared>,
+    info: EngineInfo,
+    config: strobe_model::ModelConfig,
+    backend: CpuBackend,
+    scheduler: Scheduler,
+    plan: Plan,
+    inputs: StepInputs,
+    sampler: Sampler,
+    recorder: Recorder,
+    probe: bool,
+    active: Vec<Option<Active>>,
+    free_slots: Vec<u32>,
+    eos_ids: Vec<u32>,
+    next_iteration: u64,
+    measuring: bool,
+    commands: Vec<Command>,
+    finished: Vec<(usize, FinishReason)>,
+    statm: Option<File>,
+}
+
+impl Core {
+    fn new(cpu: Cpu, model: &LoadedModel, options: EngineOptions) -> Result<Core, EngineError> {
+        let build = &model.config.build;
+        let config = model.config.model.clone();
+        let mut notes = Vec::new();
+        let limit = |option: &str, asked: Option<usize>, built: usize| match asked {
+            Some(0) => Err(EngineError::option(option, "must be at least 1")),
+            Some(asked) if asked > built => Err(EngineError::option(
+                option,
+                format!("{asked} is above the {built} this engine was built for; rebuild it or lower the option"),
+            )),
+            asked => Ok(asked.unwrap_or(built)),
+        };
+        let mut batch = limit("--max-batch-size", options.max_batch_size, build.max_batch_size)?;
+        let tokens = limit("--max-num-tokens", options.max_num_tokens, build.max_num_tokens)?;
+        if tokens < build.tokens_per_block.min(build.max_seq_len) && options.chunked_context {
+            let problem = format!("{tokens} is below the engine's tokens_per_block {}", build.tokens_per_block);
+            return Err(EngineError::option("--max-num-tokens", problem));
+        }
+        if batch > tokens {
+            notes.push(format!("max batch size lowered from {batch} to {tokens}, the tokens of one step"));
+            batch = tokens;
+        }
+        if options.prefix_reuse && !build.paged_kv_cache {
+            let problem = "needs an engine with a paged KV cache; build with --paged-kv-cache enable";
+            return Err(EngineError::option("prefix reuse", problem));
+        }
+        let limits = StepLimits { tokens, sampled: batch, requests: batch, positions: build.max_seq_len };
+        let block_tokens = build.cache_block_tokens();
+        let blocks = cache_blocks(model, &options, limits)?;
+        let backend = CpuBackend::new(
+            cpu,
+            config.clone(),
+            model.weights.clone(),
+            &CpuBackendOptions {
+                limits,
+                tokens_per_block: block_tokens,
+                blocks,
+                dtype: build.dtype,
+                context_fmha: build.context_fmha,
+            },
+        )?;
+        let nodes: Arc<[Node]> = program(&config, ProgramOptions { context_fmha: build.context_fmha }).into();
+        let clock = Clock::start();
+        let mut backend = backend;
+        let info = EngineInfo {
+            limits: IterationLimits {
+                built: (build.max_batch_size, build.max_num_tokens),
+                runtime: (batch, tokens),
+                kv_blocks: blocks,
+                tokens_per_block: block_tokens,
+                policy: options.policy,
+                reuse: options.prefix_reuse,
+                utc_ns: clock.utc_ns(),
+            },
+            scheduler: SchedulerConfig {
+                policy: options.policy,
+                max_batch_size: batch,
+                max_num_tokens: tokens,
+                max_seq_len: build.max_seq_len,
+                chunked_context: options.chunked_context,
+                chunk_unit: build.tokens_per_block,
+            },
+            max_seq_len: build.max_seq_len,
+            vocab_size: config.vocab_size,
+            memory: backend.memory(),
+            tier: backend.cpu().tier(),
+            threads: backend.cpu().threads(),
+            kernels: nodes.iter().map(|n| backend.kernel_name(n)).collect(),
+            program: nodes.clone(),
+            clock,
+            notes,
+        };
+        let scheduler = Scheduler::new(info.scheduler, BlockPool::new(blocks, block_tokens, options.prefix_reuse));
+        let mailbox = Mailbox { commands: Vec::new(), outbox: Outbox::with_room(), news: false, stopped: false };
+        Ok(Core {
+            shared: Arc::new(Shared {
+                mailbox: Mutex::new(mailbox),
+                to_engine: Condvar::new(),
+                to_client: Condvar::new(),
+            }),
+            plan: Plan {
+                pause: Vec::with_capacity(batch),
+                items: Vec::with_capacity(batch),
+                decisions: Vec::with_capacity(4 * batch + 4),
+                ..Plan::default()
+            },
+            inputs: StepInputs::new(limits, block_tokens, build.dtype.bytes(), build.dtype.bytes()),
+            sampler: Sampler::new(config.vocab_size),
+            recorder: Recorder::new(Vec::new(), nodes.len(), false),
+            probe: options.probe_recorder,
+            active: Vec::new(),
+            free_slots: Vec::new(),
+            eos_ids: options.eos_ids,
+            next_iteration: 0,
+            measuring: false,
+            commands: Vec::new(),
+            finished: Vec::with_capacity(batch),
+            statm: File::open("/proc/self/statm").ok(),
+            info,
+            config,
+            backend,
+            scheduler,
+        })
+    }
+
+    fn run(mut self) -> Result<(), String> {
+        // Whatever ends this thread, a waiting client must hear of it.
+        struct Farewell(Arc<Shared>);
+        impl Drop for Farewell {
+            fn drop(&mut self) {
+                self.0.lock().stopped = true;
+                self.0.to_client.notify_all();
+            }
+        }
+        let _farewell = Farewell(self.shared.clone());
+        let clock = self.info.clock;
+        loop {
+            let mut start = clock.now();
+            if self.scheduler.is_idle() {
+                if !self.wait_for_commands() {
+                    break;
+                }
+                start = clock.now();
+            }
+            if !self.take_commands() {
+                break;
+            }
+            if !self.scheduler.is_idle() {
+                self.step(start)?;
+            }
+        }
+        self.close_recorder();
+        Ok(())
+    }
+
+    /// Hand out a window that was cut short and name those never reached.
+    fn close_recorder(&mut self) {
+        let (cut, unreached) = self.recorder.finish();
+        let mut mailbox = self.shared.lock();
+        mailbox.outbox.recordings.extend(cut);
+        mailbox.outbox.unreached.extend(unreached);
+    }
+
+    /// Sleep until there is a command. An idle pass is not an iteration.
+    fn wait_for_commands(&self) -> bool {
+        let mut mailbox = self.shared.lock();
+        // Idle is news in itself: a client that waits for the last answer must not wait for its timeout.
+        mailbox.news = true;
+        self.shared.to_client.notify_all();
+        while mailbox.commands.is_empty() {
+            mailbox = self.shared.to_engine.wait(mailbox).unwrap_or_else(|e| e.into_inner());
+        }
+        true
+    }
+
+    /// Carry out what the client asked for; false means stop.
+    fn take_commands(&mut self) -> bool {
+        {
+            let mut mailbox = self.shared.lock();
+            if mailbox.commands.is_empty() {
+                return true;
+            }
+            std::mem::swap(&mut mailbox.commands, &mut self.commands);
+        }
+        let mut commands = std::mem::take(&mut self.commands);
+        let mut go_on = true;
+        for command in commands.drain(..) {
+            match command {
+                Command::Submit(request) => self.accept(request),
+                Command::Abort(id) => {
+                    if let Some(entry) = self.scheduler.abort(id) {
+                        let event = self.finish_event(&entry, FinishReason::Aborted);
+                        let mut mailbox = self.shared.lock();
+                        mailbox.outbox.finished.push(event);
+                        mailbox.news = true;
+                        self.shared.to_client.notify_all();
+                    }
+                }
+                Command::BeginMeasurement(windows) => {
+                    self.close_recorder();
+                    self.recorder = Recorder::new(windows, self.info.program.len(), self.probe);
+                    self.measuring = true;
+                    self.next_iteration = 0;
+                    self.scheduler.reset_counters();
+                }
+                Command::Shutdown => go_on = false,
+            }
+        }
+        self.commands = commands;
+        go_on
+    }
+
+    fn accept(&mut self, request: Request) {
+        let Request { id, prompt, params } = request;
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.active.push(None);
+            self.active.len() as u32 - 1
+        });
+        let pool = self.scheduler.pool();
+        let output = params.max_tokens as usize;
+        let entry = Entry::new(id, slot, &prompt, output, pool.tokens_per_block(), self.info.max_seq_len);
+        if let Err(rejection) = self.scheduler.submit(entry) {
+            self.free_slots.push(slot);
+            let mut mailbox = self.shared.lock();
+            mailbox.outbox.rejected.push((id, rejection));
+            mailbox.news = true;
+            self.shared.to_client.notify_all();
+            return;
+        }
+        let mut enders = params.stop_ids.clone();
+        if !params.ignore_eos {
+            enders.extend_from_slice(&self.eos_ids);
+        }
+        self.active[slot as usize] = Some(Active {
+            params,
+            enders,
+            queued_ns: self.info.clock.now(),
+            first_scheduled_ns: None,
+            iterations: None,
+            furthest: 0,
+        });
+    }
+
+    fn finish_event(&mut self, entry: &Entry, reason: FinishReason) -> FinishEvent {
+        self.free_slots.push(entry.slot);
+        let active = self.active[entry.slot as usize].take();
+        FinishEvent {
+            request: entry.id,
+            reason,
+            queued_ns: active.as_ref().map_or(0, |a| a.queued_ns),
+            first_scheduled_ns: active.as_ref().and_then(|a| a.first_scheduled_ns),
+            iterations: active.as_ref().and_then(|a| a.iterations),
+            pauses: entry.pauses,
+            reused_tokens: entry.reused as u32,
+        }
+    }
+
+    /// One iteration.
+    fn step(&mut self, start: u64) -> Result<(), String> {
+        let clock = self.info.clock;
+        let mut times = StepTimes { start, ..StepTimes::default() };
+
+        self.scheduler.plan(&mut self.plan);
+        self.scheduler.apply(&self.plan);
+        times.scheduled = clock.now();
+        if self.plan.items.is_empty() {
+            if self.plan.pause.is_empty() {
+                return Err("the scheduler found nothing to run although requests wait".into());
+            }
+            return Ok(()); // everything was paused; the next plan starts afresh
+        }
+        let iteration = self.next_iteration;
+        self.next_iteration += 1;
+        let profiled = self.measuring && self.recorder.begin(iteration);
+
+        let (new_active, new_active_queue_ns, recomputed_tokens) = self.stamp_scheduled(iteration, times.scheduled);
+        self.inputs.fill(&self.plan.items, self.scheduler.running());
+        times.prepared = clock.now();
+
+        let sample = self.info.program.len() - 1;
+        let (forward_nodes, nodes) = (&self.info.program[..sample], &self.info.program);
+        {
+            let trace = profiled.then_some((&mut self.recorder, &clock, iteration));
+            execute(&mut self.backend, &self.config, forward_nodes, 0, &self.inputs, trace);
+        }
+        times.forwarded = clock.now();
+        {
+            let trace = profiled.then_some((&mut self.recorder, &clock, iteration));
+            execute(&mut self.backend, &self.config, nodes, sample, &self.inputs, trace);
+        }
+        let kv_used = self.scheduler.pool().used() as u32;
+        let new_tokens = self.sample_into_entries();
+        times.sampled = clock.now();
+
+        let active = self.scheduler.running().len() as u32;
+        let completed = self.respond(iteration, times.sampled);
+        let resident_bytes = self.resident_bytes();
+        let work = step_work(&self.config, &self.inputs.shape());
+        let record = IterationRecord {
+            iter: iteration,
+            times,
+            profiled,
+            active,
+            queued: self.scheduler.waiting().len() as u32,
+            new_active,
+            new_active_queue_ns,
+            completed,
+            paused: self.plan.pause.len() as u32,
+            context_requests: self.plan.context_requests as u32,
+            generation_requests: self.plan.generation_requests as u32,
+            context_tokens: self.plan.context_tokens as u32,
+            recomputed_tokens,
+            new_tokens,
+            kv_used,
+            kv_free: self.info.limits.kv_blocks as u32 - kv_used,
+            pool: self.scheduler.pool().counters(),
+            resident_bytes,
+            work,
+            decisions: (0, 0),
+        };
+        self.publish(record);
+        Ok(())
+    }
+
+    /// Note when requests were first scheduled; returns newcomers, their time in the queue, and recomputed tokens.
+    fn stamp_scheduled(&mut self, iteration: u64, now: u64) -> (u32, u64, u32) {
+        let (mut new_active, mut queue_ns, mut recomputed) = (0, 0, 0);
+        for item in &self.plan.items {
+            let entry = &self.scheduler.running()[item.running];
+            let Some(active) = &mut self.active[entry.slot as usize] else { continue };
+            if active.first_scheduled_ns.is_none() {
+                active.first_scheduled_ns = Some(now);
+                new_active += 1;
+                queue_ns += now.saturating_sub(active.queued_ns);
+            }
+            active.iterations = Some((active.iterations.map_or(iteration, |i| i.0), iteration));
+            let end = item.start + item.len;
+            if item.phase == Phase::Context {
+                recomputed += active.furthest.saturating_sub(item.start).min(item.len) as u32;
+            }
+            active.furthest = active.furthest.max(end);
+        }
+        (new_active, queue_ns, recomputed)
+    }
+
+    /// Choose the tokens and put them into the entries.
+    fn sample_into_entries(&mut self) -> u32 {
+        let vocab = self.info.vocab_size;
+        let mut row = 0;
+        self.finished.clear();
+        for item in &self.plan.items {
+            if !item.samples {
+                self.scheduler.advance(item, None);
+                continue;
+            }
+            let entry = &self.scheduler.running()[item.running];
+            let Some(active) = &self.active[entry.slot as usize] else { continue };
+            let generated = entry.generated();
+            let early = generated < active.params.min_tokens as usize;
+            let banned: &[u32] = if early { &active.enders } else { &[] };
+            let token = if active.params.is_greedy() && banned.is_empty() {
+                self.backend.greedy()[row]
+            } else {
+                let logits = &self.backend.logits()[row * vocab..(row + 1) * vocab];
+                self.sampler.draw(logits, &active.params, generated as u64, banned)
+            };
+            row += 1;
+            let reason = if active.params.stop_ids.contains(&token) {
+                Some(FinishReason::Stop)
+            } else if active.enders.contains(&token) {
+                Some(FinishReason::Eos)
+            } else if generated + 1 >= active.params.max_tokens as usize {
+                Some(FinishReason::Length)
+            } else {
+                None
+            };
+            self.scheduler.advance(item, Some(token));
+            self.finished.extend(reason.map(|reason| (item.running, reason)));
+        }
+        row as u32
+    }
+
+    /// Send tokens out and take finished requests out of the batch.
+    fn respond(&mut self, iteration: u64, time_ns: u64) -> u32 {
+        let completed = self.finished.len() as u32;
+        let shared = self.shared.clone();
+        let mut mailbox = shared.lock();
+        if self.measuring || !self.finished.is_empty() {
+            for item in self.plan.items.iter().filter(|i| i.samples) {
+                let entry = &self.scheduler.running()[item.running];
+                let token = entry.tokens.last().copied().unwrap_or_default();
+                mailbox.outbox.tokens.push(TokenEvent { request: entry.id, token, time_ns, iteration });
+            }
+        }
+        // From the back, so that earlier indices stay valid.
+        self.finished.sort_unstable_by_key(|f| f.0);
+        while let Some((running, reason)) = self.finished.pop() {
+            let entry = self.scheduler.finish(running);
+            let event = self.finish_event(&entry, reason);
+            mailbox.outbox.finished.push(event);
+            mailbox.news = true;
+        }
+        if mailbox.news {
+            shared.to_client.notify_all();
+        }
+        completed
+    }
+
+    /// Close the iteration and leave its record.
+    fn publish(&mut self, mut record: IterationRecord) {
+        if !self.measuring {
+            return;
+        }
+        let mut mailbox = self.shared.lock();
+        let outbox = &mut mailbox.outbox;
+        record.decisions = (outbox.decisions.len() as u32, self.plan.decisions.len() as u32);
+        outbox.decisions.extend_from_slice(&self.plan.decisions);
+        record.times.end = self.info.clock.now();
+        outbox.iterations.push(record);
+        if record.profiled {
+            let step = StepEvent {
+                iteration: record.iter,
+                times: record.times,
+                context_requests: record.context_requests,
+                generation_requests: record.generation_requests,
+                context_tokens: record.context_tokens,
+                generation_tokens: record.generation_requests,
+            };
+            if let Some(recording) = self.recorder.end(step) {
+                outbox.recordings.push(recording);
+                mailbox.news = true;
+                self.shared.to_client.notify_all();
+            }
+        }
+    }
+
+    fn resident_bytes(&self) -> Option<u64> {
+        let mut text = [0u8; 128];
+        let read = self.statm.as_ref()?.read_at(&mut text, 0).ok()?;
+        memory::resident_from_statm(text.get(..read)?)
+    }
+}
+
+/// Blocks of the cache, after checking that they fit the memory of this machine.
+fn cache_blocks(model: &LoadedModel, options: &EngineOptions, limits: StepLimits) -> Result<usize, EngineError> {
+    let build = &model.config.build;
+    let config = &model.config.model;
+    let block_tokens = build.cache_block_tokens();
+    let geometry = strobe_kernels_cpu::KvGeometry {
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+        tokens_per_block: block_tokens,
+        blocks: 1,
+        kind: crate::cpu::kv_type(build.dtype),
+    };
+    let block_bytes = geometry.bytes_per_layer() as u64 * config.num_hidden_layers as u64;
+    let most = limits.requests * build.max_seq_len.div_ceil(block_tokens);
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    let available = memory::available();
+    match options.cache {
+        CacheSize::Blocks(0) => Err(EngineError::option("--kv-cache-blocks", "must be at least 1")),
+        CacheSize::Blocks(blocks) => {
+            let needed = blocks as u64 * block_bytes;
+            match available.filter(|a| a.bytes < needed) {
+                Some(available) => Err(EngineError::Memory {
+                    what: "the KV cache".into(),
+                    arithmetic: format!(
+                        "{blocks} blocks of {block_bytes} bytes = {:.1} GiB needed, {:.1} GiB available",
+                        gib(needed),
+                        gib(available.bytes)
+                    ),
+                    remedy: "lower --kv-cache-blocks".into(),
+                }),
+                None => Ok(blocks),
+            }
+        }
+        CacheSize::FreeFraction(fraction) => {
+            if !(fraction > 0.0 && fraction <= 1.0) {
+                let problem = format!("must be above 0 and at most 1, found {fraction}");
+                return Err(EngineError::option("--kv-cache-free-mem-fraction", problem));
+            }
+            let Some(available) = available else { return Ok(most) };
+            // Mapped weights count as available memory until they are read, so they are set aside as well.
+            let mapped = if model.dir.is_some() { model.weights.total_bytes() } else { 0 };
+            let activations = activation_bytes(config, limits, build.context_fmha);
+            let free = available.bytes.saturating_sub(mapped + activations);
+            let fit = (free as f64 * fraction / block_bytes as f64) as usize;
+            if fit == 0 {
+                return Err(EngineError::Memory {
+                    what: "even one KV cache block".into(),
+                    arithmetic: format!(
+                        "{:.1} GiB available, {:.1} GiB of mapped weights, {:.1} GiB of activations, one block {block_bytes} bytes",
+                        gib(available.bytes),
+                        gib(mapped),
+                        gib(activations)
+                    ),
+                    remedy: "use a smaller model, or lower --max-batch-size, --max-num-tokens or --max-seq-len".into(),
+                });
+            }
+            Ok(fit.min(most))
+        }
+    }
+}

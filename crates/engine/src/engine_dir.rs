@@ -1,0 +1,192 @@
+//! From a model to an engine: in a directory, or in memory.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use strobe_kernels_cpu::{Cpu, Layout, PANEL};
+use strobe_model::{
+    Checkpoint, ModelConfig, SafeTensors, SafeTensorsWriter, TensorSpec, Tokenizer, WeightSource, preset, presets,
+    weight_list,
+};
+
+use crate::engine_config::{BuildConfig, EngineConfig, WeightsOrigin};
+use crate::error::EngineError;
+use crate::memory;
+use crate::staged_dir::StagedDir;
+use crate::weights::{self, WeightStore};
+
+/// Name of the weights' file; one per rank.
+pub const WEIGHTS_FILE: &str = "rank0.engine";
+/// Name of the configuration's file.
+pub const CONFIG_FILE: &str = "config.json";
+/// Name of the tokenizer's file.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// A model as named by a user: a preset or a Hugging Face directory.
+pub struct ModelRef {
+    /// Preset name or directory.
+    pub name: String,
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// Where its weights come from.
+    pub source: WeightSource,
+    /// Its tokenizer, if it has one.
+    pub tokenizer: Option<Tokenizer>,
+}
+
+impl ModelRef {
+    /// Resolve `name`; `seed` is used by presets. Every tensor of a checkpoint is checked against its configuration.
+    pub fn open(name: &str, seed: u64) -> Result<ModelRef, EngineError> {
+        if let Some(preset) = preset(name) {
+            return Ok(ModelRef {
+                name: name.to_string(),
+                config: preset.config(),
+                source: WeightSource::Random { seed },
+                tokenizer: Some(preset.tokenizer()),
+            });
+        }
+        let dir = Path::new(name);
+        if !dir.is_dir() {
+            let names: Vec<_> = presets().iter().map(|p| p.name).collect();
+            let problem = format!("`{name}` is neither a directory nor a preset; presets: {}", names.join(", "));
+            return Err(EngineError::option("--model", problem));
+        }
+        if dir.join(WEIGHTS_FILE).exists() {
+            let problem = format!("`{name}` is an engine directory, not a model; pass it as --engine-dir");
+            return Err(EngineError::option("--model", problem));
+        }
+        let config = ModelConfig::from_dir(dir)?;
+        let source = WeightSource::Checkpoint(Checkpoint::open(dir)?);
+        source.check(&config)?;
+        let tokenizer = Tokenizer::from_dir(dir)?;
+        Ok(ModelRef { name: name.to_string(), config, source, tokenizer })
+    }
+
+    /// The engine configuration that `build` of this model gives.
+    pub fn engine_config(&self, build: BuildConfig) -> Result<EngineConfig, EngineError> {
+        build.validate(&self.config)?;
+        let weights = match self.source {
+            WeightSource::Random { seed } => WeightsOrigin::Random { seed },
+            WeightSource::Checkpoint(_) => WeightsOrigin::Checkpoint,
+        };
+        Ok(EngineConfig { model_name: self.name.clone(), model: self.config.clone(), build, weights })
+    }
+}
+
+/// What a build did.
+#[derive(Clone, Copy, Debug)]
+pub struct BuildSummary {
+    /// Bytes of weights written.
+    pub weight_bytes: u64,
+    /// Tensors written.
+    pub tensors: usize,
+}
+
+/// Build an engine directory. `progress` is told the weight bytes done so far. The directory appears whole or not at
+/// all; an existing one is only replaced with `overwrite`, and only if it is an engine.
+pub fn build(
+    cpu: &mut Cpu,
+    model: &ModelRef,
+    config: &EngineConfig,
+    dir: &Path,
+    overwrite: bool,
+    progress: &mut dyn FnMut(u64),
+) -> Result<BuildSummary, EngineError> {
+    let staged = StagedDir::create(dir, overwrite, &[CONFIG_FILE, WEIGHTS_FILE], "engine directory")?;
+    let build = &config.build;
+    let list = weight_list(&config.model);
+    let spec = |info: &strobe_model::WeightInfo| {
+        let layout = weights::layout_of(info, build.gemm_plugin);
+        let shape = match layout {
+            Layout::Packed => vec![info.rows.div_ceil(PANEL), info.cols, PANEL],
+            Layout::RowMajor if info.vector => vec![info.cols],
+            Layout::RowMajor => vec![info.rows, info.cols],
+        };
+        TensorSpec { name: info.id.name(), dtype: weights::dtype_of(info, build.dtype), shape }
+    };
+    let specs: Vec<_> = list.iter().map(spec).collect();
+    let metadata = BTreeMap::from([
+        ("format".to_string(), "strobe".to_string()),
+        ("packed".to_string(), format!("[ceil(n/{PANEL})][k][{PANEL}]")),
+    ]);
+    let mut writer = SafeTensorsWriter::create(&staged.path().join(WEIGHTS_FILE), &specs, &metadata)?;
+    let mut done = 0;
+    for info in &list {
+        let (layout, dtype) = (weights::layout_of(info, build.gemm_plugin), weights::dtype_of(info, build.dtype));
+        let bytes = weights::stored_len(info, layout) * dtype.bytes();
+        let mut buffer = weights::aligned_bytes(bytes)?;
+        let buffer = buffer.get_mut(..bytes).unwrap_or_default();
+        weights::fill(cpu, &model.source, info, dtype, layout, buffer)?;
+        writer.write(buffer)?;
+        done += bytes as u64;
+        progress(done);
+    }
+    writer.finish()?;
+    if let Some(tokenizer) = &model.tokenizer {
+        write(&staged.path().join(TOKENIZER_FILE), tokenizer.to_json()?.as_bytes())?;
+    }
+    let text = format!("{:#}\n", config.to_json());
+    write(&staged.path().join(CONFIG_FILE), text.as_bytes())?;
+    staged.commit()?;
+    Ok(BuildSummary { weight_bytes: done, tensors: list.len() })
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), EngineError> {
+    fs::write(path, bytes).map_err(|source| EngineError::Io { action: "write", path: path.to_path_buf(), source })
+}
+
+/// A model that is ready to run.
+pub struct LoadedModel {
+    /// What it is and how it was built.
+    pub config: EngineConfig,
+    /// Its weights.
+    pub weights: Arc<WeightStore>,
+    /// Its tokenizer, if it has one.
+    pub tokenizer: Option<Tokenizer>,
+    /// The directory it came from; `None` when it was built in memory.
+    pub dir: Option<PathBuf>,
+}
+
+impl LoadedModel {
+    /// Map an engine directory.
+    pub fn open(dir: &Path) -> Result<LoadedModel, EngineError> {
+        let path = dir.join(CONFIG_FILE);
+        let text = fs::read_to_string(&path).map_err(|source| EngineError::Io {
+            action: "read the engine's configuration",
+            path: path.clone(),
+            source,
+        })?;
+        let config = EngineConfig::from_json(&text, &path)?;
+        let file = SafeTensors::open(&dir.join(WEIGHTS_FILE))?;
+        let weights = WeightStore::map(file, &config.model, config.build.dtype, config.build.gemm_plugin)?;
+        let tokenizer = Tokenizer::from_dir(dir)?;
+        Ok(LoadedModel { config, weights: Arc::new(weights), tokenizer, dir: Some(dir.to_path_buf()) })
+    }
+
+    /// Build in memory, after checking that it fits.
+    pub fn in_memory(
+        cpu: &mut Cpu,
+        model: ModelRef,
+        config: EngineConfig,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<LoadedModel, EngineError> {
+        let build = &config.build;
+        let needed = weights::engine_bytes(&config.model, build.dtype, build.gemm_plugin);
+        if let Some(available) = memory::available().filter(|a| a.bytes < needed) {
+            return Err(EngineError::Memory {
+                what: format!("the weights of {} in {}", config.model_name, build.dtype),
+                arithmetic: format!(
+                    "{:.1} GiB needed, {:.1} GiB available",
+                    needed as f64 / (1u64 << 30) as f64,
+                    available.bytes as f64 / (1u64 << 30) as f64
+                ),
+                remedy: "use a smaller model or --dtype bfloat16, or build an engine directory and map it".into(),
+            });
+        }
+        let (dtype, plugin) = (build.dtype, build.gemm_plugin);
+        let weights = WeightStore::generate(cpu, &config.model, &model.source, dtype, plugin, progress)?;
+        Ok(LoadedModel { config, weights: Arc::new(weights), tokenizer: model.tokenizer, dir: None })
+    }
+}

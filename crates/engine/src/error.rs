@@ -1,0 +1,84 @@
+//! What can go wrong between a model and a running engine.
+
+use std::path::PathBuf;
+
+use strobe_model::ModelError;
+
+use crate::scheduler::Rejection;
+
+/// One clear line each: what, where, what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The model or its files.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A file operation failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A field of an engine's `config.json` is missing or can't be run.
+    #[error("{}: field `{field}`: expected {expected}, found {found}; rebuild the engine with `strobe build`", path.display())]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// Path of the field.
+        field: String,
+        /// What can be run.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// The engine was written by another version.
+    #[error("{}: built by strobe {found}, this is strobe {expected}; rebuild the engine with `strobe build`", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Version there.
+        found: String,
+        /// Version here.
+        expected: String,
+    },
+    /// A build or run option that does not fit.
+    #[error("{option} {problem}")]
+    Option {
+        /// The option.
+        option: String,
+        /// What is wrong with it and what to do.
+        problem: String,
+    },
+    /// Not enough memory, found out before anything is allocated.
+    #[error("not enough memory for {what}: {arithmetic}; {remedy}")]
+    Memory {
+        /// What needs it.
+        what: String,
+        /// Needed against available.
+        arithmetic: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A request that can't run here.
+    #[error("{what}: {source}")]
+    Request {
+        /// Which one.
+        what: String,
+        /// Why.
+        source: Rejection,
+    },
+    /// The engine thread ended.
+    #[error("the engine stopped: {0}")]
+    Stopped(String),
+}
+
+impl EngineError {
+    /// An option with a problem.
+    pub fn option(option: impl Into<String>, problem: impl Into<String>) -> EngineError {
+        EngineError::Option { option: option.into(), problem: problem.into() }
+    }
+}

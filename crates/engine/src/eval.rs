@@ -1,0 +1,70 @@
+//! Logits of a prompt and of greedy decode steps: the parity check against other implementations.
+
+use serde::Serialize;
+use strobe_kernels_cpu::Cpu;
+use strobe_model::program::{ProgramOptions, program};
+
+use crate::cpu::{CpuBackend, CpuBackendOptions};
+use crate::engine_dir::LoadedModel;
+use crate::error::EngineError;
+use crate::step::{Backend, StepInputs, StepLimits, execute};
+
+/// What the parity check writes.
+#[derive(Clone, Debug, Serialize)]
+pub struct EvalLogits {
+    /// One row of logits per prompt position.
+    pub logits: Vec<Vec<f32>>,
+    /// The greedy continuation.
+    pub greedy: Vec<u32>,
+    /// Logits of each decode step: row i is what follows `greedy[i]`.
+    pub decode_logits: Vec<Vec<f32>>,
+}
+
+/// Run `ids` and then `decode` greedy steps.
+///
+/// `greedy[0]` follows the prompt's last logits; decode step i feeds `greedy[i]` and yields `decode_logits[i]`.
+pub fn logits(cpu: Cpu, model: &LoadedModel, ids: &[u32], decode: usize) -> Result<EvalLogits, EngineError> {
+    let build = &model.config.build;
+    let config = &model.config.model;
+    if ids.is_empty() {
+        return Err(EngineError::option("--ids", "is empty; give at least one token id"));
+    }
+    if let Some(bad) = ids.iter().find(|&&id| id as usize >= config.vocab_size) {
+        let problem = format!("holds {bad}, but the vocabulary has {} entries", config.vocab_size);
+        return Err(EngineError::option("--ids", problem));
+    }
+    let total = ids.len() + decode;
+    if total > config.max_position_embeddings {
+        let problem = format!("+ --decode is {total} tokens, beyond the model's {}", config.max_position_embeddings);
+        return Err(EngineError::option("--ids", problem));
+    }
+    let limits = StepLimits { tokens: ids.len(), sampled: ids.len(), requests: 1, positions: total };
+    let block_tokens = build.tokens_per_block;
+    let blocks: Vec<u32> = (0..total.div_ceil(block_tokens) as u32).collect();
+    let options = CpuBackendOptions {
+        limits,
+        tokens_per_block: block_tokens,
+        blocks: blocks.len(),
+        dtype: build.dtype,
+        context_fmha: build.context_fmha,
+    };
+    let mut backend = CpuBackend::new(cpu, config.clone(), model.weights.clone(), &options)?;
+    let nodes = program(config, ProgramOptions { context_fmha: build.context_fmha });
+    let mut inputs = StepInputs::new(limits, block_tokens, build.dtype.bytes(), build.dtype.bytes());
+
+    inputs.push(ids, 0, &blocks, true);
+    inputs.sampled.extend(0..ids.len() as u32);
+    execute(&mut backend, config, &nodes, 0, &inputs, None);
+    let rows = |backend: &CpuBackend| backend.logits().chunks(config.vocab_size).map(<[f32]>::to_vec).collect::<Vec<_>>();
+    let mut result = EvalLogits { logits: rows(&backend), greedy: Vec::new(), decode_logits: Vec::new() };
+    for step in 0..decode {
+        let token = backend.greedy().last().copied().unwrap_or_default();
+        result.greedy.push(token);
+        inputs.clear();
+        inputs.push(&[token], ids.len() + step, &blocks, false);
+        inputs.sampled.push(0);
+        execute(&mut backend, config, &nodes, 0, &inputs, None);
+        result.decode_logits.extend(rows(&backend));
+    }
+    Ok(result)
+}

@@ -1,0 +1,35 @@
+//! The inference engine: block pool, scheduler, step loop, sampling, profile windows and iteration statistics.
+//!
+//! The way of a token: [`Engine::submit`] → [`scheduler::Scheduler::plan`] → [`step::StepInputs`] → the ops of
+//! `strobe_model::program`, run one by one through the seam in [`step`] → [`sampling`] → [`Outbox`].
+//!
+//! The scheduler never touches a device, a clock or a file. The loop owns an OS thread and allocates nothing once it
+//! is warm. With profiling off an op costs nothing extra: no clock is read and nothing is stored.
+
+pub mod block_pool;
+pub mod clock;
+pub mod cpu;
+mod engine;
+pub mod engine_config;
+pub mod engine_dir;
+pub mod error;
+pub mod eval;
+pub mod iteration;
+pub mod memory;
+pub mod recorder;
+pub mod sampling;
+pub mod scheduler;
+pub mod staged_dir;
+pub mod step;
+pub mod weights;
+pub mod window;
+
+pub use engine::{
+    CacheSize, Engine, EngineInfo, EngineOptions, FinishEvent, FinishReason, Outbox, Request, TokenEvent,
+};
+pub use engine_config::{BuildConfig, EngineConfig, WeightsOrigin};
+pub use engine_dir::{LoadedModel, ModelRef};
+pub use error::EngineError;
+pub use iteration::{IterationLimits, IterationRecord};
+pub use sampling::SamplingParams;
+pub use scheduler::{Policy, RequestId};

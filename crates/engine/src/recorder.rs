@@ -1,0 +1,146 @@
+//! What is recorded of the iterations inside a profile window.
+
+use crate::window::Window;
+use strobe_model::program::Cost;
+
+/// Times of one iteration, in nanoseconds of the engine's clock. The phases touch: each begins where the one before
+/// it ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// The loop pass begins; scheduling starts.
+    pub start: u64,
+    /// The batch is decided; inputs are prepared.
+    pub scheduled: u64,
+    /// Inputs are ready; the forward pass starts.
+    pub prepared: u64,
+    /// Logits are there; sampling starts.
+    pub forwarded: u64,
+    /// Tokens are chosen; requests are updated and answered.
+    pub sampled: u64,
+    /// The pass is over.
+    pub end: u64,
+}
+
+/// One executed op.
+#[derive(Clone, Copy, Debug)]
+pub struct OpEvent {
+    /// Index in the program.
+    pub node: u32,
+    /// Iteration it belongs to.
+    pub iteration: u64,
+    /// When it began.
+    pub start: u64,
+    /// When it ended.
+    pub end: u64,
+    /// What it had to do.
+    pub cost: Cost,
+}
+
+/// One recorded iteration.
+#[derive(Clone, Copy, Debug)]
+pub struct StepEvent {
+    /// Its number.
+    pub iteration: u64,
+    /// Its phases.
+    pub times: StepTimes,
+    /// Requests in their prompt.
+    pub context_requests: u32,
+    /// Requests that generate.
+    pub generation_requests: u32,
+    /// Prompt tokens.
+    pub context_tokens: u32,
+    /// Generation tokens.
+    pub generation_tokens: u32,
+}
+
+/// Everything recorded in one window.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    /// Position among the windows asked for.
+    pub index: usize,
+    /// What was asked for.
+    pub window: Window,
+    /// Whether the last iteration of the window was reached.
+    pub complete: bool,
+    /// Iterations, in order.
+    pub steps: Vec<StepEvent>,
+    /// Ops, in order.
+    pub ops: Vec<OpEvent>,
+}
+
+/// Decides for each iteration whether it is recorded, and keeps what is. Outside windows nothing is stored, and no
+/// clock is read for an op.
+pub(crate) struct Recorder {
+    windows: Vec<Window>,
+    next: usize,
+    current: Option<Recording>,
+    nodes: usize,
+    probe: bool,
+}
+
+/// Iterations whose events are allocated at once when a window opens; longer windows grow as they go.
+const RESERVED_STEPS: usize = 256;
+
+impl Recorder {
+    /// `probe` records every second iteration and throws it away, to measure what recording costs.
+    pub fn new(windows: Vec<Window>, nodes: usize, probe: bool) -> Recorder {
+        Recorder { windows, next: 0, current: None, nodes, probe }
+    }
+
+    /// Whether `iteration` is recorded. Opens its window when it is the first one inside.
+    pub fn begin(&mut self, iteration: u64) -> bool {
+        if self.probe {
+            if self.current.is_none() {
+                self.open(0, Window { first: 0, last: u64::MAX });
+            }
+            if let Some(recording) = &mut self.current {
+                recording.ops.clear();
+                recording.steps.clear();
+            }
+            return iteration % 2 == 1;
+        }
+        if self.current.is_none() {
+            let Some(&window) = self.windows.get(self.next) else { return false };
+            if iteration < window.first {
+                return false;
+            }
+            self.open(self.next, window);
+            self.next += 1;
+        }
+        true
+    }
+
+    fn open(&mut self, index: usize, window: Window) {
+        let steps = usize::try_from(window.last - window.first).unwrap_or(usize::MAX).min(RESERVED_STEPS - 1) + 1;
+        self.current = Some(Recording {
+            index,
+            window,
+            complete: false,
+            steps: Vec::with_capacity(steps),
+            ops: Vec::with_capacity(steps * self.nodes),
+        });
+    }
+
+    pub fn op(&mut self, event: OpEvent) {
+        if let Some(recording) = &mut self.current {
+            recording.ops.push(event);
+        }
+    }
+
+    /// Close the iteration; returns the recording when its window is complete.
+    pub fn end(&mut self, step: StepEvent) -> Option<Recording> {
+        let recording = self.current.as_mut()?;
+        recording.steps.push(step);
+        if self.probe || step.iteration < recording.window.last {
+            return None;
+        }
+        recording.complete = true;
+        self.current.take()
+    }
+
+    /// The program ends: hand out a window that was cut short, and name those never reached.
+    pub fn finish(&mut self) -> (Option<Recording>, Vec<Window>) {
+        let cut = self.current.take().filter(|_| !self.probe);
+        (cut, self.windows.get(self.next..).unwrap_or_default().to_vec())
+    }
+}

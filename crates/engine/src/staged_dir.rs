@@ -1,0 +1,88 @@
+//! Directories that appear whole or not at all: written beside, then renamed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::EngineError;
+
+/// A directory being written. Dropped without [`StagedDir::commit`], it is removed.
+pub struct StagedDir {
+    target: PathBuf,
+    staging: PathBuf,
+    committed: bool,
+}
+
+impl StagedDir {
+    /// Start writing `target`. An existing directory is refused unless it is empty, or `overwrite` is set and it
+    /// holds all of `marks`, the files by which our own directories are known.
+    pub fn create(target: &Path, overwrite: bool, marks: &[&str], what: &str) -> Result<StagedDir, EngineError> {
+        check_target(target, overwrite, marks, what)?;
+        let name = target.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let staging = target.with_file_name(format!(".{name}.partial-{}", std::process::id()));
+        if let Some(parent) = target.parent().filter(|p| !p.as_os_str().is_empty()) {
+            fs::create_dir_all(parent).map_err(|source| EngineError::Io {
+                action: "create the output directory",
+                path: parent.to_path_buf(),
+                source,
+            })?;
+        }
+        fs::create_dir(&staging).map_err(|source| EngineError::Io {
+            action: "create the output directory",
+            path: target.to_path_buf(),
+            source,
+        })?;
+        Ok(StagedDir { target: target.to_path_buf(), staging, committed: false })
+    }
+
+    /// Where to write.
+    pub fn path(&self) -> &Path {
+        &self.staging
+    }
+
+    /// Put the directory in its place.
+    pub fn commit(mut self) -> Result<(), EngineError> {
+        let io = |action, path: &Path, source| EngineError::Io { action, path: path.to_path_buf(), source };
+        if self.target.exists() {
+            fs::remove_dir_all(&self.target).map_err(|e| io("replace", &self.target, e))?;
+        }
+        fs::rename(&self.staging, &self.target).map_err(|e| io("move into place", &self.target, e))?;
+        self.committed = true;
+        Ok(())
+    }
+}
+
+/// Refuse a target that must not be replaced, before any work is done.
+pub fn check_target(target: &Path, overwrite: bool, marks: &[&str], what: &str) -> Result<(), EngineError> {
+    if target.file_name().is_none() {
+        let problem = format!("`{}` is not a name for a new {what}", target.display());
+        return Err(EngineError::option("--output-dir", problem));
+    }
+    if target.is_file() {
+        let problem = format!("`{}` is a file; name a directory", target.display());
+        return Err(EngineError::option("--output-dir", problem));
+    }
+    let Ok(mut entries) = fs::read_dir(target) else { return Ok(()) };
+    if entries.next().is_none() {
+        return Ok(());
+    }
+    if !overwrite {
+        let problem = format!("`{}` exists already; pass --overwrite to replace it, or name another", target.display());
+        return Err(EngineError::option("--output-dir", problem));
+    }
+    if let Some(missing) = marks.iter().find(|mark| !target.join(mark).exists()) {
+        let problem = format!(
+            "`{}` is not a {what} (it has no {missing}), so --overwrite does not touch it; name another",
+            target.display()
+        );
+        return Err(EngineError::option("--output-dir", problem));
+    }
+    Ok(())
+}
+
+impl Drop for StagedDir {
+    fn drop(&mut self) {
+        if !self.committed {
+            let _ = fs::remove_dir_all(&self.staging); // nothing useful can be done about a failure here
+        }
+    }
+}

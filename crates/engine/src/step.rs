@@ -1,0 +1,147 @@
+//! One step: the packed batch, the backend that runs its ops, and the one seam through which every op passes.
+
+use strobe_kernels_cpu::SeqSpan;
+use strobe_model::ModelConfig;
+use strobe_model::program::{Node, SpanShape, StepShape};
+
+use crate::clock::Clock;
+use crate::recorder::{OpEvent, Recorder};
+use crate::scheduler::{Entry, Item, Phase};
+
+/// Limits of a step; every buffer is made for them once.
+#[derive(Clone, Copy, Debug)]
+pub struct StepLimits {
+    /// Most packed tokens.
+    pub tokens: usize,
+    /// Most rows whose logits are computed.
+    pub sampled: usize,
+    /// Most requests.
+    pub requests: usize,
+    /// Most positions of one request.
+    pub positions: usize,
+}
+
+/// The packed batch of a step. Context rows come first.
+pub struct StepInputs {
+    /// Token of each packed row.
+    pub tokens: Vec<u32>,
+    /// Rows and cache of each request.
+    pub seqs: Vec<SeqSpan>,
+    /// How many of `seqs` are in their prompt.
+    pub context_seqs: usize,
+    /// Cache blocks of all requests, see [`SeqSpan::table_start`].
+    pub block_tables: Vec<u32>,
+    /// Packed rows whose logits are wanted.
+    pub sampled: Vec<u32>,
+    /// The same requests, as far as cost is concerned.
+    pub spans: Vec<SpanShape>,
+    weight_bytes: u64,
+    kv_bytes: u64,
+}
+
+impl StepInputs {
+    /// Empty inputs with room for `limits`.
+    pub fn new(limits: StepLimits, tokens_per_block: usize, weight_bytes: usize, kv_bytes: usize) -> StepInputs {
+        StepInputs {
+            tokens: Vec::with_capacity(limits.tokens),
+            seqs: Vec::with_capacity(limits.requests),
+            context_seqs: 0,
+            block_tables: Vec::with_capacity(limits.requests * limits.positions.div_ceil(tokens_per_block)),
+            sampled: Vec::with_capacity(limits.sampled),
+            spans: Vec::with_capacity(limits.requests),
+            weight_bytes: weight_bytes as u64,
+            kv_bytes: kv_bytes as u64,
+        }
+    }
+
+    /// Forget the last step.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.seqs.clear();
+        self.context_seqs = 0;
+        self.block_tables.clear();
+        self.sampled.clear();
+        self.spans.clear();
+    }
+
+    /// Add positions `start..start + tokens.len()` of a request that holds `blocks`; context rows must come first.
+    pub fn push(&mut self, tokens: &[u32], start: usize, blocks: &[u32], context: bool) {
+        let (q_start, q_len, kv_len) = (self.tokens.len(), tokens.len(), start + tokens.len());
+        self.seqs.push(SeqSpan {
+            q_start: q_start as u32,
+            q_len: q_len as u32,
+            kv_len: kv_len as u32,
+            table_start: self.block_tables.len() as u32,
+        });
+        self.context_seqs += usize::from(context);
+        self.tokens.extend_from_slice(tokens);
+        self.block_tables.extend_from_slice(blocks);
+        self.spans.push(SpanShape { rows: q_len as u64, keys: kv_len as u64, context });
+    }
+
+    /// Fill from a plan's items.
+    pub fn fill(&mut self, items: &[Item], running: &[Entry]) {
+        self.clear();
+        for item in items {
+            let entry = &running[item.running];
+            self.push(
+                &entry.tokens[item.start..item.start + item.len],
+                item.start,
+                &entry.blocks,
+                item.phase == Phase::Context,
+            );
+            if item.samples {
+                self.sampled.push(self.tokens.len() as u32 - 1);
+            }
+        }
+    }
+
+    /// What the cost of this step depends on.
+    pub fn shape(&self) -> StepShape<'_> {
+        StepShape {
+            spans: &self.spans,
+            tokens: self.tokens.len() as u64,
+            sampled: self.sampled.len() as u64,
+            weight_bytes: self.weight_bytes,
+            kv_bytes: self.kv_bytes,
+        }
+    }
+}
+
+/// A device that runs a model's ops into buffers it owns.
+pub trait Backend {
+    /// Run one op on the step.
+    fn run(&mut self, node: &Node, step: &StepInputs);
+    /// Name of the implementation behind an op, for traces.
+    fn kernel_name(&self, node: &Node) -> String;
+    /// Logits of the sampled rows, `[sampled][vocab]`.
+    fn logits(&self) -> &[f32];
+    /// The most likely token of each sampled row; filled by the `Sample` op.
+    fn greedy(&self) -> &[u32];
+}
+
+/// Run `nodes[range]` in order. This is the seam: with a recorder every op leaves its time and cost, without one
+/// nothing is read or stored.
+pub(crate) fn execute<B: Backend>(
+    backend: &mut B,
+    config: &ModelConfig,
+    nodes: &[Node],
+    first: usize,
+    step: &StepInputs,
+    trace: Option<(&mut Recorder, &Clock, u64)>,
+) {
+    let shape = step.shape();
+    let wanted = nodes.iter().enumerate().skip(first).filter(|(_, node)| node.rows(&shape) > 0);
+    match trace {
+        None => wanted.for_each(|(_, node)| backend.run(node, step)),
+        Some((recorder, clock, iteration)) => {
+            for (index, node) in wanted {
+                let start = clock.now();
+                backend.run(node, step);
+                let end = clock.now();
+                let cost = node.cost(config, &shape);
+                recorder.op(OpEvent { node: index as u32, iteration, start, end, cost });
+            }
+        }
+    }
+}

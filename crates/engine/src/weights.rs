@@ -1,0 +1,251 @@
+//! Weights as the kernels want them: converted, laid out, and either in memory or mapped from an engine's file.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use memmap2::MmapMut;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use strobe_kernels_cpu::{Cpu, Elems, Layout, Matrix, PANEL, pack_panels, packed_len};
+use strobe_model::{DType, ModelConfig, ModelError, SafeTensors, WeightId, WeightInfo, WeightSource, weight_list};
+
+use crate::error::EngineError;
+
+/// Zeroed, page-aligned memory with huge pages where the system has them.
+pub fn aligned_bytes(len: usize) -> Result<MmapMut, EngineError> {
+    let map = MmapMut::map_anon(len.max(1)).map_err(|source| EngineError::Memory {
+        what: "a buffer".into(),
+        arithmetic: format!("the system refused {len} bytes ({source})"),
+        remedy: "use a smaller model, batch or cache".into(),
+    })?;
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage); // only a hint
+    Ok(map)
+}
+
+/// Layout of a weight in an engine: matrices follow the GEMM plugin, the embedding table is looked up by row.
+pub fn layout_of(info: &WeightInfo, gemm_plugin: bool) -> Layout {
+    if gemm_plugin && !info.vector && info.id != WeightId::Embed { Layout::Packed } else { Layout::RowMajor }
+}
+
+/// Type of a weight in an engine: vectors stay in f32.
+pub fn dtype_of(info: &WeightInfo, dtype: DType) -> DType {
+    if info.vector { DType::F32 } else { dtype }
+}
+
+/// Elements of a weight in its layout.
+pub fn stored_len(info: &WeightInfo, layout: Layout) -> usize {
+    match layout {
+        Layout::Packed => packed_len(info.rows, info.cols),
+        Layout::RowMajor => info.rows * info.cols,
+    }
+}
+
+/// Bytes of all weights of a model in an engine.
+pub fn engine_bytes(config: &ModelConfig, dtype: DType, gemm_plugin: bool) -> u64 {
+    let bytes = |info: &WeightInfo| stored_len(info, layout_of(info, gemm_plugin)) * dtype_of(info, dtype).bytes();
+    weight_list(config).iter().map(|info| bytes(info) as u64).sum()
+}
+
+/// Element types that weights are stored in.
+trait Element: bytemuck::Pod + Default + Send + Sync {
+    fn convert(from: &[f32], to: &mut [Self]);
+}
+
+impl Element for f32 {
+    fn convert(from: &[f32], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+}
+
+impl Element for f16 {
+    fn convert(from: &[f32], to: &mut [f16]) {
+        to.convert_from_f32_slice(from);
+    }
+}
+
+impl Element for bf16 {
+    fn convert(from: &[f32], to: &mut [bf16]) {
+        to.convert_from_f32_slice(from);
+    }
+}
+
+/// Fill `out` with a weight in the given type and layout, on all threads of `cpu`.
+pub fn fill(
+    cpu: &mut Cpu,
+    source: &WeightSource,
+    info: &WeightInfo,
+    dtype: DType,
+    layout: Layout,
+    out: &mut [u8],
+) -> Result<(), EngineError> {
+    match dtype {
+        DType::F32 => fill_as::<f32>(cpu, source, info, layout, out),
+        DType::F16 => fill_as::<f16>(cpu, source, info, layout, out),
+        DType::Bf16 => fill_as::<bf16>(cpu, source, info, layout, out),
+    }
+}
+
+fn fill_as<T: Element>(
+    cpu: &mut Cpu,
+    source: &WeightSource,
+    info: &WeightInfo,
+    layout: Layout,
+    out: &mut [u8],
+) -> Result<(), EngineError> {
+    let out: &mut [T] = bytemuck::cast_slice_mut(out);
+    let (rows, cols) = (info.rows, info.cols);
+    // Whole panels per task in both layouts; each task owns its part of the output behind its own lock.
+    let parts: Vec<Mutex<&mut [T]>> = out.chunks_mut(cols * PANEL).map(Mutex::new).collect();
+    let failure: Mutex<Option<ModelError>> = Mutex::new(None);
+    cpu.parallel_for(parts.len(), &|task| {
+        let mut part = parts[task].lock().unwrap_or_else(|e| e.into_inner());
+        let first = task * PANEL;
+        let here = PANEL.min(rows - first);
+        let fill_row = |row: usize, to: &mut [T]| {
+            let mut values = vec![0f32; cols];
+            match source.fill_row_f32(info, first + row, &mut values) {
+                Ok(()) => T::convert(&values, to),
+                Err(error) => *failure.lock().unwrap_or_else(|e| e.into_inner()) = Some(error),
+            }
+        };
+        match layout {
+            Layout::Packed => pack_panels(fill_row, here, cols, &mut part),
+            Layout::RowMajor => part.chunks_mut(cols).enumerate().for_each(|(row, to)| fill_row(row, to)),
+        }
+    });
+    match failure.into_inner().unwrap_or_else(|e| e.into_inner()) {
+        Some(error) => Err(error.into()),
+        None => Ok(()),
+    }
+}
+
+enum Backing {
+    Mapped(SafeTensors),
+    Owned(HashMap<WeightId, MmapMut>),
+}
+
+struct Stored {
+    name: String,
+    info: WeightInfo,
+    dtype: DType,
+    layout: Layout,
+}
+
+/// All weights of a model, ready for the kernels.
+pub struct WeightStore {
+    stored: HashMap<WeightId, Stored>,
+    backing: Backing,
+}
+
+impl WeightStore {
+    fn stored(config: &ModelConfig, dtype: DType, gemm_plugin: bool) -> HashMap<WeightId, Stored> {
+        let entry = |info: WeightInfo| {
+            let (layout, dtype) = (layout_of(&info, gemm_plugin), dtype_of(&info, dtype));
+            (info.id, Stored { name: info.id.name(), info, dtype, layout })
+        };
+        weight_list(config).into_iter().map(entry).collect()
+    }
+
+    /// Make all weights in memory. `progress` is told the bytes done so far.
+    pub fn generate(
+        cpu: &mut Cpu,
+        config: &ModelConfig,
+        source: &WeightSource,
+        dtype: DType,
+        gemm_plugin: bool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<WeightStore, EngineError> {
+        let stored = Self::stored(config, dtype, gemm_plugin);
+        let mut buffers = HashMap::new();
+        let mut done = 0;
+        for info in weight_list(config) {
+            let (layout, dtype) = (layout_of(&info, gemm_plugin), dtype_of(&info, dtype));
+            let bytes = stored_len(&info, layout) * dtype.bytes();
+            let mut buffer = aligned_bytes(bytes)?;
+            fill(cpu, source, &info, dtype, layout, buffer.get_mut(..bytes).unwrap_or_default())?;
+            done += bytes as u64;
+            progress(done);
+            buffers.insert(info.id, buffer);
+        }
+        Ok(WeightStore { stored, backing: Backing::Owned(buffers) })
+    }
+
+    /// Take the weights from an engine's file, checking that each one is what the configuration says.
+    pub fn map(
+        file: SafeTensors,
+        config: &ModelConfig,
+        dtype: DType,
+        gemm_plugin: bool,
+    ) -> Result<WeightStore, EngineError> {
+        let stored = Self::stored(config, dtype, gemm_plugin);
+        for weight in stored.values() {
+            let elements = stored_len(&weight.info, weight.layout);
+            let field = |expected: String, found: String| EngineError::Field {
+                path: file.path().to_path_buf(),
+                field: weight.name.clone(),
+                expected,
+                found,
+            };
+            let want = weight.dtype.safetensors_name();
+            let Some(view) = file.get(&weight.name) else {
+                return Err(field(format!("a {want} tensor"), "nothing".into()));
+            };
+            if view.dtype != want {
+                return Err(field(format!("dtype {want}"), view.dtype.to_string()));
+            }
+            if view.data.len() != elements * weight.dtype.bytes() {
+                let found = format!("{} bytes, shape {:?}", view.data.len(), view.shape);
+                return Err(field(format!("{} bytes", elements * weight.dtype.bytes()), found));
+            }
+            if view.data.as_ptr().align_offset(weight.dtype.bytes()) != 0 {
+                return Err(field(format!("alignment to {} bytes", weight.dtype.bytes()), "none".into()));
+            }
+        }
+        Ok(WeightStore { stored, backing: Backing::Mapped(file) })
+    }
+
+    fn bytes(&self, weight: &Stored) -> &[u8] {
+        match &self.backing {
+            Backing::Mapped(file) => file.get(&weight.name).map_or(&[], |view| view.data),
+            Backing::Owned(buffers) => {
+                let len = stored_len(&weight.info, weight.layout) * weight.dtype.bytes();
+                buffers.get(&weight.info.id).and_then(|b| b.get(..len)).unwrap_or(&[])
+            }
+        }
+    }
+
+    /// A matrix; `None` when the model has no such weight.
+    pub fn matrix(&self, id: WeightId) -> Option<Matrix<'_>> {
+        let weight = self.stored.get(&id)?;
+        let bytes = self.bytes(weight);
+        let data = match weight.dtype {
+            DType::F32 => Elems::F32(bytemuck::try_cast_slice(bytes).ok()?),
+            DType::F16 => Elems::F16(bytemuck::try_cast_slice(bytes).ok()?),
+            DType::Bf16 => Elems::Bf16(bytemuck::try_cast_slice(bytes).ok()?),
+        };
+        Some(Matrix { data, n: weight.info.rows, k: weight.info.cols, layout: weight.layout })
+    }
+
+    /// A norm's scale or a bias.
+    pub fn vector(&self, id: WeightId) -> Option<&[f32]> {
+        let weight = self.stored.get(&id).filter(|w| w.info.vector)?;
+        bytemuck::try_cast_slice(self.bytes(weight)).ok()
+    }
+
+    /// Bytes of all weights.
+    pub fn total_bytes(&self) -> u64 {
+        self.stored.values().map(|w| self.bytes(w).len() as u64).sum()
+    }
+
+    /// Read every page once, so that a run does not start on a cold file.
+    pub fn warm(&self, cpu: &mut Cpu) {
+        if !matches!(self.backing, Backing::Mapped(_)) {
+            return;
+        }
+        let parts: Vec<&[u8]> = self.stored.values().flat_map(|w| self.bytes(w).chunks(8 << 20)).collect();
+        cpu.parallel_for(parts.len(), &|task| {
+            let touched = parts[task].iter().step_by(4096).fold(0u8, |sum, b| sum ^ b);
+            std::hint::black_box(touched);
+        });
+    }
+}

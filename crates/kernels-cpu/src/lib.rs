@@ -1,0 +1,30 @@
+//! The ops of a language model on a CPU: a scalar reference and SIMD tiers chosen at run time.
+//!
+//! Every op is a method of [`Cpu`], takes plain slices and writes into buffers that the caller owns.
+//! Within one [`Tier`] an output row depends only on that row's own inputs, bit for bit: not on how many rows
+//! share the call, how many threads run it, how a prompt was cut into chunks, or how large a KV block is.
+//!
+//! Shapes are contracts between the engine and this crate, not user input: a wrong length panics with the names
+//! of both sides.
+
+mod attention;
+mod buffer;
+mod cpu;
+mod gemm;
+mod kv;
+mod linear;
+mod matrix;
+pub mod measure;
+mod norm;
+mod pool;
+mod rope;
+mod row_major;
+mod rows;
+mod simd;
+mod tier;
+
+pub use buffer::AlignedBuf;
+pub use cpu::Cpu;
+pub use kv::{AttnBatch, KvGeometry, KvLayer, KvType, QkvShape, RopeTable, SeqSpan};
+pub use matrix::{Elems, Layout, Matrix, PANEL, pack_panel, pack_panels, packed_len};
+pub use tier::{Tier, TierError};

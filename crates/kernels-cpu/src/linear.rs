@@ -1,0 +1,160 @@
+//! `linear`: how a product is cut into tasks. The arithmetic is in [`crate::gemm`] and [`crate::row_major`].
+
+use crate::cpu::{Cpu, SharedMut};
+use crate::gemm::{self, BlockedGemm, Gemv, Strips};
+use crate::matrix::{Elems, Layout, Matrix, PANEL};
+use crate::row_major::RowMajorTask;
+use crate::simd::{Element, dispatch};
+use crate::tier::Tier;
+
+/// Rows of x that are packed and multiplied at a time: with [`gemm::K_BLOCK`] columns of them in use, they take half of
+/// a 1 MiB L2 cache.
+const ROW_BLOCK: usize = 504;
+/// Rows (as in decoding) up to which packing x is not worth waking a helper.
+const PACK_ALONE: usize = 1 << 15;
+/// Panels that a task of the blocked GEMM takes together: each block of x is then fetched once for all of them.
+const PANELS_PER_TASK: usize = 8;
+/// Weight bytes that a task of a bandwidth-bound product takes, as elements.
+const STREAM_ELEMENTS: usize = 128 * 1024;
+/// Output columns of one task on the row-major and scalar paths.
+const COLUMNS_PER_TASK: usize = 32;
+
+/// Scratch for the packed rows of a product.
+pub(crate) fn packed_rows_len(m: usize, k: usize) -> usize {
+    m.min(ROW_BLOCK) * k
+}
+
+impl Cpu {
+    /// `out[m][n] = x[m][k] . w^T (+ bias)`.
+    ///
+    /// `Packed` weights run the tuned GEMM or GEMV; `RowMajor` ones a plain blocked GEMM of SIMD dot products, the
+    /// baseline. Packed, each output is one chain of fused multiply-adds over k in order, whatever `m` is.
+    ///
+    /// # Panics
+    /// When a length does not fit the shape.
+    pub fn linear(&mut self, x: &[f32], m: usize, w: Matrix<'_>, bias: Option<&[f32]>, out: &mut [f32]) {
+        w.check();
+        assert_eq!(x.len(), m * w.k, "x of linear: m * k with m = {m}, k = {}", w.k);
+        assert_eq!(out.len(), m * w.n, "out of linear: m * n with m = {m}, n = {}", w.n);
+        if let Some(bias) = bias {
+            assert_eq!(bias.len(), w.n, "bias of linear: n");
+        }
+        if m == 0 || w.n == 0 {
+            return;
+        }
+        match w.data {
+            Elems::F32(data) => self.linear_of(x, m, w, data, bias, out),
+            Elems::F16(data) => self.linear_of(x, m, w, data, bias, out),
+            Elems::Bf16(data) => self.linear_of(x, m, w, data, bias, out),
+        }
+    }
+
+    fn linear_of<W: Element>(
+        &mut self,
+        x: &[f32],
+        m: usize,
+        w: Matrix<'_>,
+        data: &[W],
+        bias: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
+        let Matrix { n, k, .. } = w;
+        if w.layout == Layout::RowMajor || self.tier == Tier::Scalar || k == 0 {
+            let (tier, out) = (self.tier, SharedMut::new(out));
+            self.pool.run(n.div_ceil(COLUMNS_PER_TASK), &|task, _| {
+                let columns = task * COLUMNS_PER_TASK..n.min((task + 1) * COLUMNS_PER_TASK);
+                let task = RowMajorTask { x, m, w, data, bias, columns, out: out.ptr() };
+                // SAFETY: lengths were checked, and each task writes its own columns.
+                unsafe { dispatch(tier, task) };
+            });
+        } else if m == 1 {
+            self.gemv(x, n, k, data, bias, out);
+        } else {
+            let blocks = m.div_ceil(ROW_BLOCK);
+            for block in 0..blocks {
+                let rows = m * block / blocks..m * (block + 1) / blocks;
+                let x = &x[rows.start * k..rows.end * k];
+                let out = &mut out[rows.start * n..rows.end * n];
+                self.gemm_rows(x, rows.len(), n, k, data, bias, out);
+            }
+        }
+    }
+
+    fn gemv<W: Element>(&mut self, x: &[f32], n: usize, k: usize, data: &[W], bias: Option<&[f32]>, out: &mut [f32]) {
+        let panels = n.div_ceil(PANEL);
+        let per_task = stream_panels(k, panels, self.threads());
+        let (tier, out) = (self.tier, SharedMut::new(out));
+        self.pool.run(panels.div_ceil(per_task), &|task, _| {
+            let panels = task * per_task..panels.min((task + 1) * per_task);
+            // SAFETY: lengths were checked, and each task writes its own columns.
+            unsafe { dispatch(tier, Gemv { x, n, k, data, bias, panels, out: out.ptr() }) };
+        });
+    }
+
+    /// A product of at most [`ROW_BLOCK`] rows.
+    fn gemm_rows<W: Element>(
+        &mut self,
+        x: &[f32],
+        m: usize,
+        n: usize,
+        k: usize,
+        data: &[W],
+        bias: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
+        let (tier, threads) = (self.tier, self.threads());
+        let strips = Strips::new(m, tier);
+        self.reserve_packed_rows(m * k);
+        self.reserve_worker_scratch(gemm::K_BLOCK * PANEL);
+
+        let packed = SharedMut::new(&mut self.packed_rows);
+        let pack = |strip: usize, _worker: usize| {
+            let rows = strips.rows(strip);
+            // SAFETY: strips are disjoint.
+            let dst = unsafe { packed.slice(rows.start * k, rows.len() * k) };
+            gemm::pack_rows(&x[rows.start * k..rows.end * k], k, dst);
+        };
+        if m * k <= PACK_ALONE {
+            (0..strips.count).for_each(|strip| pack(strip, 0));
+        } else {
+            self.pool.run(strips.count, &pack);
+        }
+
+        let panels = n.div_ceil(PANEL);
+        let per_task = if strips.count == 1 {
+            stream_panels(k, panels, threads)
+        } else {
+            panels.div_ceil(4 * threads).clamp(1, PANELS_PER_TASK)
+        };
+        let column_tasks = panels.div_ceil(per_task);
+        // Few columns: share the rows as well.
+        let row_tasks = (2 * threads).div_ceil(column_tasks).clamp(1, strips.count);
+        let scratch = SharedMut::new(&mut self.worker_scratch);
+        let (packed_rows, out) = (&self.packed_rows[..m * k], SharedMut::new(out));
+        self.pool.run(column_tasks * row_tasks, &|task, worker| {
+            let (column_task, row_task) = (task / row_tasks, task % row_tasks);
+            // SAFETY: a worker runs one task at a time.
+            let scratch = unsafe { &mut scratch.slice(worker, 1)[0] };
+            let task = BlockedGemm {
+                packed_rows,
+                strips,
+                strip_range: strips.count * row_task / row_tasks..strips.count * (row_task + 1) / row_tasks,
+                n,
+                k,
+                data,
+                bias,
+                panels: column_task * per_task..panels.min((column_task + 1) * per_task),
+                expanded: &mut scratch[..gemm::K_BLOCK * PANEL],
+                out: out.ptr(),
+            };
+            // SAFETY: lengths were checked, and each task writes its own tiles.
+            unsafe { dispatch(tier, task) };
+        });
+    }
+}
+
+/// Panels per task of a product that is bound by memory: enough to stream, few enough to share out evenly.
+fn stream_panels(k: usize, panels: usize, threads: usize) -> usize {
+    let by_size = STREAM_ELEMENTS.div_ceil(PANEL * k).next_multiple_of(gemm::GEMV_PANELS);
+    by_size.min(panels.div_ceil(threads)).max(1)
+}

@@ -1,0 +1,168 @@
+//! Weights as the kernels see them: element type, shape and layout.
+
+use half::{bf16, f16};
+
+/// Output rows that share one packed panel: two AVX-512 vectors, four AVX2 vectors.
+pub const PANEL: usize = 32;
+
+/// Weight elements of one of the stored types.
+#[derive(Clone, Copy)]
+pub enum Elems<'a> {
+    /// 32-bit floats.
+    F32(&'a [f32]),
+    /// IEEE 16-bit floats.
+    F16(&'a [f16]),
+    /// bfloat16: the upper half of an f32.
+    Bf16(&'a [bf16]),
+}
+
+impl Elems<'_> {
+    /// How many elements there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Elems::F32(values) => values.len(),
+            Elems::F16(values) => values.len(),
+            Elems::Bf16(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Element `index` as f32.
+    pub fn get(&self, index: usize) -> f32 {
+        match self {
+            Elems::F32(values) => values[index],
+            Elems::F16(values) => values[index].to_f32(),
+            Elems::Bf16(values) => values[index].to_f32(),
+        }
+    }
+}
+
+/// The order of a weight's elements in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// `[ceil(n / 32)][k][32]`, the last panel zero padded: what the tuned kernels stream.
+    Packed,
+    /// `[n][k]`, as in checkpoints.
+    RowMajor,
+}
+
+/// A weight of `n` output rows and `k` inputs.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a> {
+    /// The elements, in the order that `layout` says.
+    pub data: Elems<'a>,
+    /// Output rows.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+    /// Element order.
+    pub layout: Layout,
+}
+
+impl Matrix<'_> {
+    /// Where element (row, column) is in `data`.
+    #[inline]
+    pub fn index(&self, row: usize, column: usize) -> usize {
+        match self.layout {
+            Layout::Packed => (row / PANEL * self.k + column) * PANEL + row % PANEL,
+            Layout::RowMajor => row * self.k + column,
+        }
+    }
+
+    /// # Panics
+    /// When the element count does not fit shape and layout.
+    pub(crate) fn check(&self) {
+        let expected = match self.layout {
+            Layout::Packed => packed_len(self.n, self.k),
+            Layout::RowMajor => self.n * self.k,
+        };
+        assert_eq!(
+            self.data.len(),
+            expected,
+            "elements of a {:?} weight with n = {}, k = {}",
+            self.layout,
+            self.n,
+            self.k
+        );
+    }
+}
+
+/// Elements of a packed weight, padding included.
+pub fn packed_len(n: usize, k: usize) -> usize {
+    n.div_ceil(PANEL) * PANEL * k
+}
+
+/// Packs a weight of `n` rows and `k` columns: `src_row(row, values)` fills the `k` values of one row.
+/// Streams through a buffer of one panel. [`crate::Cpu::pack`] does the same on all workers.
+///
+/// # Panics
+/// When `dst` is not [`packed_len`] long.
+pub fn pack_panels<T: Copy + Default>(src_row: impl Fn(usize, &mut [T]), n: usize, k: usize, dst: &mut [T]) {
+    assert_eq!(dst.len(), packed_len(n, k), "elements of a packed weight with n = {n}, k = {k}");
+    if k == 0 {
+        return;
+    }
+    let mut rows = Vec::new();
+    for (panel, dst) in dst.chunks_exact_mut(PANEL * k).enumerate() {
+        pack_panel(&src_row, n, k, panel, &mut rows, dst);
+    }
+}
+
+/// Packs panel number `panel` (rows `32 * panel ..`) into `dst` (`32 * k` long), using `rows` as buffer.
+pub fn pack_panel<T: Copy + Default>(
+    src_row: &impl Fn(usize, &mut [T]),
+    n: usize,
+    k: usize,
+    panel: usize,
+    rows: &mut Vec<T>,
+    dst: &mut [T],
+) {
+    // Rows a power of two apart would all fall into one cache set; the odd stride spreads them.
+    let stride = k + PANEL / 2 + 1;
+    rows.resize(PANEL * stride, T::default());
+    let first = panel * PANEL;
+    let present = n.saturating_sub(first).min(PANEL);
+    for row in 0..present {
+        src_row(first + row, &mut rows[row * stride..row * stride + k]);
+    }
+    for row in present..PANEL {
+        rows[row * stride..row * stride + k].fill(T::default());
+    }
+    for (column, lanes) in dst.chunks_exact_mut(PANEL).enumerate() {
+        for (row, lane) in lanes.iter_mut().enumerate() {
+            *lane = rows[row * stride + column];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packing_puts_every_element_where_index_looks_for_it() {
+        for (n, k) in [(1, 1), (31, 3), (32, 7), (33, 5), (100, 17)] {
+            let value = |row: usize, column: usize| (row * 1000 + column + 1) as f32;
+            let mut packed = vec![f32::NAN; packed_len(n, k)];
+            let fill = |row: usize, values: &mut [f32]| {
+                for (column, v) in values.iter_mut().enumerate() {
+                    *v = value(row, column);
+                }
+            };
+            pack_panels(fill, n, k, &mut packed);
+            let matrix = Matrix { data: Elems::F32(&packed), n, k, layout: Layout::Packed };
+            matrix.check();
+            for row in 0..n {
+                for column in 0..k {
+                    assert_eq!(matrix.data.get(matrix.index(row, column)), value(row, column));
+                }
+            }
+            let padding = packed.iter().filter(|&&x| x == 0.0).count();
+            assert_eq!(padding, packed.len() - n * k);
+        }
+    }
+}

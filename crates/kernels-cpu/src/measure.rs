@@ -1,0 +1,184 @@
+//! What this machine can do, measured with the same workers and tier that run the ops: the denominators of every
+//! roofline share.
+
+use std::time::{Duration, Instant};
+
+use crate::buffer::AlignedBuf;
+use crate::cpu::{Cpu, SharedMut};
+use crate::simd::{Kernel, Simd, dispatch};
+
+/// How long one measurement repeats itself.
+const BUDGET: Duration = Duration::from_millis(350);
+/// Independent chains: enough to hide the latency of two units, few enough for 16 registers.
+const CHAINS: usize = 12;
+/// Multiply-adds per chain and task: about a millisecond.
+const LINKS: usize = 250_000;
+/// Bytes that one pass over memory reads: well above any cache.
+const STREAM_BYTES: usize = 512 << 20;
+/// Shares of a pass that workers claim.
+const STREAM_TASKS: usize = 64;
+
+/// f32 operations per second (a multiply-add counts two) of chains that never leave the registers, on all workers; the
+/// best of many rounds.
+pub fn peak_flops_f32(cpu: &mut Cpu) -> f64 {
+    let (tier, threads) = (cpu.tier(), cpu.threads());
+    let mut sinks = vec![0.0f32; threads];
+    let lanes = match tier {
+        crate::Tier::Scalar => 1,
+        crate::Tier::Avx2 => 8,
+        crate::Tier::Avx512 => 16,
+    };
+    let flops = (2 * CHAINS * LINKS * lanes * threads) as f64;
+    let sinks = SharedMut::new(&mut sinks);
+    let seconds = best_of(|| {
+        cpu.pool.run(threads, &|task, _| {
+            // SAFETY: each task has its own sink.
+            let sink = unsafe { &mut sinks.slice(task, 1)[0] };
+            // SAFETY: only registers and the sink are touched.
+            unsafe { dispatch(tier, FmaChains { sink }) };
+        });
+    });
+    flops / seconds
+}
+
+/// Bytes per second that all workers together read from memory; the best of several passes.
+pub fn read_bandwidth(cpu: &mut Cpu) -> f64 {
+    let source = touched(cpu, STREAM_BYTES / size_of::<f32>());
+    let tier = cpu.tier();
+    let part = source.len() / STREAM_TASKS;
+    let mut sums = vec![0.0f32; STREAM_TASKS];
+    let sums = SharedMut::new(&mut sums);
+    let seconds = best_of(|| {
+        cpu.pool.run(STREAM_TASKS, &|task, _| {
+            // SAFETY: each task has its own sum.
+            let sum = unsafe { &mut sums.slice(task, 1)[0] };
+            // SAFETY: plain slices.
+            unsafe { dispatch(tier, Sum { source: &source[task * part..(task + 1) * part], sum }) };
+        });
+    });
+    (part * STREAM_TASKS * size_of::<f32>()) as f64 / seconds
+}
+
+/// Bytes per second that all workers together copy, counting a byte read and written as two; the best of several passes.
+pub fn copy_bandwidth(cpu: &mut Cpu) -> f64 {
+    let source = touched(cpu, STREAM_BYTES / 2 / size_of::<f32>());
+    let mut target = touched(cpu, source.len());
+    let part = source.len() / STREAM_TASKS;
+    let target = SharedMut::new(&mut target);
+    let seconds = best_of(|| {
+        cpu.pool.run(STREAM_TASKS, &|task, _| {
+            // SAFETY: the parts are disjoint.
+            let target = unsafe { target.slice(task * part, part) };
+            target.copy_from_slice(&source[task * part..(task + 1) * part]);
+        });
+    });
+    (2 * part * STREAM_TASKS * size_of::<f32>()) as f64 / seconds
+}
+
+/// Memory that is really there: a page never written is one shared page of zeroes.
+fn touched(cpu: &mut Cpu, len: usize) -> AlignedBuf<f32> {
+    let mut buffer = AlignedBuf::zeroed(len);
+    let part = len / STREAM_TASKS;
+    let shared = SharedMut::new(&mut buffer);
+    cpu.pool.run(STREAM_TASKS, &|task, _| {
+        // SAFETY: the parts are disjoint.
+        unsafe { shared.slice(task * part, part) }.fill(1.0);
+    });
+    buffer
+}
+
+/// The shortest run, in seconds, of at least three within the budget.
+fn best_of(mut run: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    let mut best = f64::INFINITY;
+    let mut runs = 0;
+    while runs < 3 || start.elapsed() < BUDGET {
+        let before = Instant::now();
+        run();
+        best = best.min(before.elapsed().as_secs_f64());
+        runs += 1;
+    }
+    best
+}
+
+struct FmaChains<'a> {
+    sink: &'a mut f32,
+}
+
+impl Kernel for FmaChains<'_> {
+    fn scalar(self) {
+        let (a, b) = (std::hint::black_box(0.999f32), std::hint::black_box(1e-3f32));
+        let mut acc = [1.0f32; CHAINS];
+        for _ in 0..LINKS {
+            for x in &mut acc {
+                *x = *x * a + b;
+            }
+        }
+        *self.sink = acc.iter().sum();
+    }
+
+    #[inline(always)]
+    unsafe fn simd<S: Simd>(self) {
+        // SAFETY: registers only.
+        unsafe {
+            let (a, b) = (S::splat(std::hint::black_box(0.999)), S::splat(std::hint::black_box(1e-3)));
+            let mut acc = [S::splat(1.0); CHAINS];
+            for _ in 0..LINKS {
+                for x in &mut acc {
+                    *x = S::fma(*x, a, b);
+                }
+            }
+            let mut total = S::zero();
+            for x in acc {
+                total = S::add(total, x);
+            }
+            *self.sink = S::sum(total);
+        }
+    }
+}
+
+struct Sum<'a> {
+    source: &'a [f32],
+    sum: &'a mut f32,
+}
+
+/// Streams that are read side by side: more memory requests in flight than one stream gives.
+const STREAMS: usize = 4;
+/// How far ahead of the loads memory is asked for, in elements.
+const PREFETCH: usize = 256;
+
+impl Kernel for Sum<'_> {
+    fn scalar(self) {
+        let mut acc = [0.0f32; 16];
+        for chunk in self.source.chunks_exact(16) {
+            for (sum, x) in acc.iter_mut().zip(chunk) {
+                *sum += x;
+            }
+        }
+        *self.sum = acc.iter().sum();
+    }
+
+    #[inline(always)]
+    unsafe fn simd<S: Simd>(self) {
+        let stream = self.source.len() / STREAMS;
+        // SAFETY: a stream of a share is a multiple of 32 elements long; a prefetch may point anywhere.
+        unsafe {
+            let mut acc = [[S::zero(); 4]; STREAMS];
+            for i in (0..stream).step_by(32) {
+                for s in 0..STREAMS {
+                    let p = self.source.as_ptr().add(s * stream + i);
+                    S::prefetch(p.wrapping_add(PREFETCH));
+                    S::prefetch(p.wrapping_add(PREFETCH + 16));
+                    for v in 0..32 / S::LANES {
+                        acc[s][v] = S::add(acc[s][v], S::load(p.add(v * S::LANES)));
+                    }
+                }
+            }
+            let mut total = S::zero();
+            for x in acc.into_iter().flatten() {
+                total = S::add(total, x);
+            }
+            *self.sum = S::sum(total);
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Ops that treat each row alone: gathering, arg max, SiLU; and how rows are shared out.
+
+use std::ops::Range;
+
+use crate::cpu::{Cpu, SharedMut};
+use crate::matrix::{Elems, Layout, Matrix, PANEL};
+use crate::pool::Pool;
+use crate::simd::{Element, Kernel, Simd, dispatch, exp};
+
+/// Elements below which a task is not worth waking a helper.
+const ELEMENTS_PER_TASK: usize = 16 * 1024;
+
+/// Runs `f` over all rows, in ranges of a size that pays.
+pub(crate) fn for_row_ranges(pool: &mut Pool, rows: usize, width: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
+    let per_task = ELEMENTS_PER_TASK.div_ceil(width.max(1)).max(rows.div_ceil(8 * pool.threads()));
+    pool.run(rows.div_ceil(per_task), &|task, _| f(task * per_task..rows.min((task + 1) * per_task)));
+}
+
+impl Cpu {
+    /// Rows `ids` of `table` (n = vocabulary, k = hidden size; either layout), as f32.
+    ///
+    /// # Panics
+    /// When an id is not below `table.n`, or a length does not fit.
+    pub fn embed(&mut self, ids: &[u32], table: Matrix<'_>, out: &mut [f32]) {
+        table.check();
+        assert_eq!(out.len(), ids.len() * table.k, "out of embed: ids * k");
+        let out = SharedMut::new(out);
+        for_row_ranges(&mut self.pool, ids.len(), table.k, &|rows| {
+            for row in rows {
+                let id = ids[row] as usize;
+                assert!(id < table.n, "token id {id} of embed must be below {}", table.n);
+                // SAFETY: rows are disjoint.
+                let out = unsafe { out.slice(row * table.k, table.k) };
+                match table.data {
+                    Elems::F32(data) => embed_row(data, &table, id, out),
+                    Elems::F16(data) => embed_row(data, &table, id, out),
+                    Elems::Bf16(data) => embed_row(data, &table, id, out),
+                }
+            }
+        });
+    }
+
+    /// Copies rows of `width` elements: `out[i] = x[rows[i]]`.
+    ///
+    /// # Panics
+    /// When a row is out of range or a length does not fit.
+    pub fn gather_rows(&mut self, x: &[f32], width: usize, rows: &[u32], out: &mut [f32]) {
+        assert_eq!(out.len(), rows.len() * width, "out of gather_rows: rows * width");
+        let out = SharedMut::new(out);
+        for_row_ranges(&mut self.pool, rows.len(), width, &|range| {
+            for i in range {
+                let source = rows[i] as usize * width;
+                // SAFETY: rows are disjoint.
+                unsafe { out.slice(i * width, width) }.copy_from_slice(&x[source..source + width]);
+            }
+        });
+    }
+
+    /// The first index of each row's maximum. NaN never wins; a row of nothing but NaN gives 0.
+    ///
+    /// # Panics
+    /// When a length does not fit, or `width` is 0 or above `u32::MAX`.
+    pub fn argmax_rows(&mut self, logits: &[f32], width: usize, out: &mut [u32]) {
+        assert!(width > 0 && u32::try_from(width).is_ok(), "width of argmax_rows: {width}");
+        assert_eq!(logits.len(), out.len() * width, "logits of argmax_rows: rows * width");
+        let (tier, out) = (self.tier, SharedMut::new(out));
+        let rows = logits.len() / width;
+        for_row_ranges(&mut self.pool, rows, width, &|rows| {
+            for row in rows {
+                // SAFETY: rows are disjoint.
+                let best = unsafe { &mut out.slice(row, 1)[0] };
+                // SAFETY: plain slices.
+                unsafe { dispatch(tier, ArgMax { row: &logits[row * width..(row + 1) * width], best }) };
+            }
+        });
+    }
+
+    /// `out = silu(gate) * up` for rows `[gate | up]`, each `inter` wide.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn silu_mul(&mut self, gate_up: &[f32], inter: usize, out: &mut [f32]) {
+        assert_eq!(gate_up.len(), 2 * out.len(), "gate_up of silu_mul: twice out");
+        assert!(inter > 0 && out.len().is_multiple_of(inter), "out of silu_mul: rows of {inter}, found {}", out.len());
+        let (tier, rows, out) = (self.tier, out.len() / inter, SharedMut::new(out));
+        for_row_ranges(&mut self.pool, rows, 4 * inter, &|rows| {
+            for row in rows {
+                let (gate, up) = gate_up[row * 2 * inter..(row + 1) * 2 * inter].split_at(inter);
+                // SAFETY: rows are disjoint.
+                let out = unsafe { out.slice(row * inter, inter) };
+                // SAFETY: three slices of one length.
+                unsafe { dispatch(tier, SiluMul { gate, up, out }) };
+            }
+        });
+    }
+}
+
+fn embed_row<W: Element>(data: &[W], table: &Matrix<'_>, id: usize, out: &mut [f32]) {
+    let first = table.index(id, 0);
+    let step = if table.layout == Layout::Packed { PANEL } else { 1 };
+    for (out, value) in out.iter_mut().zip(data[first..].iter().step_by(step)) {
+        *out = value.to_f32();
+    }
+}
+
+struct ArgMax<'a> {
+    row: &'a [f32],
+    best: &'a mut u32,
+}
+
+impl Kernel for ArgMax<'_> {
+    fn scalar(self) {
+        let (mut best, mut value) = (None, f32::NEG_INFINITY);
+        for (i, &x) in self.row.iter().enumerate() {
+            if x > value || (best.is_none() && x == value) {
+                (best, value) = (Some(i), x);
+            }
+        }
+        *self.best = best.unwrap_or(0) as u32;
+    }
+
+    /// Two passes: the maximum, then the first vector that holds it.
+    #[inline(always)]
+    unsafe fn simd<S: Simd>(self) {
+        let (p, len) = (self.row.as_ptr(), self.row.len());
+        let whole = len - len % S::LANES;
+        // SAFETY: all loads lie within the row.
+        unsafe {
+            let mut max = S::splat(f32::NEG_INFINITY);
+            let mut i = 0;
+            while i < whole {
+                max = S::max(S::load(p.add(i)), max);
+                i += S::LANES;
+            }
+            let tail = S::load_partial(p.add(whole), len - whole);
+            max = S::max(S::keep(tail, 0, (len - whole) as isize, max), max);
+            let value = S::max_lane(max);
+            let wanted = S::splat(value);
+            i = 0;
+            while i < whole && !S::any_equal(S::load(p.add(i)), wanted) {
+                i += S::LANES;
+            }
+            while i < len && self.row[i] != value {
+                i += 1;
+            }
+            *self.best = if i < len { i as u32 } else { 0 };
+        }
+    }
+}
+
+struct SiluMul<'a> {
+    gate: &'a [f32],
+    up: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for SiluMul<'_> {
+    fn scalar(self) {
+        for ((out, gate), up) in self.out.iter_mut().zip(self.gate).zip(self.up) {
+            *out = gate / (1.0 + (-gate).exp()) * up;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn simd<S: Simd>(self) {
+        let len = self.out.len();
+        let mut i = 0;
+        while i < len {
+            let n = S::LANES.min(len - i);
+            // SAFETY: `n` elements are left in each slice.
+            unsafe {
+                let gate = S::load_partial(self.gate.as_ptr().add(i), n);
+                let up = S::load_partial(self.up.as_ptr().add(i), n);
+                let denominator = S::add(S::splat(1.0), exp::<S>(S::sub(S::zero(), gate)));
+                S::store_partial(self.out.as_mut_ptr().add(i), S::mul(S::div(gate, denominator), up), n);
+            }
+            i += n;
+        }
+    }
+}

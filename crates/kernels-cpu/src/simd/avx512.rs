@@ -1,0 +1,122 @@
+//! AVX-512: 16 lanes, 32 registers, masks.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{Kernel, Simd};
+
+#[derive(Clone, Copy)]
+pub(super) struct Avx512;
+
+/// # Safety
+/// The CPU has these features, and the kernel's pointers are valid for what it touches.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) {
+    // SAFETY: the caller's promise.
+    unsafe { kernel.simd::<Avx512>() }
+}
+
+/// The lowest `n` lanes, for any `n`.
+#[inline(always)]
+fn lanes_below(n: isize) -> __mmask16 {
+    ((1u32 << n.clamp(0, 16)) - 1) as __mmask16
+}
+
+// SAFETY (all methods): the caller has the features and valid pointers, as the trait demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Avx512 {
+    type V = __m512;
+
+    const LANES: usize = 16;
+    /// 24 accumulators, 2 weights, 1 broadcast: 27 of 32 registers.
+    const TILE_ROWS: usize = 12;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: __m512) {
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_partial(p: *const f32, n: usize) -> __m512 {
+        unsafe { _mm512_maskz_loadu_ps(lanes_below(n as isize), p) }
+    }
+    #[inline(always)]
+    unsafe fn store_partial(p: *mut f32, v: __m512, n: usize) {
+        unsafe { _mm512_mask_storeu_ps(p, lanes_below(n as isize), v) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> __m512 {
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn round(a: __m512) -> __m512 {
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(p: __m512, n: __m512) -> __m512 {
+        unsafe { _mm512_scalef_ps(p, n) }
+    }
+    #[inline(always)]
+    unsafe fn keep(v: __m512, lo: isize, hi: isize, other: __m512) -> __m512 {
+        unsafe { _mm512_mask_blend_ps(lanes_below(hi) & !lanes_below(lo), other, v) }
+    }
+    #[inline(always)]
+    unsafe fn any_equal(a: __m512, b: __m512) -> bool {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b) != 0 }
+    }
+    #[inline(always)]
+    unsafe fn sum(a: __m512) -> f32 {
+        unsafe { _mm512_reduce_add_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn max_lane(a: __m512) -> f32 {
+        unsafe { _mm512_reduce_max_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch<T>(p: *const T) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+}

@@ -1,0 +1,83 @@
+//! After `reserve`, no op allocates.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout as Memory, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::{KINDS, Rng, Weight};
+use strobe_kernels_cpu::{AttnBatch, Cpu, KvGeometry, KvLayer, KvType, Layout, QkvShape, RopeTable, SeqSpan, Tier};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Memory) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Memory) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_step_allocates_nothing() {
+    let (rows, n, k) = (70, 100, 300);
+    let shape = QkvShape { heads: 4, kv_heads: 2, head_dim: 64 };
+    let mut rng = Rng(1);
+    let x = rng.floats(rows * k);
+    let values = rng.floats(n * k);
+    let weights: Vec<Weight> = KINDS.map(|kind| Weight::new(&values, n, k, kind, Layout::Packed)).into();
+    let mut out = vec![0.0; rows * n];
+    let mut qkv = rng.floats(rows * shape.row());
+    let geometry = KvGeometry { kv_heads: 2, head_dim: 64, tokens_per_block: 16, blocks: 5, kind: KvType::Bf16 };
+    let mut data = strobe_kernels_cpu::AlignedBuf::zeroed(geometry.bytes_per_layer());
+    let mut kv = KvLayer { geometry, data: &mut data };
+    let seqs = [SeqSpan { q_start: 0, q_len: rows as u32, kv_len: rows as u32, table_start: 0 }];
+    let batch = AttnBatch { seqs: &seqs, block_tables: &[4, 2, 0, 1, 3] };
+    let rope = RopeTable { half: 32, cos: vec![1.0; rows * 32], sin: vec![0.0; rows * 32] };
+    let mut attended = vec![0.0; rows * shape.q_row()];
+    let mut scores = vec![0.0; shape.heads * rows * rows];
+    let mut tokens = vec![0; rows];
+
+    let mut cpu = Cpu::new(Tier::detect(), 2);
+    cpu.reserve(rows, k);
+    cpu.parallel_for(8, &|_| std::thread::sleep(std::time::Duration::from_millis(1)));
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for weight in &weights {
+        for m in [1, 2, 16, rows] {
+            cpu.linear(&x[..m * k], m, weight.matrix(), None, &mut out[..m * n]);
+        }
+    }
+    cpu.rope_kv_write(&mut qkv, shape, &rope, &batch, &mut kv);
+    if cpu.tier() != Tier::Scalar {
+        cpu.attention(&qkv, shape, &batch, &kv, None, &mut attended);
+    }
+    cpu.attn_scores(&qkv, shape, &batch, &kv, None, &[0], &mut scores);
+    cpu.attn_softmax(shape, &batch, None, &[0], &mut scores);
+    cpu.attn_values(shape, &batch, &kv, &[0], &scores, &mut attended);
+    cpu.argmax_rows(&out, n, &mut tokens);
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+}
+
+#[test]
+fn a_device_may_move_to_another_thread() {
+    let mut cpu = Cpu::new(Tier::detect(), 2);
+    let moved = std::thread::spawn(move || {
+        let done = AtomicUsize::new(0);
+        cpu.parallel_for(100, &|_| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        done.into_inner()
+    });
+    assert_eq!(moved.join().expect("no panic"), 100);
+}

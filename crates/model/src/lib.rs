@@ -1,0 +1,28 @@
+//! Model configurations, checkpoints, tokenizers, and each architecture as a short list of ops.
+//!
+//! This crate knows shapes, names and order. It knows nothing of batching, paging, threads or devices:
+//! an engine asks it *what* a model is ([`ModelConfig`], [`weight_list`], [`program`]) and *which numbers* it holds
+//! ([`WeightSource`]), and decides everything else itself.
+
+pub mod checkpoint;
+pub mod config;
+mod config_json;
+pub mod error;
+pub mod presets;
+pub mod program;
+pub mod random;
+mod rope;
+pub mod safetensors;
+mod safetensors_header;
+mod safetensors_writer;
+mod source;
+pub mod tokenizer;
+pub mod weights;
+
+pub use checkpoint::Checkpoint;
+pub use config::{DType, ModelConfig, RopeScaling};
+pub use error::ModelError;
+pub use presets::{Preset, preset, presets};
+pub use safetensors::{SafeTensors, SafeTensorsWriter, TensorSpec, TensorView};
+pub use tokenizer::Tokenizer;
+pub use weights::{LayerWeight, RandomInit, WeightId, WeightInfo, WeightSource, weight_list};

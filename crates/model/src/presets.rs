@@ -1,0 +1,198 @@
+//! Models by name: true shapes, to be filled with random weights.
+
+use crate::config::{DType, ModelConfig, RopeScaling};
+use crate::tokenizer::Tokenizer;
+
+/// A model that can be built without any file.
+#[derive(Clone, Copy, Debug)]
+pub struct Preset {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// One line on what it is.
+    pub summary: &'static str,
+    shape: Shape,
+}
+
+/// The numbers in which presets differ.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    qwen3: bool,
+    dtype: DType,
+    vocab: usize,
+    hidden: usize,
+    intermediate: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    eps: f64,
+    positions: usize,
+    theta: f64,
+    scaling: RopeScaling,
+    bos: u32,
+    eos: &'static [u32],
+}
+
+/// What most Llama-like models share; each preset overrides the rest.
+const LLAMA: Shape = Shape {
+    qwen3: false,
+    dtype: DType::F32,
+    vocab: 32_000,
+    hidden: 0,
+    intermediate: 0,
+    layers: 0,
+    heads: 0,
+    kv_heads: 0,
+    head_dim: 64,
+    eps: 1e-5,
+    positions: 2048,
+    theta: 10_000.0,
+    scaling: RopeScaling::None,
+    bos: 1,
+    eos: &[2],
+};
+
+static PRESETS: [Preset; 6] = [
+    Preset {
+        name: "micro",
+        summary: "4 small layers for demos and tests: runs in seconds on any CPU",
+        // More heads than the width asks for: attention then has a visible share of a short prompt's time.
+        shape: Shape {
+            vocab: 512,
+            hidden: 128,
+            intermediate: 320,
+            layers: 4,
+            heads: 8,
+            kv_heads: 4,
+            head_dim: 32,
+            ..LLAMA
+        },
+    },
+    Preset {
+        name: "llama-110m",
+        summary: "a 12-layer Llama the size of GPT-2, with grouped-query attention",
+        shape: Shape { hidden: 768, intermediate: 2048, layers: 12, heads: 12, kv_heads: 4, ..LLAMA },
+    },
+    Preset {
+        name: "tinyllama-1.1b",
+        summary: "TinyLlama 1.1B",
+        shape: Shape {
+            dtype: DType::Bf16,
+            hidden: 2048,
+            intermediate: 5632,
+            layers: 22,
+            heads: 32,
+            kv_heads: 4,
+            ..LLAMA
+        },
+    },
+    Preset {
+        name: "llama-2-7b",
+        summary: "Llama 2 7B",
+        shape: Shape {
+            dtype: DType::F16,
+            hidden: 4096,
+            intermediate: 11_008,
+            layers: 32,
+            heads: 32,
+            kv_heads: 32,
+            head_dim: 128,
+            positions: 4096,
+            ..LLAMA
+        },
+    },
+    Preset {
+        name: "llama-3.1-8b",
+        summary: "Llama 3.1 8B, with its rotary scaling for long contexts",
+        shape: Shape {
+            dtype: DType::Bf16,
+            vocab: 128_256,
+            hidden: 4096,
+            intermediate: 14_336,
+            layers: 32,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            positions: 131_072,
+            theta: 500_000.0,
+            scaling: RopeScaling::Llama3 {
+                factor: 8.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_max_position_embeddings: 8192,
+            },
+            bos: 128_000,
+            eos: &[128_001, 128_008, 128_009],
+            ..LLAMA
+        },
+    },
+    Preset {
+        name: "qwen3-0.6b",
+        summary: "Qwen3 0.6B: q/k norm, tied head, large vocabulary",
+        shape: Shape {
+            qwen3: true,
+            dtype: DType::Bf16,
+            vocab: 151_936,
+            hidden: 1024,
+            intermediate: 3072,
+            layers: 28,
+            heads: 16,
+            kv_heads: 8,
+            head_dim: 128,
+            eps: 1e-6,
+            positions: 40_960,
+            theta: 1_000_000.0,
+            bos: 151_643,
+            eos: &[151_645],
+            ..LLAMA
+        },
+    },
+];
+
+/// All presets, the smallest first.
+pub fn presets() -> &'static [Preset] {
+    &PRESETS
+}
+
+/// A preset by name.
+pub fn preset(name: &str) -> Option<&'static Preset> {
+    PRESETS.iter().find(|preset| preset.name == name)
+}
+
+impl Preset {
+    /// Its configuration, as a checkpoint of this model would give it.
+    pub fn config(&self) -> ModelConfig {
+        let s = self.shape;
+        let (architecture, model_type) =
+            if s.qwen3 { ("Qwen3ForCausalLM", "qwen3") } else { ("LlamaForCausalLM", "llama") };
+        ModelConfig {
+            architecture: architecture.to_string(),
+            model_type: model_type.to_string(),
+            dtype: s.dtype,
+            vocab_size: s.vocab,
+            hidden_size: s.hidden,
+            intermediate_size: s.intermediate,
+            num_hidden_layers: s.layers,
+            num_attention_heads: s.heads,
+            num_key_value_heads: s.kv_heads,
+            head_dim: s.head_dim,
+            rms_norm_eps: s.eps,
+            max_position_embeddings: s.positions,
+            rope_theta: s.theta,
+            rope_scaling: s.scaling,
+            qkv_bias: false,
+            o_bias: false,
+            mlp_bias: false,
+            qk_norm: s.qwen3,
+            tie_word_embeddings: s.qwen3,
+            sliding_window: Vec::new(),
+            bos_token_id: Some(s.bos),
+            eos_token_ids: s.eos.to_vec(),
+        }
+    }
+
+    /// A tokenizer that round-trips any text within the preset's vocabulary.
+    pub fn tokenizer(&self) -> Tokenizer {
+        Tokenizer::byte_level(self.shape.vocab)
+    }
+}

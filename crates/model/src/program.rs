@@ -1,0 +1,447 @@
+//! A model as a short list of ops over named buffers and weights.
+//!
+//! The list knows shapes and order and nothing of batching: how many rows a step has, and which keys each row
+//! attends to, arrive in a [`StepShape`]. Engines run the list node by node through one seam, and everything that
+//! needs to know what an op costs (trace, roofline, MFU, simulator) asks [`Node::cost`].
+
+use crate::config::ModelConfig;
+use crate::weights::{LayerWeight, WeightId};
+
+/// Activations of a step, each `[rows][width]` in f32 and owned by the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Buf {
+    /// The residual stream, one row per packed token.
+    Hidden,
+    /// Normalised input of the next projection.
+    Normed,
+    /// Fused q, k and v of each token.
+    Qkv,
+    /// Attention output, heads concatenated.
+    Attn,
+    /// Output of a projection on its way back into the residual stream.
+    Proj,
+    /// Fused gate and up projections.
+    GateUp,
+    /// Activated hidden of the MLP.
+    Act,
+    /// The rows whose logits are wanted, gathered.
+    Sampled,
+    /// One row of logits per sampled row.
+    Logits,
+}
+
+/// Which rows of the step an attention op works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// Context and generation rows in one pass.
+    All,
+    /// Only rows of requests whose prompt is being computed.
+    Context,
+    /// Only rows of requests that generate.
+    Generation,
+}
+
+/// The ops that models are made of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OpKind {
+    /// Look up the embedding row of each token.
+    Embed {
+        /// The table.
+        table: WeightId,
+    },
+    /// `out = rmsnorm(hidden)`.
+    RmsNorm {
+        /// Scale.
+        weight: WeightId,
+    },
+    /// `hidden += proj; out = rmsnorm(hidden)`.
+    AddRmsNorm {
+        /// Scale.
+        weight: WeightId,
+    },
+    /// `out = x . weight^T + bias`.
+    Linear {
+        /// Input rows.
+        x: Buf,
+        /// `[n][k]` weight.
+        weight: WeightId,
+        /// Optional `[n]` bias.
+        bias: Option<WeightId>,
+        /// Output rows.
+        out: Buf,
+    },
+    /// RMS norm of each query and key head, in place.
+    QkNorm {
+        /// Scale of query heads.
+        q: WeightId,
+        /// Scale of key heads.
+        k: WeightId,
+    },
+    /// Rotate queries and keys, and write keys and values to the cache.
+    RopeKvWrite,
+    /// Fused attention over the cache: scores, softmax and values in one pass.
+    Attention {
+        /// Rows it covers.
+        rows: Rows,
+    },
+    /// Unfused attention, step 1: scores of the context rows into memory.
+    AttnScores,
+    /// Unfused attention, step 2: softmax over each row of scores, in memory.
+    AttnSoftmax,
+    /// Unfused attention, step 3: weighted sum of values from the scores in memory.
+    AttnValues,
+    /// `act = silu(gate) * up`.
+    SiluMul,
+    /// Collect the rows whose logits are wanted.
+    Gather,
+    /// Turn logits into tokens.
+    Sample,
+}
+
+/// One op of a model's list.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Node {
+    /// What to do.
+    pub kind: OpKind,
+    /// Name in traces and tables, such as `qkv_proj`.
+    pub name: &'static str,
+    /// Layer, where the op belongs to one.
+    pub layer: Option<u16>,
+}
+
+/// How a model's list is put together; set when an engine is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramOptions {
+    /// Fused attention for context rows; otherwise three ops through memory.
+    pub context_fmha: bool,
+}
+
+/// The whole forward pass of `config`, in order.
+pub fn program(config: &ModelConfig, options: ProgramOptions) -> Vec<Node> {
+    let mut nodes = Vec::new();
+    let mut push = |layer: Option<u16>, name: &'static str, kind: OpKind| nodes.push(Node { kind, name, layer });
+    let embed = if config.tie_word_embeddings { WeightId::LmHead } else { WeightId::Embed };
+    push(None, "embed", OpKind::Embed { table: embed });
+    for index in 0..config.num_hidden_layers {
+        let index = index as u16;
+        let layer = Some(index);
+        let w = |part| WeightId::Layer(index, part);
+        let norm = w(LayerWeight::InputNorm);
+        if index == 0 {
+            push(layer, "input_norm", OpKind::RmsNorm { weight: norm });
+        } else {
+            push(layer, "input_norm", OpKind::AddRmsNorm { weight: norm });
+        }
+        let linear =
+            |x, weight, bias: Option<LayerWeight>, out| OpKind::Linear { x, weight: w(weight), bias: bias.map(w), out };
+        let qkv_bias = config.qkv_bias.then_some(LayerWeight::QkvBias);
+        push(layer, "qkv_proj", linear(Buf::Normed, LayerWeight::Qkv, qkv_bias, Buf::Qkv));
+        if config.qk_norm {
+            push(layer, "qk_norm", OpKind::QkNorm { q: w(LayerWeight::QNorm), k: w(LayerWeight::KNorm) });
+        }
+        push(layer, "rope_kv_write", OpKind::RopeKvWrite);
+        if options.context_fmha {
+            push(layer, "attention", OpKind::Attention { rows: Rows::All });
+        } else {
+            push(layer, "attn_scores", OpKind::AttnScores);
+            push(layer, "attn_softmax", OpKind::AttnSoftmax);
+            push(layer, "attn_values", OpKind::AttnValues);
+            push(layer, "attention", OpKind::Attention { rows: Rows::Generation });
+        }
+        let o_bias = config.o_bias.then_some(LayerWeight::OBias);
+        push(layer, "o_proj", linear(Buf::Attn, LayerWeight::O, o_bias, Buf::Proj));
+        push(layer, "post_norm", OpKind::AddRmsNorm { weight: w(LayerWeight::PostNorm) });
+        let up_bias = config.mlp_bias.then_some(LayerWeight::GateUpBias);
+        push(layer, "gate_up_proj", linear(Buf::Normed, LayerWeight::GateUp, up_bias, Buf::GateUp));
+        push(layer, "silu_mul", OpKind::SiluMul);
+        let down_bias = config.mlp_bias.then_some(LayerWeight::DownBias);
+        push(layer, "down_proj", linear(Buf::Act, LayerWeight::Down, down_bias, Buf::Proj));
+    }
+    push(None, "final_norm", OpKind::AddRmsNorm { weight: WeightId::FinalNorm });
+    push(None, "gather", OpKind::Gather);
+    push(None, "lm_head", OpKind::Linear { x: Buf::Sampled, weight: WeightId::LmHead, bias: None, out: Buf::Logits });
+    push(None, "sample", OpKind::Sample);
+    nodes
+}
+
+/// Rows of one request in a step, as far as the cost of attention is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanShape {
+    /// Rows computed in this step.
+    pub rows: u64,
+    /// Keys in the cache once they are written; the last row attends to all of them.
+    pub keys: u64,
+    /// Whether the rows belong to the prompt.
+    pub context: bool,
+}
+
+/// What the cost of a step depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct StepShape<'a> {
+    /// One entry per request in the step.
+    pub spans: &'a [SpanShape],
+    /// Packed rows: the sum of `rows`.
+    pub tokens: u64,
+    /// Rows whose logits are computed.
+    pub sampled: u64,
+    /// Bytes of one weight element.
+    pub weight_bytes: u64,
+    /// Bytes of one cache element.
+    pub kv_bytes: u64,
+}
+
+/// What one op needs: the numbers behind roofline, MFU and MBU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// `m, n, k` of a matrix product, or rows and width; 0 where it does not apply.
+    pub shape: [u64; 3],
+    /// Floating-point operations (a fused multiply-add is two).
+    pub flops: u64,
+    /// Bytes of all operands, read and written once each.
+    pub bytes: u64,
+}
+
+/// Keys attended to by `span`'s rows in all, and keys that have to be read, under an optional sliding window.
+fn attended(span: SpanShape, window: Option<usize>) -> (u64, u64) {
+    let SpanShape { rows, keys, .. } = span;
+    let first = keys.saturating_sub(rows); // keys before the first row
+    match window.map(|w| w as u64) {
+        Some(window) if keys > window => {
+            // Row i sees min(first + i + 1, window) keys.
+            let below = window.saturating_sub(first).min(rows); // rows that still see everything
+            let full = below * first + below * (below + 1) / 2;
+            let read = (window + rows - 1).min(keys);
+            (full + (rows - below) * window, read)
+        }
+        _ => (rows * first + rows * (rows + 1) / 2, keys),
+    }
+}
+
+/// Sums over the spans that an attention op covers.
+struct AttentionWork {
+    rows: u64,
+    attended: u64,
+    read: u64,
+    widest: u64,
+}
+
+fn attention_work(step: &StepShape<'_>, rows: Rows, window: Option<usize>) -> AttentionWork {
+    let mut work = AttentionWork { rows: 0, attended: 0, read: 0, widest: 0 };
+    for span in step.spans {
+        let wanted = match rows {
+            Rows::All => true,
+            Rows::Context => span.context,
+            Rows::Generation => !span.context,
+        };
+        if wanted {
+            let (sum, read) = attended(*span, window);
+            work.rows += span.rows;
+            work.attended += sum;
+            work.read += read;
+            work.widest = work.widest.max(span.keys);
+        }
+    }
+    work
+}
+
+impl Node {
+    /// Category for budgets and tables.
+    pub fn category(&self) -> &'static str {
+        match self.kind {
+            OpKind::Embed { .. } => "embedding",
+            OpKind::RmsNorm { .. } | OpKind::AddRmsNorm { .. } | OpKind::QkNorm { .. } => "norm",
+            OpKind::Linear { .. } => "gemm",
+            OpKind::RopeKvWrite => "rope",
+            OpKind::Attention { .. } | OpKind::AttnScores | OpKind::AttnSoftmax | OpKind::AttnValues => "attention",
+            OpKind::SiluMul => "activation",
+            OpKind::Gather => "gather",
+            OpKind::Sample => "sampling",
+        }
+    }
+
+    /// Rows this op works on in `step`; an op without rows is neither run nor recorded.
+    pub fn rows(&self, step: &StepShape<'_>) -> u64 {
+        let context = || step.spans.iter().filter(|s| s.context).map(|s| s.rows).sum();
+        match self.kind {
+            OpKind::Attention { rows: Rows::All } => step.tokens,
+            OpKind::Attention { rows: Rows::Context }
+            | OpKind::AttnScores
+            | OpKind::AttnSoftmax
+            | OpKind::AttnValues => context(),
+            OpKind::Attention { rows: Rows::Generation } => step.tokens - context(),
+            OpKind::Gather | OpKind::Sample => step.sampled,
+            OpKind::Linear { x: Buf::Sampled, .. } => step.sampled,
+            _ => step.tokens,
+        }
+    }
+
+    /// What this op costs in `step`.
+    pub fn cost(&self, config: &ModelConfig, step: &StepShape<'_>) -> Cost {
+        const F32: u64 = 4;
+        let hidden = config.hidden_size as u64;
+        let inter = config.intermediate_size as u64;
+        let heads = config.num_attention_heads as u64;
+        let kv_heads = config.num_key_value_heads as u64;
+        let dim = config.head_dim as u64;
+        let m = step.tokens;
+        let window = self.layer.and_then(|l| config.sliding_window.get(usize::from(l)).copied().flatten());
+        let attention = |rows| attention_work(step, rows, window);
+        let cost = |shape: [u64; 3], flops, bytes| Cost { shape, flops, bytes };
+        match self.kind {
+            OpKind::Embed { .. } => cost([m, hidden, 0], 0, m * hidden * (step.weight_bytes + F32)),
+            OpKind::RmsNorm { .. } => cost([m, hidden, 0], 4 * m * hidden, 2 * m * hidden * F32 + hidden * F32),
+            OpKind::AddRmsNorm { .. } => cost([m, hidden, 0], 5 * m * hidden, 4 * m * hidden * F32 + hidden * F32),
+            OpKind::QkNorm { .. } => {
+                let width = (heads + kv_heads) * dim;
+                cost([m, width, 0], 4 * m * width, 2 * m * width * F32)
+            }
+            OpKind::Linear { x, weight, .. } => {
+                let rows = if x == Buf::Sampled { step.sampled } else { m };
+                let (n, k) = linear_shape(config, weight);
+                cost([rows, n, k], 2 * rows * n * k, n * k * step.weight_bytes + rows * (n + k) * F32)
+            }
+            OpKind::RopeKvWrite => {
+                let width = (heads + kv_heads) * dim;
+                cost([m, width, 0], 3 * m * width, m * width * 2 * F32 + m * kv_heads * dim * (F32 + 2 * step.kv_bytes))
+            }
+            OpKind::Attention { rows } => {
+                let work = attention(rows);
+                let io = 2 * work.rows * heads * dim * F32;
+                cost(
+                    [work.rows, work.widest, dim],
+                    4 * heads * dim * work.attended,
+                    io + 2 * work.read * kv_heads * dim * step.kv_bytes,
+                )
+            }
+            OpKind::AttnScores => {
+                let work = attention(Rows::Context);
+                let bytes = work.rows * heads * dim * F32
+                    + work.read * kv_heads * dim * step.kv_bytes
+                    + work.attended * heads * F32;
+                cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
+            }
+            OpKind::AttnSoftmax => {
+                let work = attention(Rows::Context);
+                cost([work.rows * heads, work.widest, 0], 5 * heads * work.attended, 2 * work.attended * heads * F32)
+            }
+            OpKind::AttnValues => {
+                let work = attention(Rows::Context);
+                let bytes = work.attended * heads * F32
+                    + work.read * kv_heads * dim * step.kv_bytes
+                    + work.rows * heads * dim * F32;
+                cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
+            }
+            OpKind::SiluMul => cost([m, inter, 0], 5 * m * inter, 3 * m * inter * F32),
+            OpKind::Gather => cost([step.sampled, hidden, 0], 0, 2 * step.sampled * hidden * F32),
+            OpKind::Sample => {
+                let vocab = config.vocab_size as u64;
+                cost([step.sampled, vocab, 0], step.sampled * vocab, step.sampled * vocab * F32)
+            }
+        }
+    }
+}
+
+/// Rows and columns of a projection.
+fn linear_shape(config: &ModelConfig, weight: WeightId) -> (u64, u64) {
+    let hidden = config.hidden_size as u64;
+    let inter = config.intermediate_size as u64;
+    let dim = config.head_dim as u64;
+    let q = config.num_attention_heads as u64 * dim;
+    let kv = config.num_key_value_heads as u64 * dim;
+    match weight {
+        WeightId::Layer(_, LayerWeight::Qkv) => (q + 2 * kv, hidden),
+        WeightId::Layer(_, LayerWeight::O) => (hidden, q),
+        WeightId::Layer(_, LayerWeight::GateUp) => (2 * inter, hidden),
+        WeightId::Layer(_, LayerWeight::Down) => (hidden, inter),
+        _ => (config.vocab_size as u64, hidden),
+    }
+}
+
+/// The work of a whole step by the definitions of MFU and MBU: matrix products and attention count as operations,
+/// weights once plus the cache read and written count as bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepWork {
+    /// `2 * weights used + 4 * layers * heads * head_dim * keys` over all rows.
+    pub flops: u64,
+    /// Bytes that must move at least once.
+    pub bytes: u64,
+}
+
+/// Work of a step in closed form: cheap enough to keep for every iteration, profiled or not.
+pub fn step_work(config: &ModelConfig, step: &StepShape<'_>) -> StepWork {
+    let layers = config.num_hidden_layers as u64;
+    let heads = config.num_attention_heads as u64;
+    let dim = config.head_dim as u64;
+    let kv_row = 2 * config.num_key_value_heads as u64 * dim * step.kv_bytes;
+    let layer_weights: u64 = [LayerWeight::Qkv, LayerWeight::O, LayerWeight::GateUp, LayerWeight::Down]
+        .into_iter()
+        .map(|part| linear_shape(config, WeightId::Layer(0, part)))
+        .map(|(n, k)| n * k)
+        .sum();
+    let head_weights = (config.vocab_size * config.hidden_size) as u64;
+    let mut flops = 2 * layers * layer_weights * step.tokens + 2 * head_weights * step.sampled;
+    let mut bytes = layers * layer_weights * step.weight_bytes + layers * step.tokens * kv_row;
+    if step.sampled > 0 {
+        bytes += head_weights * step.weight_bytes;
+    }
+    let mut add = |count: u64, window: Option<usize>| {
+        let work = attention_work(step, Rows::All, window);
+        flops += count * 4 * heads * dim * work.attended;
+        bytes += count * work.read * kv_row;
+    };
+    if config.sliding_window.iter().all(Option::is_none) {
+        add(layers, None);
+    } else {
+        config.sliding_window.iter().for_each(|window| add(1, *window));
+    }
+    StepWork { flops, bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The definition, one row at a time.
+    fn attended_by_rows(span: SpanShape, window: Option<usize>) -> u64 {
+        (0..span.rows)
+            .map(|i| {
+                let keys = span.keys - span.rows + i + 1;
+                window.map_or(keys, |w| keys.min(w as u64))
+            })
+            .sum()
+    }
+
+    #[test]
+    fn attended_keys_follow_the_definition() {
+        for rows in 1..20u64 {
+            for before in 0..20u64 {
+                for window in [None, Some(1), Some(3), Some(8), Some(100)] {
+                    let span = SpanShape { rows, keys: before + rows, context: true };
+                    assert_eq!(attended(span, window).0, attended_by_rows(span, window), "{span:?} {window:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn step_work_is_the_sum_of_the_matrix_ops() {
+        let mut config = crate::presets::preset("micro").unwrap().config();
+        for windowed in [false, true] {
+            if windowed {
+                config.sliding_window = (0..config.num_hidden_layers).map(|l| (l % 2 == 0).then_some(16)).collect();
+            }
+            let spans =
+                [SpanShape { rows: 40, keys: 72, context: true }, SpanShape { rows: 1, keys: 33, context: false }];
+            let step = StepShape { spans: &spans, tokens: 41, sampled: 2, weight_bytes: 4, kv_bytes: 4 };
+            for fmha in [true, false] {
+                let nodes = program(&config, ProgramOptions { context_fmha: fmha });
+                let flops: u64 = nodes
+                    .iter()
+                    .filter(|n| matches!(n.category(), "gemm" | "attention") && n.name != "attn_softmax")
+                    .map(|n| n.cost(&config, &step).flops)
+                    .sum();
+                assert_eq!(flops, step_work(&config, &step).flops, "fmha {fmha}");
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Rotary tables, rounded step by step as `transformers` rounds them.
+
+use crate::config::{ModelConfig, RopeScaling};
+
+/// Cosines and sines, each `[positions][head_dim / 2]`.
+pub(crate) fn tables(config: &ModelConfig, positions: usize) -> (Vec<f32>, Vec<f32>) {
+    let frequencies = inverse_frequencies(config);
+    let mut cos = Vec::with_capacity(positions * frequencies.len());
+    let mut sin = Vec::with_capacity(positions * frequencies.len());
+    for position in 0..positions {
+        for frequency in &frequencies {
+            // The angle is an f32 product (that is what models were trained with); its sine and cosine are then exact.
+            let angle = f64::from(position as f32 * frequency);
+            cos.push(angle.cos() as f32);
+            sin.push(angle.sin() as f32);
+        }
+    }
+    (cos, sin)
+}
+
+fn inverse_frequencies(config: &ModelConfig) -> Vec<f32> {
+    let base = f64::from(config.rope_theta as f32);
+    (0..config.head_dim / 2)
+        .map(|i| {
+            let exponent = (2 * i) as f32 / config.head_dim as f32;
+            let plain = 1.0 / base.powf(f64::from(exponent)) as f32;
+            scaled(plain, config.rope_scaling)
+        })
+        .collect()
+}
+
+fn scaled(frequency: f32, scaling: RopeScaling) -> f32 {
+    match scaling {
+        RopeScaling::None => frequency,
+        RopeScaling::Linear { factor } => frequency / factor as f32,
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings: original,
+        } => {
+            let (factor, low, high) = (factor as f32, low_freq_factor as f32, high_freq_factor as f32);
+            let original = original as f32;
+            let wavelength = 2.0 * std::f32::consts::PI / frequency;
+            if wavelength > original / low {
+                frequency / factor
+            } else if wavelength < original / high {
+                frequency
+            } else {
+                let smooth = (original / wavelength - low) / (high - low);
+                (1.0 - smooth) * frequency / factor + smooth * frequency
+            }
+        }
+    }
+}

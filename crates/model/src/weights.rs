@@ -1,0 +1,208 @@
+//! What an engine loads: every weight of a model, in execution order, and the checkpoint tensors it is made of.
+//!
+//! The mapping is data. Fused weights (q, k, v; gate, up) are the rows of their parts, one part after the other.
+
+pub use crate::source::WeightSource;
+
+use crate::config::ModelConfig;
+
+/// A weight as engines see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WeightId {
+    /// The token embedding table (absent where the head is tied: then [`WeightId::LmHead`] is the table).
+    Embed,
+    /// The norm before the output head.
+    FinalNorm,
+    /// The output head.
+    LmHead,
+    /// A weight of one decoder layer.
+    Layer(u16, LayerWeight),
+}
+
+/// The weights of a decoder layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LayerWeight {
+    /// The norm before attention.
+    InputNorm,
+    /// Query, key and value projections, rows in this order.
+    Qkv,
+    /// Their biases.
+    QkvBias,
+    /// The norm of each query head.
+    QNorm,
+    /// The norm of each key head.
+    KNorm,
+    /// The output projection of attention.
+    O,
+    /// Its bias.
+    OBias,
+    /// The norm before the feed-forward block.
+    PostNorm,
+    /// Gate and up projections, rows in this order.
+    GateUp,
+    /// Their biases.
+    GateUpBias,
+    /// The down projection.
+    Down,
+    /// Its bias.
+    DownBias,
+}
+
+impl LayerWeight {
+    /// The engine's name within a layer, e.g. `qkv.weight`.
+    pub fn name(self) -> &'static str {
+        match self {
+            LayerWeight::InputNorm => "input_norm.weight",
+            LayerWeight::Qkv => "qkv.weight",
+            LayerWeight::QkvBias => "qkv.bias",
+            LayerWeight::QNorm => "q_norm.weight",
+            LayerWeight::KNorm => "k_norm.weight",
+            LayerWeight::O => "o.weight",
+            LayerWeight::OBias => "o.bias",
+            LayerWeight::PostNorm => "post_norm.weight",
+            LayerWeight::GateUp => "gate_up.weight",
+            LayerWeight::GateUpBias => "gate_up.bias",
+            LayerWeight::Down => "down.weight",
+            LayerWeight::DownBias => "down.bias",
+        }
+    }
+}
+
+impl WeightId {
+    /// The engine's name: `embed`, `final_norm`, `lm_head`, `layers.3.qkv.weight`, ...
+    pub fn name(&self) -> String {
+        match self {
+            WeightId::Embed => "embed".to_string(),
+            WeightId::FinalNorm => "final_norm".to_string(),
+            WeightId::LmHead => "lm_head".to_string(),
+            WeightId::Layer(layer, weight) => format!("layers.{layer}.{}", weight.name()),
+        }
+    }
+}
+
+impl std::fmt::Display for WeightId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+/// What a weight is filled with when a model is made of random numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RandomInit {
+    /// Every element is this value.
+    Constant(f32),
+    /// A bell around zero with this standard deviation.
+    Normal {
+        /// The standard deviation.
+        std: f32,
+    },
+}
+
+/// One weight: its shape and where its rows come from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightInfo {
+    /// Which weight this is.
+    pub id: WeightId,
+    /// Output features (n); 1 for vectors.
+    pub rows: usize,
+    /// Input features (k); the length of a vector.
+    pub cols: usize,
+    /// A norm or a bias: engines always keep it in f32.
+    pub vector: bool,
+    /// The checkpoint tensors it consists of, in order: name and number of rows (of elements, for a vector).
+    pub parts: Vec<(String, usize)>,
+    /// What it holds in a model of random numbers.
+    pub init: RandomInit,
+}
+
+impl WeightInfo {
+    /// Number of elements.
+    pub fn elements(&self) -> u64 {
+        self.rows as u64 * self.cols as u64
+    }
+}
+
+/// Every weight of a model, in the order a forward pass uses them.
+///
+/// With a tied head, [`WeightId::LmHead`] has the embedding's tensor as its part and [`WeightId::Embed`] is absent.
+pub fn weight_list(config: &ModelConfig) -> Vec<WeightInfo> {
+    let mut list = List { config, infos: Vec::new() };
+    let table = ("model.embed_tokens.weight".to_string(), config.vocab_size);
+    if !config.tie_word_embeddings {
+        list.matrix(WeightId::Embed, vec![table.clone()], config.hidden_size, STD);
+    }
+    for layer in 0..config.num_hidden_layers {
+        list.layer(layer);
+    }
+    list.norm(WeightId::FinalNorm, "model.norm.weight".to_string(), config.hidden_size);
+    let head = if config.tie_word_embeddings { table } else { ("lm_head.weight".to_string(), config.vocab_size) };
+    list.matrix(WeightId::LmHead, vec![head], config.hidden_size, STD);
+    list.infos
+}
+
+/// The usual initialisation of this model family.
+const STD: f32 = 0.02;
+
+struct List<'a> {
+    config: &'a ModelConfig,
+    infos: Vec<WeightInfo>,
+}
+
+impl List<'_> {
+    fn layer(&mut self, layer: usize) {
+        let c = self.config;
+        let hidden = c.hidden_size;
+        let q = c.num_attention_heads * c.head_dim;
+        let kv = c.num_key_value_heads * c.head_dim;
+        let inter = c.intermediate_size;
+        // Projections back into the residual stream are smaller, so that its variance does not grow with depth.
+        let residual_std = STD / (2.0 * c.num_hidden_layers as f32).sqrt();
+        let id = |weight| WeightId::Layer(layer as u16, weight);
+        let tensor = |module: &str, kind: &str| format!("model.layers.{layer}.{module}.{kind}");
+        let qkv = [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
+        let gate_up = [("mlp.gate_proj", inter), ("mlp.up_proj", inter)];
+        let o = [("self_attn.o_proj", hidden)];
+        let down = [("mlp.down_proj", hidden)];
+        let parts = |modules: &[(&str, usize)], kind: &str| -> Vec<(String, usize)> {
+            modules.iter().map(|(module, rows)| (tensor(module, kind), *rows)).collect()
+        };
+
+        self.norm(id(LayerWeight::InputNorm), tensor("input_layernorm", "weight"), hidden);
+        self.matrix(id(LayerWeight::Qkv), parts(&qkv, "weight"), hidden, STD);
+        if c.qkv_bias {
+            self.bias(id(LayerWeight::QkvBias), parts(&qkv, "bias"));
+        }
+        if c.qk_norm {
+            self.norm(id(LayerWeight::QNorm), tensor("self_attn.q_norm", "weight"), c.head_dim);
+            self.norm(id(LayerWeight::KNorm), tensor("self_attn.k_norm", "weight"), c.head_dim);
+        }
+        self.matrix(id(LayerWeight::O), parts(&o, "weight"), q, residual_std);
+        if c.o_bias {
+            self.bias(id(LayerWeight::OBias), parts(&o, "bias"));
+        }
+        self.norm(id(LayerWeight::PostNorm), tensor("post_attention_layernorm", "weight"), hidden);
+        self.matrix(id(LayerWeight::GateUp), parts(&gate_up, "weight"), hidden, STD);
+        if c.mlp_bias {
+            self.bias(id(LayerWeight::GateUpBias), parts(&gate_up, "bias"));
+        }
+        self.matrix(id(LayerWeight::Down), parts(&down, "weight"), inter, residual_std);
+        if c.mlp_bias {
+            self.bias(id(LayerWeight::DownBias), parts(&down, "bias"));
+        }
+    }
+
+    fn matrix(&mut self, id: WeightId, parts: Vec<(String, usize)>, cols: usize, std: f32) {
+        let rows = parts.iter().map(|(_, rows)| rows).sum();
+        self.infos.push(WeightInfo { id, rows, cols, vector: false, parts, init: RandomInit::Normal { std } });
+    }
+
+    fn bias(&mut self, id: WeightId, parts: Vec<(String, usize)>) {
+        let cols = parts.iter().map(|(_, elements)| elements).sum();
+        self.infos.push(WeightInfo { id, rows: 1, cols, vector: true, parts, init: RandomInit::Normal { std: STD } });
+    }
+
+    fn norm(&mut self, id: WeightId, tensor: String, cols: usize) {
+        let parts = vec![(tensor, cols)];
+        self.infos.push(WeightInfo { id, rows: 1, cols, vector: true, parts, init: RandomInit::Constant(1.0) });
+    }
+}

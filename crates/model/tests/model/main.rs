@@ -1,0 +1,10 @@
+//! One test binary: the crate against real files, hand-made ones, damaged ones and numbers from `transformers`.
+
+mod checkpoint;
+mod config;
+mod parity;
+mod rope;
+mod safetensors;
+mod support;
+mod tokenizer;
+mod weights;

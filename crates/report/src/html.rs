@@ -1,0 +1,224 @@
+//! One self-contained page: no network, no external fonts, light and dark.
+
+use std::fmt::Write;
+
+use crate::escape::escape;
+use crate::svg::Svg;
+use crate::table::{Align, Table};
+
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+
+/// A key figure at the top of a page.
+#[derive(Clone, Debug, Default)]
+pub struct Card {
+    label: String,
+    value: String,
+    unit: String,
+    note: String,
+}
+
+impl Card {
+    /// A figure with its label.
+    pub fn new(label: impl Into<String>, value: impl Into<String>) -> Self {
+        Self { label: label.into(), value: value.into(), ..Self::default() }
+    }
+
+    /// Sets the unit that follows the value.
+    pub fn unit(mut self, unit: impl Into<String>) -> Self {
+        self.unit = unit.into();
+        self
+    }
+
+    /// Sets a small line below: the denominator, the baseline.
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = note.into();
+        self
+    }
+}
+
+/// Builds a page from top to bottom. Everything but a [`Svg`] is escaped.
+#[derive(Clone, Debug)]
+pub struct Page {
+    title: String,
+    subtitle: String,
+    verdict: String,
+    cards: Vec<Card>,
+    sections: Vec<Section>,
+}
+
+#[derive(Clone, Debug)]
+struct Section {
+    title: String,
+    body: String,
+}
+
+impl Page {
+    /// A page with this title and nothing on it.
+    pub fn new(title: impl Into<String>) -> Self {
+        Self {
+            title: title.into(),
+            subtitle: String::new(),
+            verdict: String::new(),
+            cards: Vec::new(),
+            sections: Vec::new(),
+        }
+    }
+
+    /// Sets the line below the title: machine, model, date.
+    pub fn subtitle(mut self, subtitle: impl Into<String>) -> Self {
+        self.subtitle = subtitle.into();
+        self
+    }
+
+    /// Sets the one sentence that answers the question, shown above all figures.
+    pub fn verdict(mut self, sentence: impl Into<String>) -> Self {
+        self.verdict = sentence.into();
+        self
+    }
+
+    /// Adds a key figure.
+    pub fn card(mut self, card: Card) -> Self {
+        self.cards.push(card);
+        self
+    }
+
+    /// Begins a section; what follows belongs to it.
+    pub fn section(mut self, title: impl Into<String>) -> Self {
+        self.sections.push(Section { title: title.into(), body: String::new() });
+        self
+    }
+
+    /// Adds text: paragraphs separated by empty lines, `code` between backticks.
+    pub fn prose(self, text: &str) -> Self {
+        let mut html = String::new();
+        for paragraph in text.split("\n\n").filter(|p| !p.trim().is_empty()) {
+            html.push_str("<p>");
+            for (i, piece) in paragraph.trim().split('`').enumerate() {
+                let safe = escape(piece);
+                match i % 2 {
+                    0 => html.push_str(&safe),
+                    _ => put(&mut html, format_args!("<code>{safe}</code>")),
+                }
+            }
+            html.push_str("</p>\n");
+        }
+        self.add(&html)
+    }
+
+    /// Adds a plot.
+    pub fn svg(self, svg: &Svg) -> Self {
+        self.add(&format!("<figure>{svg}</figure>\n"))
+    }
+
+    /// Adds a table that sorts by a click on a header.
+    pub fn table(self, table: &Table) -> Self {
+        self.add(&table_html(table))
+    }
+
+    /// Adds text as it is, folded away under a summary: raw configuration, logs.
+    pub fn details(self, summary: &str, raw: &str) -> Self {
+        self.add(&format!("<details><summary>{}</summary><pre>{}</pre></details>\n", escape(summary), escape(raw)))
+    }
+
+    /// The whole page.
+    pub fn finish(self) -> String {
+        let title = escape(&self.title);
+        let mut page = format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <meta name=\"color-scheme\" content=\"light dark\">\n\
+             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n\
+             <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<header><h1>{title}</h1>\n"
+        );
+        for (class, text) in [("subtitle", &self.subtitle), ("verdict", &self.verdict)] {
+            if !text.is_empty() {
+                put(&mut page, format_args!("<p class=\"{class}\">{}</p>\n", escape(text)));
+            }
+        }
+        page.push_str("</header>\n");
+        if !self.cards.is_empty() {
+            page.push_str("<div class=\"cards\">\n");
+            self.cards.iter().for_each(|card| card_html(&mut page, card));
+            page.push_str("</div>\n");
+        }
+        for section in &self.sections {
+            page.push_str("<section>\n");
+            if !section.title.is_empty() {
+                put(&mut page, format_args!("<h2>{}</h2>\n", escape(&section.title)));
+            }
+            put(&mut page, format_args!("{}</section>\n", section.body));
+        }
+        put(&mut page, format_args!("</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n"));
+        page
+    }
+
+    /// Content before the first section goes into one without a title.
+    fn add(mut self, html: &str) -> Self {
+        if self.sections.is_empty() {
+            self = self.section("");
+        }
+        if let Some(section) = self.sections.last_mut() {
+            section.body.push_str(html);
+        }
+        self
+    }
+}
+
+fn card_html(page: &mut String, card: &Card) {
+    put(page, format_args!("<div class=\"card\"><div class=\"label\">{}</div>", escape(&card.label)));
+    put(page, format_args!("<div class=\"value\">{}", escape(&card.value)));
+    if !card.unit.is_empty() {
+        put(page, format_args!(" <span class=\"unit\">{}</span>", escape(&card.unit)));
+    }
+    page.push_str("</div>");
+    if !card.note.is_empty() {
+        put(page, format_args!("<div class=\"note\">{}</div>", escape(&card.note)));
+    }
+    page.push_str("</div>\n");
+}
+
+fn table_html(table: &Table) -> String {
+    let class = |column: usize| match table.align.get(column) {
+        Some(Align::Left) => "",
+        _ => " class=\"n\"",
+    };
+    let mut html = String::from("<div class=\"scroll\"><table>");
+    if let Some(title) = &table.title {
+        put(&mut html, format_args!("<caption>{}</caption>", escape(title)));
+    }
+    html.push_str("<thead><tr>");
+    for (column, header) in table.headers.iter().enumerate() {
+        // A button, so that the keyboard reaches it.
+        put(
+            &mut html,
+            format_args!("<th{} scope=\"col\"><button type=\"button\">{}</button></th>", class(column), escape(header)),
+        );
+    }
+    html.push_str("</tr></thead>\n<tbody>\n");
+    let row_html = |html: &mut String, row: &crate::table::Row| {
+        html.push_str("<tr>");
+        for (column, cell) in row.cells.iter().enumerate() {
+            put(html, format_args!("<td{}", class(column)));
+            if let Some(value) = cell.sort {
+                put(html, format_args!(" data-v=\"{value}\""));
+            }
+            put(html, format_args!(">{}</td>", escape(&cell.text)));
+        }
+        html.push_str("</tr>\n");
+    };
+    table.rows.iter().filter(|r| !r.total).for_each(|r| row_html(&mut html, r));
+    html.push_str("</tbody>\n");
+    if table.rows.iter().any(|r| r.total) {
+        html.push_str("<tfoot>\n");
+        table.rows.iter().filter(|r| r.total).for_each(|r| row_html(&mut html, r));
+        html.push_str("</tfoot>\n");
+    }
+    html.push_str("</table></div>\n");
+    html
+}
+
+fn put(html: &mut String, text: std::fmt::Arguments) {
+    // Writing to a string cannot fail.
+    let _ = html.write_fmt(text);
+}

@@ -1,0 +1,86 @@
+//! Grouped bars: one group per thing measured, one bar per run.
+
+use super::canvas::{Anchor, Canvas, WIDTH, text_width};
+use super::palette::series;
+use super::scale::Axis;
+use super::{Svg, Unit};
+use crate::human::NOT_KNOWN;
+use crate::table::shorten;
+
+/// A bar chart. All values share one unit and an axis that starts at 0.
+#[derive(Clone, Debug)]
+pub struct BarChart {
+    /// What is shown.
+    pub title: String,
+    /// What the values are.
+    pub unit: Unit,
+    /// The name of each group of bars.
+    pub groups: Vec<String>,
+    /// The runs compared.
+    pub series: Vec<BarSeries>,
+}
+
+/// One run: a bar in every group.
+#[derive(Clone, Debug)]
+pub struct BarSeries {
+    /// The run's name.
+    pub name: String,
+    /// One value per group; `None` where it is not known.
+    pub values: Vec<Option<f64>>,
+}
+
+impl BarSeries {
+    /// A run whose values are all known.
+    pub fn new(name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Self {
+        Self { name: name.into(), values: values.into_iter().map(Some).collect() }
+    }
+}
+
+const HEIGHT: f64 = 220.0;
+
+/// Draws a bar chart.
+pub fn bars(chart: &BarChart) -> Svg {
+    let mut canvas = Canvas::new(&chart.title);
+    let known = |v: &Option<f64>| v.filter(|v| v.is_finite());
+    let largest = chart.series.iter().flat_map(|s| s.values.iter().filter_map(known)).reduce(f64::max);
+    let lowest = chart.series.iter().flat_map(|s| s.values.iter().filter_map(known)).reduce(f64::min);
+    let (Some(largest), Some(lowest), false) = (largest, lowest, chart.groups.is_empty()) else {
+        return canvas.nothing();
+    };
+    let names = chart.series.iter().enumerate();
+    let top = canvas.legend(names.map(|(i, s)| (s.name.as_str(), series(i)))) + 14.0;
+    let axis = Axis::new(lowest.min(0.0), largest.max(0.0), &chart.unit, 5);
+    let widest = axis.ticks.iter().map(|t| text_width(&t.1)).fold(0.0, f64::max);
+    let left = widest + 12.0;
+    let y = |value: f64| top + HEIGHT * (1.0 - axis.place(value));
+    for (value, label) in &axis.ticks {
+        canvas.line(left, y(*value), WIDTH, y(*value), "grid");
+        canvas.text(left - 6.0, y(*value) + 4.0, "muted", Anchor::End, label);
+    }
+    canvas.text(WIDTH, top - 8.0, "muted", Anchor::End, &axis.unit);
+
+    let group_width = (WIDTH - left) / chart.groups.len() as f64;
+    let bar_width = (group_width * 0.8 / chart.series.len() as f64).min(90.0);
+    for (g, group) in chart.groups.iter().enumerate() {
+        let centre = left + group_width * (g as f64 + 0.5);
+        let first = centre - bar_width * chart.series.len() as f64 / 2.0;
+        for (s, run) in chart.series.iter().enumerate() {
+            let x = first + bar_width * s as f64;
+            let value = run.values.get(g).and_then(known);
+            let label = value.map_or(NOT_KNOWN.to_owned(), |v| chart.unit.format(v));
+            if let Some(value) = value {
+                let (from, to) = (y(value.max(0.0)), y(value.min(0.0)));
+                let tip = format!("{} · {group}: {label}", run.name);
+                canvas.rect(x + 1.0, from, bar_width - 2.0, to - from, series(s), &tip);
+            }
+            if text_width(&label) * 0.92 <= bar_width {
+                let above = y(value.unwrap_or(0.0).max(0.0)) - 4.0;
+                canvas.text(x + bar_width / 2.0, above, "muted", Anchor::Middle, &label);
+            }
+        }
+        let fits = (group_width / text_width("x")) as usize;
+        canvas.text(centre, top + HEIGHT + 18.0, "", Anchor::Middle, &shorten(group, fits));
+    }
+    canvas.line(left, y(0.0), WIDTH, y(0.0), "axis");
+    canvas.finish(top + HEIGHT + 28.0)
+}

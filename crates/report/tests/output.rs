@@ -1,0 +1,161 @@
+//! Plots and pages are well-formed, self-contained, and safe whatever the labels and values are.
+
+use strobe_report::html::{Card, Page};
+use strobe_report::svg::{
+    self, BarChart, BarSeries, CdfChart, CdfSeries, IterationStrip, StackedChart, StackedRow, StripCell, Svg, Unit,
+};
+use strobe_report::table::{Cell, Table};
+
+const HOSTILE: &str = "<script>alert('x')</script>\" onload=\"y & \u{1}";
+
+/// Checks that tags nest and attributes are quoted, and returns the tags in their order.
+fn tags(markup: &str) -> Vec<String> {
+    const VOID: [&str; 1] = ["meta"];
+    let (mut open, mut seen): (Vec<&str>, Vec<String>) = (Vec::new(), Vec::new());
+    let mut rest = markup;
+    while let Some(begin) = rest.find('<') {
+        // The text of style and script elements is not markup.
+        if let Some(raw) = open.last().filter(|t| ["style", "script"].contains(*t)) {
+            let close = format!("</{raw}>");
+            let end = rest.find(&close).expect("raw text ends");
+            rest = &rest[end + close.len()..];
+            open.pop();
+            continue;
+        }
+        let end = begin + rest[begin..].find('>').expect("a tag ends");
+        let tag = &rest[begin + 1..end];
+        rest = &rest[end + 1..];
+        assert!(!tag.contains('<'), "unescaped < in {tag}");
+        assert_eq!(tag.matches('"').count() % 2, 0, "unbalanced quotes in {tag}");
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(name), "{name} closes something else");
+            continue;
+        }
+        let name = tag.split([' ', '/']).next().unwrap();
+        seen.push(name.to_owned());
+        if !tag.ends_with('/') && !tag.starts_with('!') && !VOID.contains(&name) {
+            open.push(name);
+        }
+    }
+    assert!(open.is_empty(), "left open: {open:?}");
+    seen
+}
+
+fn check(svg: &Svg) -> Vec<String> {
+    let text = svg.as_str();
+    let seen = tags(text);
+    assert_eq!(seen[0], "svg");
+    assert!(!text.contains("NaN") && !text.contains("inf\""), "{text}");
+    assert!(!text.contains("<script>") && !text.contains('\u{1}'), "{text}");
+    seen
+}
+
+fn count(seen: &[String], tag: &str) -> usize {
+    seen.iter().filter(|t| *t == tag).count()
+}
+
+fn bar_chart(values: Vec<Option<f64>>) -> Svg {
+    svg::bars(&BarChart {
+        title: HOSTILE.into(),
+        unit: Unit::Plain(HOSTILE.into()),
+        groups: vec![HOSTILE.into(), "b".into()],
+        series: vec![BarSeries { name: HOSTILE.into(), values }],
+    })
+}
+
+#[test]
+fn bars_draw_what_is_known() {
+    // One legend entry and one bar each.
+    assert_eq!(count(&check(&bar_chart(vec![Some(1.0), Some(-2.0)])), "rect"), 3);
+    let partial = bar_chart(vec![Some(1.0), Some(f64::NAN)]);
+    assert_eq!(count(&check(&partial), "rect"), 2);
+    assert!(partial.as_str().contains(">n/a<"));
+    assert!(bar_chart(vec![None]).as_str().contains("no values"));
+}
+
+#[test]
+fn cdf_marks_percentiles() {
+    let chart = |samples: Vec<f64>| {
+        svg::cdf(&CdfChart {
+            title: "t".into(),
+            x_label: HOSTILE.into(),
+            unit: Unit::Time,
+            series: vec![CdfSeries::new(HOSTILE, samples)],
+        })
+    };
+    let plot = chart((1..=100).rev().map(|i| f64::from(i) * 1e6).collect());
+    assert_eq!(count(&check(&plot), "circle"), 3);
+    for tip in ["p50: 50.0 ms", "p90: 90.0 ms", "p99: 99.0 ms"] {
+        assert!(plot.as_str().contains(tip), "{tip}");
+    }
+    check(&chart(vec![5.0, f64::INFINITY]));
+    // A large run does not make a large file.
+    let large = chart((0..200_000).map(f64::from).collect());
+    assert!(large.as_str().len() < 30_000, "{}", large.as_str().len());
+    assert!(check(&chart(vec![f64::NAN])).len() < 10);
+}
+
+#[test]
+fn stacked_bars_carry_amount_and_share() {
+    for normalize in [false, true] {
+        let plot = svg::stacked(&StackedChart {
+            title: HOSTILE.into(),
+            unit: Unit::Time,
+            rows: vec![
+                StackedRow::new("a", [("gemm", 3e6), ("idle", 1e6), ("norm", 0.0)]),
+                StackedRow::new(HOSTILE, [(HOSTILE, 2e6), ("bad", f64::NAN)]),
+                StackedRow::new("empty", Vec::<(String, f64)>::new()),
+            ],
+            normalize,
+        });
+        // Three names in the legend, three parts drawn.
+        assert_eq!(count(&check(&plot), "rect"), 6);
+        assert!(plot.as_str().contains("a · gemm: 3.00 ms (75.0 %)"));
+    }
+}
+
+#[test]
+fn a_long_strip_is_thinned_and_says_so() {
+    let plot = |n: u64| {
+        svg::strip(&IterationStrip {
+            title: "t".into(),
+            unit: Unit::Time,
+            cells: (0..n)
+                .map(|iter| StripCell { iter, value: iter as f64, kind: "decode".into(), note: HOSTILE.into() })
+                .collect(),
+        })
+    };
+    assert_eq!(count(&check(&plot(20)), "rect"), 21);
+    let long = plot(5_000);
+    assert!(count(&check(&long), "rect") <= 701);
+    assert!(long.as_str().contains("each bar is the largest of 8"));
+    assert!(long.as_str().contains("iteration 4999"));
+    assert!(plot(0).as_str().contains("no values"));
+}
+
+#[test]
+fn a_page_is_whole_safe_and_needs_no_network() {
+    let table = Table::new([HOSTILE, "n"])
+        .title(HOSTILE)
+        .row([Cell::from(HOSTILE), Cell::number("1.5 ms", 1.5e6)])
+        .total(["sum", ""]);
+    let page = Page::new(HOSTILE)
+        .subtitle(HOSTILE)
+        .verdict(HOSTILE)
+        .card(Card::new(HOSTILE, HOSTILE).unit(HOSTILE).note(HOSTILE))
+        .prose("before any section")
+        .section(HOSTILE)
+        .prose(&format!("first `code`\n\n{HOSTILE}"))
+        .svg(&bar_chart(vec![Some(1.0)]))
+        .table(&table)
+        .details(HOSTILE, HOSTILE)
+        .finish();
+    let seen = tags(&page);
+    assert_eq!((count(&seen, "section"), count(&seen, "p")), (2, 5));
+    assert_eq!((count(&seen, "tfoot"), count(&seen, "svg")), (1, 1));
+    assert!(page.contains("<p>first <code>code</code></p>"));
+    assert!(page.contains("data-v=\"1500000\""));
+    assert!(!page.contains("alert('x')"), "escaped everywhere");
+    assert!(!page.contains("src="), "nothing is loaded");
+    assert_eq!(page.matches("http").count(), 2, "the SVG namespace and the policy header only");
+}

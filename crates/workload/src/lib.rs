@@ -1,0 +1,36 @@
+//! Datasets, arrival processes, request records, metric definitions and statistics.
+//!
+//! This crate is arithmetic on plain values. It knows nothing of engines, tokenizers, devices or
+//! terminals: a dataset comes in as a file, a run comes in as [`RequestRecord`]s on one monotonic
+//! clock, and what goes out are numbers ([`Metrics`]) and strings ([`anchor_text()`]).
+//!
+//! "The anchor" in these pages is `trtllm-bench`, whose dataset lines, report rows and JSON keys
+//! strobe reads and writes.
+
+pub mod anchor_json;
+pub mod anchor_text;
+pub mod arrival;
+pub mod dataset;
+pub mod metrics;
+pub mod record;
+pub mod rng;
+pub mod stats;
+pub mod strobe_text;
+
+pub use anchor_json::{
+    EngineInfo, MachineInfo, ReportContext, WorldInfo, anchor_report, anchor_requests, anchor_requests_with_text,
+};
+pub use anchor_text::anchor_text;
+pub use arrival::{Arrival, ArrivalError, arrival_times_ns};
+pub use dataset::{
+    DatasetError, Lengths, NormDist, Prompt, RealOutput, RealSample, Sample, SyntheticSpec, UnifDist, check_ids,
+    read_dataset, read_real_dataset, synthetic, write_dataset,
+};
+pub use metrics::{ClientLag, LittleCheck, MetricError, MetricOptions, Metrics, Phase, Phases, SteadyWindow, metrics};
+pub use record::{Outcome, RequestRecord};
+pub use rng::Rng;
+pub use stats::{
+    Distribution, Interval, PercentileRule, Spread, bootstrap_interval, coefficient_of_variation,
+    effective_sample_size, mean, median, percentile, percentile_interval, sample_std_dev, spread,
+};
+pub use strobe_text::strobe_text;
