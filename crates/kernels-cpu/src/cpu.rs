@@ -124,3 +124,22 @@ impl<T> SharedMut<T> {
         self.start
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn a_device_may_move_to_another_thread() {
+        let mut cpu = Cpu::new(Tier::detect(), 2);
+        let moved = std::thread::spawn(move || {
+            let done = AtomicUsize::new(0);
+            cpu.parallel_for(100, &|_| {
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            done.into_inner()
+        });
+        assert_eq!(moved.join().unwrap(), 100);
+    }
+}

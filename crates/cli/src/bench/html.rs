@@ -4,7 +4,7 @@ use strobe_analyze::{budget_by_kind, budgets, top_ops};
 use strobe_report::html::{Card, Page};
 use strobe_report::human;
 use strobe_report::svg::{
-    self, BarChart, BarSeries, CdfChart, CdfSeries, IterationStrip, StackedChart, StackedRow, StripCell, Unit,
+    self, CdfChart, CdfSeries, IterationStrip, StackedChart, StackedRow, StripCell, Unit,
 };
 use strobe_trace::Trace;
 
@@ -120,24 +120,4 @@ fn profile(page: Page, trace: &Trace) -> Page {
         page = page.prose(&format!("The first {MOST_ROWS} of {} recorded iterations are drawn.", budgets.len()));
     }
     page.section("Ops").table(&text::ops_table(&top_ops(trace), 40))
-}
-
-/// Throughput of several runs side by side.
-pub fn throughput_bars(runs: &[(&str, &Outcome)]) -> svg::Svg {
-    let values = |of: &dyn Fn(&Outcome) -> Option<f64>| runs.iter().map(|(_, o)| of(o)).collect::<Vec<_>>();
-    svg::bars(&BarChart {
-        title: "Throughput".into(),
-        unit: Unit::Plain("tok/s".into()),
-        groups: runs.iter().map(|(name, _)| name.to_string()).collect(),
-        series: vec![
-            BarSeries {
-                name: "output tokens".into(),
-                values: values(&|o| o.metrics.as_ref().ok().map(|m| m.output_throughput_tok_s)),
-            },
-            BarSeries {
-                name: "all tokens".into(),
-                values: values(&|o| o.metrics.as_ref().ok().map(|m| m.total_throughput_tok_s)),
-            },
-        ],
-    })
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use strobe_analyze::{Bound, IterationBudget, OpSummary, budget_by_kind, budgets, top_ops};
+use strobe_analyze::{Bound, IterationBudget, OpSummary, Part, budget_by_kind, budgets, top_ops};
 use strobe_report::human;
 use strobe_report::table::Table;
 use strobe_trace::{IterationKind, Trace};
@@ -25,8 +25,7 @@ pub fn report(outcome: &Outcome, width: usize) -> String {
     }
     match &outcome.metrics {
         Ok(metrics) => {
-            let note = format!("Percentiles: {}", outcome.rule);
-            text.push_str(&anchor_text(metrics, &outcome.context(), &note));
+            text.push_str(&anchor_text(metrics, &outcome.context(), &outcome.rule.to_string()));
             text.push('\n');
             text.push_str(&strobe_text(metrics));
         }
@@ -196,17 +195,31 @@ fn profile(text: &mut String, trace: &Trace, width: usize) {
     }
 }
 
-/// One row per iteration, one column per part.
-pub fn budget_table(budgets: &[IterationBudget]) -> Table {
-    let mut columns: Vec<String> = Vec::new();
-    for part in budgets.iter().flat_map(|b| &b.parts) {
-        let name = part.0.to_string();
-        if !columns.contains(&name) {
-            columns.push(name);
+/// Categories below this share of all recorded time are one column in the table of single iterations, so that it fits
+/// a terminal; the tables per kind and report.json have every part.
+const SMALL_PART: f64 = 0.01;
+
+/// One row per iteration, one column per part, all in one unit.
+fn budget_table(budgets: &[IterationBudget]) -> Table {
+    const OTHER: &str = "other ops";
+    let wall: i64 = budgets.iter().map(|b| b.wall_ns).sum();
+    let longest = budgets.iter().map(|b| b.wall_ns).max().unwrap_or(0);
+    let (unit, scale) = if longest >= 10_000_000 { ("ms", 1e6) } else { ("µs", 1e3) };
+    let all: Vec<&Part> = {
+        let mut seen: Vec<&Part> = Vec::new();
+        for (part, _) in budgets.iter().flat_map(|b| &b.parts) {
+            if !seen.contains(&part) {
+                seen.push(part);
+            }
         }
-    }
-    let headers = ["iter", "kind", "wall"].map(str::to_string).into_iter().chain(columns.iter().cloned());
-    let mut table = Table::new(headers);
+        seen
+    };
+    let total = |part: &Part| -> i64 { budgets.iter().flat_map(|b| &b.parts).filter(|p| p.0 == *part).map(|p| p.1).sum() };
+    let small = |part: &&Part| matches!(part, Part::Category(_)) && (total(part) as f64) < SMALL_PART * wall as f64;
+    let (other, shown): (Vec<&Part>, Vec<&Part>) = all.into_iter().partition(small);
+    let headers = ["iter".to_string(), "kind".into(), format!("wall {unit}")];
+    let names = shown.iter().map(|part| part.to_string());
+    let mut table = Table::new(headers.into_iter().chain(names).chain((!other.is_empty()).then(|| OTHER.to_string())));
     let cut = budgets.len() > MOST_ITERATIONS;
     for (index, budget) in budgets.iter().enumerate() {
         if cut && index == MOST_ITERATIONS / 2 {
@@ -215,12 +228,14 @@ pub fn budget_table(budgets: &[IterationBudget]) -> Table {
         if cut && (MOST_ITERATIONS / 2..budgets.len() - MOST_ITERATIONS / 2).contains(&index) {
             continue;
         }
-        let value = |name: &String| {
-            let part = budget.parts.iter().find(|(part, _)| part.to_string() == *name);
-            part.map_or(String::new(), |(_, ns)| human::ns(*ns as f64))
+        let show = |ns: i64| format!("{:.1}", ns as f64 / scale);
+        let value = |parts: &[&Part]| -> String {
+            let here: Vec<i64> = budget.parts.iter().filter(|p| parts.contains(&&p.0)).map(|p| p.1).collect();
+            if here.is_empty() { String::new() } else { show(here.iter().sum()) }
         };
-        let head = [budget.iter.to_string(), budget.kind.to_string(), human::ns(budget.wall_ns as f64)];
-        table.push(head.into_iter().chain(columns.iter().map(value)));
+        let head = [budget.iter.to_string(), budget.kind.to_string(), show(budget.wall_ns)];
+        let parts = shown.iter().map(|part| value(&[part]));
+        table.push(head.into_iter().chain(parts).chain((!other.is_empty()).then(|| value(&other))));
     }
     table
 }

@@ -286,7 +286,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
             PercentileChoice::Nearest => PercentileRule::Nearest,
         },
         dataset: Some(args.dataset.display().to_string()),
-        command: std::env::args().collect::<Vec<_>>().join(" "),
+        command: std::iter::once("strobe".to_string()).chain(std::env::args().skip(1)).collect::<Vec<_>>().join(" "),
         arrival: in_words,
     };
     let outcome = bench::execute(cpu, &model, &peaks, &spec)?;

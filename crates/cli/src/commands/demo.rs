@@ -13,7 +13,7 @@ use strobe_engine::window::Window;
 use strobe_engine::{BuildConfig, CacheSize, EngineOptions, ModelRef, SamplingParams};
 use strobe_report::html::{Card, Page};
 use strobe_report::human;
-use strobe_report::svg::{self, StackedChart, StackedRow, Unit};
+use strobe_report::svg::{self, BarChart, BarSeries, StackedChart, StackedRow, Unit};
 use strobe_report::table::Table;
 use strobe_workload::{Lengths, NormDist, PercentileRule, SyntheticSpec, median, read_dataset, synthetic, write_dataset};
 
@@ -247,32 +247,29 @@ fn verdict(a: &Side, b: &Side) -> Result<Verdict> {
     let saved = sign * (comparison.b_wall_ns - comparison.a_wall_ns);
     let mut parts: Vec<_> = comparison.by_category.iter().map(|d| (d.name.clone(), sign * d.delta_ns)).collect();
     parts.sort_by(|x, y| y.1.total_cmp(&x.1));
-    let explained: Vec<_> = parts
-        .iter()
-        .filter(|(_, delta)| *delta > 0.05 * saved.abs())
-        .take(3)
-        .map(|(name, delta)| format!("{name} {} ({})", human::ns(*delta), human::percent(delta / saved)))
-        .collect();
-    let ops = |side: &Side, is_a: bool| {
+    let main = parts.first().cloned().unwrap_or_default();
+    let ops = |is_a: bool| {
         let mut ops: Vec<_> = comparison
             .by_op
             .iter()
-            .filter(|d| d.category == parts.first().map_or("", |p| p.0.as_str()))
+            .filter(|d| d.category == main.0)
             .map(|d| (d.name.clone(), if is_a { d.a_ns_per_iter } else { d.b_ns_per_iter }))
             .filter(|(_, ns)| *ns > 0.0)
             .collect();
         ops.sort_by(|x, y| y.1.total_cmp(&x.1));
-        let list: Vec<_> = ops.iter().map(|(name, ns)| format!("{name} {}", human::ns(*ns))).collect();
-        format!("{}: {}", side.name, list.join(" + "))
+        ops.iter().map(|(name, ns)| format!("{name} {}", human::ns(*ns))).collect::<Vec<_>>().join(" + ")
     };
+    let rest = saved - main.1;
+    let (fast_ops, slow_ops) = (ops(std::ptr::eq(fast, a)), ops(std::ptr::eq(slow, a)));
     let sentence = format!(
-        "{} is {ratio:.2}x faster than {} ({figures}): of {} saved per recorded iteration, {} ({}; {}).",
+        "{} is {ratio:.2}x faster than {} ({figures}). A recorded iteration takes {} less: {} accounts for {} of it ({fast_ops} instead of {slow_ops}), everything else for {}{}.",
         fast.name,
         slow.name,
         human::ns(saved),
-        if explained.is_empty() { "no single category stands out".into() } else { explained.join(", ") },
-        ops(a, true),
-        ops(b, false),
+        main.0,
+        human::ns(main.1),
+        if rest < 0.0 { "-" } else { "" },
+        human::ns(rest.abs()),
     );
     Ok(Verdict { sentence, faster: Some(fast.name), ratio, comparison })
 }
@@ -323,6 +320,20 @@ fn delta_table(comparison: &Comparison, a: &Side, b: &Side) -> Table {
     ])
 }
 
+/// One bar per round, so that the noise shows as well.
+fn throughput_bars(a: &Side, b: &Side) -> svg::Svg {
+    let rounds = (0..ROUNDS).map(|round| BarSeries {
+        name: format!("round {}", round + 1),
+        values: [a, b].iter().map(|side| side.throughputs.get(round).copied()).collect(),
+    });
+    svg::bars(&BarChart {
+        title: "Output tokens per second".into(),
+        unit: Unit::Plain("tok/s".into()),
+        groups: vec![a.name.into(), b.name.into()],
+        series: rounds.collect(),
+    })
+}
+
 fn page(a: &Side, b: &Side, verdict: &Verdict) -> String {
     let runs: Vec<_> = [a, b].iter().filter_map(|s| Some((s.name, s.last.as_ref()?))).collect();
     let mut page = Page::new("strobe demo: fused attention on and off").verdict(&verdict.sentence);
@@ -342,7 +353,7 @@ fn page(a: &Side, b: &Side, verdict: &Verdict) -> String {
         }
     }
     page = page.card(Card::new("Ratio of medians", format!("{:.2}x", verdict.ratio)).note(format!("{ROUNDS} interleaved runs each")));
-    page = page.section("Throughput").svg(&html::throughput_bars(&runs)).table(&side_by_side(a, b));
+    page = page.section("Throughput").svg(&throughput_bars(a, b)).table(&side_by_side(a, b));
     page = page.section("Latency").svg(&html::latency_cdf(&runs));
     let mut rows = Vec::new();
     for (name, outcome) in &runs {
