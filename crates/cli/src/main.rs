@@ -60,7 +60,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
         Err(help) => {
-            output::print(&help.render().ansi().to_string());
+            let _ = help.print(); // styled on a terminal only; a reader that has gone away is no error
             return ExitCode::SUCCESS;
         }
     };
@@ -77,10 +77,19 @@ fn main() -> ExitCode {
         Ok(()) if interrupt::requested() => ExitCode::from(130),
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::error(&format!("{error:#}"));
+            output::error(&with_causes(&error));
             ExitCode::from(if error.is::<interrupt::Interrupted>() { 130 } else { 2 })
         }
     }
+}
+
+/// An error and what caused it. Many errors quote their cause in their own words already: it is not said twice.
+fn with_causes(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text {
+        _ if text.is_empty() => cause,
+        _ if text.contains(&cause) => text,
+        _ => format!("{text}: {cause}"),
+    })
 }
 
 /// clap spreads an error over several lines; people and scripts want one.

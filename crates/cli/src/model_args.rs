@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use strobe_engine::engine_dir::LoadedModel;
+use strobe_engine::engine_dir::{LoadedModel, WEIGHTS_FILE};
 use strobe_engine::{EngineConfig, ModelRef, weights};
 use strobe_kernels_cpu::{Cpu, Tier};
 
@@ -15,7 +15,7 @@ use crate::{machine, progress};
 #[derive(Args, Clone, Debug, Default)]
 pub struct CpuArgs {
     /// Worker threads [default: the cores this process may use]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<usize>,
 }
 
@@ -55,6 +55,12 @@ impl ModelArgs {
         match (&self.engine_dir, &self.model) {
             (Some(dir), None) => {
                 build.refuse_with_engine_dir()?;
+                if !dir.join(WEIGHTS_FILE).exists() {
+                    let dir = dir.display();
+                    bail!(
+                        "--engine-dir `{dir}` is not an engine directory (it has no {WEIGHTS_FILE}); make one with `strobe build --output-dir {dir}`, or name a model with --model"
+                    );
+                }
                 Ok(LoadedModel::open(dir)?)
             }
             (None, Some(name)) => {

@@ -71,7 +71,8 @@ impl BlockPool {
             tokens_per_block,
             blocks: links.collect(),
             tokens: if reuse { vec![0; blocks * tokens_per_block] } else { Vec::new() },
-            index: HashMap::with_capacity(if reuse { blocks } else { 0 }),
+            // Twice the room: a map that is at most half full clears its tombstones in place and never grows.
+            index: HashMap::with_capacity(if reuse { 2 * blocks } else { 0 }),
             free_head: if count == 0 { NONE } else { 0 },
             free_tail: if count == 0 { NONE } else { count - 1 },
             free: blocks,

@@ -92,11 +92,8 @@ impl CpuBackend {
             .collect::<Result<Vec<_>, _>>()?;
         let (cos, sin) = config.rope_tables(limits.positions);
         let rows = |width: usize| vec![0f32; limits.tokens * width];
-        let scores = if options.context_fmha {
-            None
-        } else {
-            Some(aligned_bytes(unfused_score_bytes(&config, limits))?)
-        };
+        let scores =
+            if options.context_fmha { None } else { Some(aligned_bytes(unfused_score_bytes(&config, limits))?) };
         let widest = config.hidden_size.max(config.intermediate_size).max(shape.heads * shape.head_dim);
         cpu.reserve(limits.tokens.max(limits.sampled), widest);
         Ok(CpuBackend {
@@ -126,7 +123,14 @@ impl CpuBackend {
     /// Bytes by purpose.
     pub fn memory(&self) -> MemoryByPool {
         let activations = [
-            &self.hidden, &self.normed, &self.qkv, &self.attn, &self.proj, &self.gate_up, &self.act, &self.sampled,
+            &self.hidden,
+            &self.normed,
+            &self.qkv,
+            &self.attn,
+            &self.proj,
+            &self.gate_up,
+            &self.act,
+            &self.sampled,
             &self.logits,
         ];
         let activation_bytes: usize = activations.iter().map(|b| b.len() * 4).sum();
@@ -153,11 +157,7 @@ impl CpuBackend {
 
 /// Heads of a model.
 pub fn qkv_shape(config: &ModelConfig) -> QkvShape {
-    QkvShape {
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-    }
+    QkvShape { heads: config.num_attention_heads, kv_heads: config.num_key_value_heads, head_dim: config.head_dim }
 }
 
 /// Bytes of the score matrix that unfused attention writes to memory.

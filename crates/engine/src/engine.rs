@@ -18,7 +18,9 @@ use crate::iteration::{IterationLimits, IterationRecord};
 use crate::memory;
 use crate::recorder::{Recorder, Recording, StepEvent, StepTimes};
 use crate::sampling::{Sampler, SamplingParams};
-use crate::scheduler::{Decision, Entry, Phase, Plan, Policy, Rejection, RequestId, Scheduler, SchedulerConfig, check_request};
+use crate::scheduler::{
+    Decision, Entry, Phase, Plan, Policy, Rejection, RequestId, Scheduler, SchedulerConfig, check_request,
+};
 use crate::step::{Backend, StepInputs, StepLimits, execute};
 use crate::window::Window;
 
@@ -554,6 +556,8 @@ impl Core {
                     self.recorder = Recorder::new(windows, self.info.program.len(), self.probe);
                     self.measuring = true;
                     self.next_iteration = 0;
+                    // Requests that run already count in the new numbers from here.
+                    self.active.iter_mut().flatten().for_each(|active| active.iterations = None);
                     self.scheduler.reset_counters();
                 }
                 Command::Shutdown => go_on = false,
@@ -565,8 +569,14 @@ impl Core {
 
     fn accept(&mut self, request: Request) {
         let Request { id, prompt, params } = request;
+        let vocab = self.info.vocab_size;
+        if let Some(&token) = prompt.iter().find(|&&token| token as usize >= vocab) {
+            return self.reject(id, Rejection::UnknownToken { token, vocab });
+        }
         let slot = self.free_slots.pop().unwrap_or_else(|| {
             self.active.push(None);
+            // Room for every slot: a step that ends requests must not allocate.
+            self.free_slots.reserve(self.active.len());
             self.active.len() as u32 - 1
         });
         let pool = self.scheduler.pool();
@@ -574,11 +584,7 @@ impl Core {
         let entry = Entry::new(id, slot, &prompt, output, pool.tokens_per_block(), self.info.max_seq_len);
         if let Err(rejection) = self.scheduler.submit(entry) {
             self.free_slots.push(slot);
-            let mut mailbox = self.shared.lock();
-            mailbox.outbox.rejected.push((id, rejection));
-            mailbox.news = true;
-            self.shared.to_client.notify_all();
-            return;
+            return self.reject(id, rejection);
         }
         let mut enders = params.stop_ids.clone();
         if !params.ignore_eos {
@@ -592,6 +598,13 @@ impl Core {
             iterations: None,
             furthest: 0,
         });
+    }
+
+    fn reject(&self, id: RequestId, rejection: Rejection) {
+        let mut mailbox = self.shared.lock();
+        mailbox.outbox.rejected.push((id, rejection));
+        mailbox.news = true;
+        self.shared.to_client.notify_all();
     }
 
     fn finish_event(&mut self, entry: &Entry, reason: FinishReason) -> FinishEvent {
@@ -738,12 +751,10 @@ impl Core {
         let completed = self.finished.len() as u32;
         let shared = self.shared.clone();
         let mut mailbox = shared.lock();
-        if self.measuring || !self.finished.is_empty() {
-            for item in self.plan.items.iter().filter(|i| i.samples) {
-                let entry = &self.scheduler.running()[item.running];
-                let token = entry.tokens.last().copied().unwrap_or_default();
-                mailbox.outbox.tokens.push(TokenEvent { request: entry.id, token, time_ns, iteration });
-            }
+        for item in self.plan.items.iter().filter(|i| i.samples) {
+            let entry = &self.scheduler.running()[item.running];
+            let token = entry.tokens.last().copied().unwrap_or_default();
+            mailbox.outbox.tokens.push(TokenEvent { request: entry.id, token, time_ns, iteration });
         }
         // From the back, so that earlier indices stay valid.
         self.finished.sort_unstable_by_key(|f| f.0);

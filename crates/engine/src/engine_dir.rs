@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use strobe_kernels_cpu::{Cpu, Layout, PANEL};
+use strobe_kernels_cpu::{Cpu, PANEL};
 use strobe_model::{
     Checkpoint, ModelConfig, SafeTensors, SafeTensorsWriter, TensorSpec, Tokenizer, WeightSource, preset, presets,
     weight_list,
@@ -97,14 +97,10 @@ pub fn build(
     let staged = StagedDir::create(dir, overwrite, &[CONFIG_FILE, WEIGHTS_FILE], "engine directory")?;
     let build = &config.build;
     let list = weight_list(&config.model);
-    let spec = |info: &strobe_model::WeightInfo| {
-        let layout = weights::layout_of(info, build.gemm_plugin);
-        let shape = match layout {
-            Layout::Packed => vec![info.rows.div_ceil(PANEL), info.cols, PANEL],
-            Layout::RowMajor if info.vector => vec![info.cols],
-            Layout::RowMajor => vec![info.rows, info.cols],
-        };
-        TensorSpec { name: info.id.name(), dtype: weights::dtype_of(info, build.dtype), shape }
+    let spec = |info: &strobe_model::WeightInfo| TensorSpec {
+        name: info.id.name(),
+        dtype: weights::dtype_of(info, build.dtype),
+        shape: weights::stored_shape(info, weights::layout_of(info, build.gemm_plugin)),
     };
     let specs: Vec<_> = list.iter().map(spec).collect();
     let metadata = BTreeMap::from([

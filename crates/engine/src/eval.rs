@@ -39,7 +39,7 @@ pub fn logits(cpu: Cpu, model: &LoadedModel, ids: &[u32], decode: usize) -> Resu
         return Err(EngineError::option("--ids", problem));
     }
     let limits = StepLimits { tokens: ids.len(), sampled: ids.len(), requests: 1, positions: total };
-    let block_tokens = build.tokens_per_block;
+    let block_tokens = build.cache_block_tokens();
     let blocks: Vec<u32> = (0..total.div_ceil(block_tokens) as u32).collect();
     let options = CpuBackendOptions {
         limits,
@@ -55,7 +55,8 @@ pub fn logits(cpu: Cpu, model: &LoadedModel, ids: &[u32], decode: usize) -> Resu
     inputs.push(ids, 0, &blocks, true);
     inputs.sampled.extend(0..ids.len() as u32);
     execute(&mut backend, config, &nodes, 0, &inputs, None);
-    let rows = |backend: &CpuBackend| backend.logits().chunks(config.vocab_size).map(<[f32]>::to_vec).collect::<Vec<_>>();
+    let rows =
+        |backend: &CpuBackend| backend.logits().chunks(config.vocab_size).map(<[f32]>::to_vec).collect::<Vec<_>>();
     let mut result = EvalLogits { logits: rows(&backend), greedy: Vec::new(), decode_logits: Vec::new() };
     for step in 0..decode {
         let token = backend.greedy().last().copied().unwrap_or_default();

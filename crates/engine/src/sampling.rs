@@ -53,7 +53,8 @@ pub struct SamplingError {
 impl SamplingParams {
     /// Check the ranges.
     pub fn validate(&self) -> Result<(), SamplingError> {
-        let check = |field, ok: bool, expected, found| if ok { Ok(()) } else { Err(SamplingError { field, expected, found }) };
+        let check =
+            |field, ok: bool, expected, found| if ok { Ok(()) } else { Err(SamplingError { field, expected, found }) };
         let t = self.temperature;
         check("temperature", t.is_finite() && t >= 0.0, "a number of at least 0", f64::from(t))?;
         let p = self.top_p;
@@ -89,7 +90,8 @@ impl Sampler {
             return first_best.map_or(0, |c| c.1);
         }
         // Most likely first; equal logits in order of id, so that the result does not depend on the sort.
-        let by_likelihood = |a: &(f32, u32), b: &(f32, u32)| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1));
+        let by_likelihood =
+            |a: &(f32, u32), b: &(f32, u32)| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1));
         let k = params.top_k as usize;
         if k > 0 && k < self.candidates.len() {
             self.candidates.select_nth_unstable_by(k - 1, by_likelihood);

@@ -267,6 +267,14 @@ pub enum Rejection {
     /// Nothing may be produced.
     #[error("0 output tokens were asked for; ask for at least one")]
     NoOutput,
+    /// The model has no such token.
+    #[error("the prompt holds token {token}, but the vocabulary has {vocab} entries; use the model's own tokenizer")]
+    UnknownToken {
+        /// The first such token.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
     /// Longer than the engine was built for.
     #[error(
         "prompt of {prompt} + output of {output} = {} tokens is longer than max_seq_len {limit}; shorten it or build with a larger --max-seq-len",
@@ -390,6 +398,8 @@ impl Scheduler {
     /// Put a request at the end of the queue.
     pub fn submit(&mut self, entry: Entry) -> Result<(), Rejection> {
         self.check(entry.prompt_len, entry.max_new_tokens)?;
+        // Room for everything that may be paused back into the queue: steps must not allocate.
+        self.waiting.reserve(self.running.len() + 1);
         self.waiting.push_back(entry);
         Ok(())
     }

@@ -9,6 +9,8 @@ use crate::error::EngineError;
 pub struct StagedDir {
     target: PathBuf,
     staging: PathBuf,
+    /// Whether there was content to replace from the start.
+    replaces: bool,
     committed: bool,
 }
 
@@ -31,7 +33,8 @@ impl StagedDir {
             path: target.to_path_buf(),
             source,
         })?;
-        Ok(StagedDir { target: target.to_path_buf(), staging, committed: false })
+        let replaces = fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_some());
+        Ok(StagedDir { target: target.to_path_buf(), staging, replaces, committed: false })
     }
 
     /// Where to write.
@@ -39,13 +42,21 @@ impl StagedDir {
         &self.staging
     }
 
-    /// Put the directory in its place.
+    /// Put the directory in its place. What was there is moved aside first, and back again if that fails.
     pub fn commit(mut self) -> Result<(), EngineError> {
-        let io = |action, path: &Path, source| EngineError::Io { action, path: path.to_path_buf(), source };
-        if self.target.exists() {
-            fs::remove_dir_all(&self.target).map_err(|e| io("replace", &self.target, e))?;
+        let io = |action, source| EngineError::Io { action, path: self.target.clone(), source };
+        if !self.replaces {
+            // Refused by the system if something other than an empty directory has appeared there meanwhile.
+            fs::rename(&self.staging, &self.target).map_err(|e| io("move into place", e))?;
+        } else {
+            let old = self.staging.with_extension(format!("old-{}", std::process::id()));
+            fs::rename(&self.target, &old).map_err(|e| io("replace", e))?;
+            if let Err(error) = fs::rename(&self.staging, &self.target) {
+                fs::rename(&old, &self.target).map_err(|e| io("move back", e))?;
+                return Err(io("move into place", error));
+            }
+            fs::remove_dir_all(&old).map_err(|source| EngineError::Io { action: "remove", path: old, source })?;
         }
-        fs::rename(&self.staging, &self.target).map_err(|e| io("move into place", &self.target, e))?;
         self.committed = true;
         Ok(())
     }
@@ -71,7 +82,7 @@ pub fn check_target(target: &Path, overwrite: bool, marks: &[&str], what: &str) 
     }
     if let Some(missing) = marks.iter().find(|mark| !target.join(mark).exists()) {
         let problem = format!(
-            "`{}` is not a {what} (it has no {missing}), so --overwrite does not touch it; name another",
+            "`{}` is no {what} (it has no {missing}), so --overwrite does not touch it; name another",
             target.display()
         );
         return Err(EngineError::option("--output-dir", problem));

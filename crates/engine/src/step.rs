@@ -42,13 +42,14 @@ pub struct StepInputs {
 impl StepInputs {
     /// Empty inputs with room for `limits`.
     pub fn new(limits: StepLimits, tokens_per_block: usize, weight_bytes: usize, kv_bytes: usize) -> StepInputs {
+        let spans = 2 * limits.requests; // see `fill`
         StepInputs {
             tokens: Vec::with_capacity(limits.tokens),
-            seqs: Vec::with_capacity(limits.requests),
+            seqs: Vec::with_capacity(spans),
             context_seqs: 0,
-            block_tables: Vec::with_capacity(limits.requests * limits.positions.div_ceil(tokens_per_block)),
+            block_tables: Vec::with_capacity(spans * limits.positions.div_ceil(tokens_per_block)),
             sampled: Vec::with_capacity(limits.sampled),
-            spans: Vec::with_capacity(limits.requests),
+            spans: Vec::with_capacity(spans),
             weight_bytes: weight_bytes as u64,
             kv_bytes: kv_bytes as u64,
         }
@@ -80,19 +81,37 @@ impl StepInputs {
     }
 
     /// Fill from a plan's items.
+    ///
+    /// Output that is computed again after a pause goes in as a generation span of its own. Prompts and generation may
+    /// run on different kernels, which differ in the last bit, and a request must get again what it got before.
     pub fn fill(&mut self, items: &[Item], running: &[Entry]) {
         self.clear();
+        let prompt_end = |item: &Item, entry: &Entry| match item.phase {
+            Phase::Context => entry.prompt_len.clamp(item.start, item.start + item.len),
+            Phase::Generation => item.start,
+        };
         for item in items {
             let entry = &running[item.running];
-            self.push(
-                &entry.tokens[item.start..item.start + item.len],
-                item.start,
-                &entry.blocks,
-                item.phase == Phase::Context,
-            );
-            if item.samples {
-                self.sampled.push(self.tokens.len() as u32 - 1);
+            let end = prompt_end(item, entry);
+            if item.start < end {
+                self.push(&entry.tokens[item.start..end], item.start, &entry.blocks, true);
             }
+            if item.samples {
+                // Of an item that goes on below this is not yet the last row.
+                self.sampled.push(self.tokens.len().saturating_sub(1) as u32);
+            }
+        }
+        let mut sampled = 0;
+        for item in items {
+            let entry = &running[item.running];
+            let (start, end) = (prompt_end(item, entry), item.start + item.len);
+            if start < end {
+                self.push(&entry.tokens[start..end], start, &entry.blocks, false);
+                if item.samples {
+                    self.sampled[sampled] = self.tokens.len() as u32 - 1;
+                }
+            }
+            sampled += usize::from(item.samples);
         }
     }
 

@@ -3,7 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use memmap2::MmapMut;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 use strobe_kernels_cpu::{Cpu, Elems, Layout, Matrix, PANEL, pack_panels, packed_len};
 use strobe_model::{DType, ModelConfig, ModelError, SafeTensors, WeightId, WeightInfo, WeightSource, weight_list};
@@ -37,6 +37,15 @@ pub fn stored_len(info: &WeightInfo, layout: Layout) -> usize {
     match layout {
         Layout::Packed => packed_len(info.rows, info.cols),
         Layout::RowMajor => info.rows * info.cols,
+    }
+}
+
+/// Shape of a weight in its layout, as an engine's file names it.
+pub fn stored_shape(info: &WeightInfo, layout: Layout) -> Vec<usize> {
+    match layout {
+        Layout::Packed => vec![info.rows.div_ceil(PANEL), info.cols, PANEL],
+        Layout::RowMajor if info.vector => vec![info.cols],
+        Layout::RowMajor => vec![info.rows, info.cols],
     }
 }
 
@@ -178,14 +187,18 @@ impl WeightStore {
         gemm_plugin: bool,
     ) -> Result<WeightStore, EngineError> {
         let stored = Self::stored(config, dtype, gemm_plugin);
-        for weight in stored.values() {
-            let elements = stored_len(&weight.info, weight.layout);
-            let field = |expected: String, found: String| EngineError::Field {
-                path: file.path().to_path_buf(),
-                field: weight.name.clone(),
-                expected,
-                found,
-            };
+        let refuse = |name: &str, expected: String, found: String| EngineError::Field {
+            path: file.path().to_path_buf(),
+            field: name.to_string(),
+            expected,
+            found,
+        };
+        let known: HashSet<&str> = stored.values().map(|weight| weight.name.as_str()).collect();
+        if let Some(extra) = file.names().find(|name| !known.contains(name)) {
+            return Err(refuse(extra, "no such tensor, by the configuration".into(), "one".into()));
+        }
+        for weight in weight_list(config).iter().filter_map(|info| stored.get(&info.id)) {
+            let field = |expected: String, found: String| refuse(&weight.name, expected, found);
             let want = weight.dtype.safetensors_name();
             let Some(view) = file.get(&weight.name) else {
                 return Err(field(format!("a {want} tensor"), "nothing".into()));
@@ -193,9 +206,10 @@ impl WeightStore {
             if view.dtype != want {
                 return Err(field(format!("dtype {want}"), view.dtype.to_string()));
             }
-            if view.data.len() != elements * weight.dtype.bytes() {
-                let found = format!("{} bytes, shape {:?}", view.data.len(), view.shape);
-                return Err(field(format!("{} bytes", elements * weight.dtype.bytes()), found));
+            // The shape also tells the layouts apart, which often have the same size.
+            let shape = stored_shape(&weight.info, weight.layout);
+            if view.shape != shape {
+                return Err(field(format!("shape {shape:?}"), format!("{:?}", view.shape)));
             }
             if view.data.as_ptr().align_offset(weight.dtype.bytes()) != 0 {
                 return Err(field(format!("alignment to {} bytes", weight.dtype.bytes()), "none".into()));

@@ -63,8 +63,7 @@ pub fn parse_windows(spec: &str) -> Result<Vec<Window>, WindowError> {
 }
 
 fn parse_span(spec: &str, span: &str) -> Result<Window, WindowError> {
-    let malformed =
-        |problem| WindowError::Malformed { spec: spec.to_string(), span: span.trim().to_string(), problem };
+    let malformed = |problem| WindowError::Malformed { spec: spec.to_string(), span: span.trim().to_string(), problem };
     let number = |text: &str| -> Result<u64, WindowError> {
         let text = text.trim();
         if text.is_empty() {

@@ -93,7 +93,11 @@ impl World {
             return Ok(false);
         }
         self.scheduler.plan(&mut self.plan);
-        let again = { let mut plan = Plan::default(); self.scheduler.plan(&mut plan); plan };
+        let again = {
+            let mut plan = Plan::default();
+            self.scheduler.plan(&mut plan);
+            plan
+        };
         prop_assert_eq!(&again.items, &self.plan.items, "planning is a pure function");
         let before: BTreeMap<u64, usize> = self.scheduler.running().iter().map(|e| (e.id, e.computed)).collect();
         self.scheduler.apply(&self.plan);
@@ -102,7 +106,10 @@ impl World {
         prop_assert!(self.plan.tokens() <= config.max_num_tokens, "token budget");
         prop_assert!(self.scheduler.running().len() <= config.max_batch_size, "batch size");
         prop_assert!(!self.plan.items.is_empty() || !self.plan.pause.is_empty(), "progress");
-        prop_assert!(config.policy == Policy::MaxUtilization || self.plan.pause.is_empty(), "only max_utilization pauses");
+        prop_assert!(
+            config.policy == Policy::MaxUtilization || self.plan.pause.is_empty(),
+            "only max_utilization pauses"
+        );
         self.paused_since_start |= !self.plan.pause.is_empty();
         let items = self.plan.items.clone();
         let distinct: BTreeSet<_> = items.iter().map(|i| i.running).collect();

@@ -16,6 +16,8 @@ pub(crate) const GEMV_PANELS: usize = 4;
 /// How far ahead of its loads the GEMV asks for memory, in bytes per panel.
 const PREFETCH_BYTES: usize = 1024;
 const CACHE_LINE: usize = 64;
+/// Rows up to which an AVX2 tile is as wide as a panel: 12 accumulators.
+const WIDE_ROWS: usize = 3;
 /// The largest tile of any tier.
 const MAX_TILE_ROWS: usize = 12;
 
@@ -55,9 +57,9 @@ struct Ahead {
     step: usize,
 }
 
-/// `MR` x (`2 * LANES`) outputs over one block of k, all in registers. `a` is `[k][MR]`, `b` is `[k][PANEL]`.
+/// `MR` x (`NV * LANES`) outputs over one block of k, all in registers. `a` is `[k][MR]`, `b` is `[k][PANEL]`.
 #[inline(always)]
-unsafe fn tile<S: Simd, W: Element, const MR: usize>(
+unsafe fn tile<S: Simd, W: Element, const MR: usize, const NV: usize>(
     k: usize,
     a: *const f32,
     b: *const W,
@@ -68,20 +70,23 @@ unsafe fn tile<S: Simd, W: Element, const MR: usize>(
 ) {
     // SAFETY: the caller's pointers cover the tile.
     unsafe {
-        let mut acc = [[S::zero(); 2]; MR];
+        let mut acc = [[S::zero(); NV]; MR];
         if resume {
             for row in 0..MR {
-                for v in 0..2 {
+                for v in 0..NV {
                     acc[row][v] = S::load(c.add(row * c_stride + v * S::LANES));
                 }
             }
         }
         let (mut a, mut b, mut next) = (a, b, ahead.start);
         for _ in 0..k {
-            let weights = [W::load::<S>(b), W::load::<S>(b.add(S::LANES))];
+            let mut weights = [S::zero(); NV];
+            for v in 0..NV {
+                weights[v] = W::load::<S>(b.add(v * S::LANES));
+            }
             for row in 0..MR {
                 let x = S::splat(*a.add(row));
-                for v in 0..2 {
+                for v in 0..NV {
                     acc[row][v] = S::fma(x, weights[v], acc[row][v]);
                 }
             }
@@ -91,14 +96,14 @@ unsafe fn tile<S: Simd, W: Element, const MR: usize>(
             next = next.wrapping_add(ahead.step);
         }
         for row in 0..MR {
-            for v in 0..2 {
+            for v in 0..NV {
                 S::store(c.add(row * c_stride + v * S::LANES), acc[row][v]);
             }
         }
     }
 }
 
-/// All columns of a panel for `rows` rows: one tile across with AVX-512, two with AVX2.
+/// All columns of a panel for `rows` rows: one tile across with AVX-512, two with AVX2 unless the rows are few.
 #[inline(always)]
 unsafe fn panel_tile<S: Simd, W: Element>(
     rows: usize,
@@ -110,24 +115,34 @@ unsafe fn panel_tile<S: Simd, W: Element>(
     resume: bool,
     mut ahead: Ahead,
 ) {
+    if S::LANES == 8 && rows <= WIDE_ROWS {
+        // SAFETY: the caller's pointers cover the panel.
+        return unsafe {
+            match rows {
+                1 => tile::<S, W, 1, 4>(k, a, b, c, c_stride, resume, ahead),
+                2 => tile::<S, W, 2, 4>(k, a, b, c, c_stride, resume, ahead),
+                _ => tile::<S, W, 3, 4>(k, a, b, c, c_stride, resume, ahead),
+            }
+        };
+    }
     let mut column = 0;
     while column < PANEL {
         // SAFETY: the caller's pointers cover the panel.
         unsafe {
             let (b, c) = (b.add(column), c.add(column));
             match rows {
-                1 => tile::<S, W, 1>(k, a, b, c, c_stride, resume, ahead),
-                2 => tile::<S, W, 2>(k, a, b, c, c_stride, resume, ahead),
-                3 => tile::<S, W, 3>(k, a, b, c, c_stride, resume, ahead),
-                4 => tile::<S, W, 4>(k, a, b, c, c_stride, resume, ahead),
-                5 => tile::<S, W, 5>(k, a, b, c, c_stride, resume, ahead),
-                6 => tile::<S, W, 6>(k, a, b, c, c_stride, resume, ahead),
-                7 if S::TILE_ROWS >= 7 => tile::<S, W, 7>(k, a, b, c, c_stride, resume, ahead),
-                8 if S::TILE_ROWS >= 8 => tile::<S, W, 8>(k, a, b, c, c_stride, resume, ahead),
-                9 if S::TILE_ROWS >= 9 => tile::<S, W, 9>(k, a, b, c, c_stride, resume, ahead),
-                10 if S::TILE_ROWS >= 10 => tile::<S, W, 10>(k, a, b, c, c_stride, resume, ahead),
-                11 if S::TILE_ROWS >= 11 => tile::<S, W, 11>(k, a, b, c, c_stride, resume, ahead),
-                12 if S::TILE_ROWS >= 12 => tile::<S, W, 12>(k, a, b, c, c_stride, resume, ahead),
+                1 => tile::<S, W, 1, 2>(k, a, b, c, c_stride, resume, ahead),
+                2 => tile::<S, W, 2, 2>(k, a, b, c, c_stride, resume, ahead),
+                3 => tile::<S, W, 3, 2>(k, a, b, c, c_stride, resume, ahead),
+                4 => tile::<S, W, 4, 2>(k, a, b, c, c_stride, resume, ahead),
+                5 => tile::<S, W, 5, 2>(k, a, b, c, c_stride, resume, ahead),
+                6 => tile::<S, W, 6, 2>(k, a, b, c, c_stride, resume, ahead),
+                7 if S::TILE_ROWS >= 7 => tile::<S, W, 7, 2>(k, a, b, c, c_stride, resume, ahead),
+                8 if S::TILE_ROWS >= 8 => tile::<S, W, 8, 2>(k, a, b, c, c_stride, resume, ahead),
+                9 if S::TILE_ROWS >= 9 => tile::<S, W, 9, 2>(k, a, b, c, c_stride, resume, ahead),
+                10 if S::TILE_ROWS >= 10 => tile::<S, W, 10, 2>(k, a, b, c, c_stride, resume, ahead),
+                11 if S::TILE_ROWS >= 11 => tile::<S, W, 11, 2>(k, a, b, c, c_stride, resume, ahead),
+                12 if S::TILE_ROWS >= 12 => tile::<S, W, 12, 2>(k, a, b, c, c_stride, resume, ahead),
                 _ => unreachable!("a strip is higher than the tier's tile"),
             }
         }
@@ -191,7 +206,7 @@ impl<W: Element> BlockedGemm<'_, W> {
     /// A single strip of tiles as wide as a panel reads each weight once: there is nothing to block for.
     #[inline(always)]
     fn is_blocked<S: Simd>(&self) -> bool {
-        self.strips.count > 1 || 2 * S::LANES < PANEL
+        self.strips.count > 1 || (2 * S::LANES < PANEL && self.strips.m > WIDE_ROWS)
     }
 
     /// Where a block of weights starts (which may be beyond the last one).

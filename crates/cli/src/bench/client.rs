@@ -1,13 +1,12 @@
 //! The client side of a benchmark: when requests are sent, and what is heard of them.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use strobe_engine::recorder::Recording;
 use strobe_engine::scheduler::Decision;
 use strobe_engine::window::Window;
-use strobe_engine::{Engine, EngineError, IterationRecord, Outbox, Request, SamplingParams};
+use strobe_engine::{Engine, EngineError, IterationLimits, IterationRecord, Outbox, Request, SamplingParams};
 use strobe_workload::RequestRecord;
 
 use crate::{interrupt, output, progress};
@@ -38,6 +37,8 @@ pub struct Load {
 /// Everything one run left behind.
 #[derive(Default)]
 pub struct RunData {
+    /// When it began, on the engine's clock.
+    pub start_ns: u64,
     pub records: Vec<RequestRecord>,
     pub iterations: Vec<IterationRecord>,
     pub decisions: Vec<Decision>,
@@ -91,15 +92,14 @@ pub fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingPar
 /// Send `jobs` and collect what the engine says until all have ended.
 pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> Result<RunData> {
     let clock = engine.info().clock;
-    let mut run = RunData::default();
     let mut outbox = engine.outbox();
-    let mut position: HashMap<u64, usize> = HashMap::with_capacity(jobs.len());
     let mut next = 0;
     let mut ended = 0;
     let mut tokens = 0u64;
     let bar = progress::requests(jobs.len() as u64);
     engine.begin_measurement(windows);
     let start = clock.now();
+    let mut run = RunData { start_ns: start, ..RunData::default() };
 
     while ended < jobs.len() && !interrupt::requested() {
         // Send what is due and fits.
@@ -112,7 +112,6 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> 
                 break;
             }
             let job = &jobs[next];
-            position.insert(next as u64, run.records.len());
             run.records.push(RequestRecord {
                 id: next as u64,
                 task_id: job.task_id,
@@ -149,12 +148,13 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> 
             _ => TICK,
         };
         let alive = engine.wait(&mut outbox, until_next);
-        ended += take(&mut run, &position, &outbox, engine, load);
+        ended += take(&mut run, &outbox, &engine.info().limits, load);
         tokens += outbox.tokens.len() as u64;
         bar.set_position(ended as u64);
         if output::interactive() {
             let elapsed = (clock.now() - start) as f64 / 1e9;
-            let kv = run.iterations.last().map_or(0.0, |i| f64::from(i.kv_used) / engine.info().limits.kv_blocks as f64);
+            let kv =
+                run.iterations.last().map_or(0.0, |i| f64::from(i.kv_used) / engine.info().limits.kv_blocks as f64);
             let total: u64 = jobs.iter().map(|j| u64::from(j.output_tokens)).sum();
             let eta = if tokens > 0 { elapsed * (total.saturating_sub(tokens)) as f64 / tokens as f64 } else { 0.0 };
             bar.set_message(format!("{:.1} tok/s, KV {:.0} %, eta {eta:.0} s", tokens as f64 / elapsed, 100.0 * kv));
@@ -168,16 +168,16 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> 
     Ok(run)
 }
 
-/// Move what the engine said into the run; returns how many requests ended.
-fn take(run: &mut RunData, position: &HashMap<u64, usize>, outbox: &Outbox, engine: &Engine, load: &Load) -> usize {
+/// Move what the engine said into the run; returns how many requests ended. A request's id is its place in the run.
+fn take(run: &mut RunData, outbox: &Outbox, limits: &IterationLimits, load: &Load) -> usize {
     for event in &outbox.tokens {
-        if let Some(record) = position.get(&event.request).and_then(|&i| run.records.get_mut(i)) {
+        if let Some(record) = run.records.get_mut(event.request as usize) {
             record.token_times_ns.push(event.time_ns);
             record.output_ids.push(event.token);
         }
     }
     for event in &outbox.finished {
-        if let Some(record) = position.get(&event.request).and_then(|&i| run.records.get_mut(i)) {
+        if let Some(record) = run.records.get_mut(event.request as usize) {
             record.finish_reason = event.reason.name().into();
             record.queued_ns = event.queued_ns;
             record.first_scheduled_ns = event.first_scheduled_ns;
@@ -187,36 +187,36 @@ fn take(run: &mut RunData, position: &HashMap<u64, usize>, outbox: &Outbox, engi
         }
     }
     for (id, rejection) in &outbox.rejected {
-        if let Some(record) = position.get(id).and_then(|&i| run.records.get_mut(i)) {
+        if let Some(record) = run.records.get_mut(*id as usize) {
             record.finish_reason = "error".into();
             record.error = Some(rejection.to_string());
         }
     }
-    keep(run, outbox);
-    if load.log_iterations {
-        for iteration in &outbox.iterations {
-            output::line(&format!("[strobe][INFO] {}", iteration.to_old_style(&engine.info().limits)));
-        }
-    }
+    take_iterations(run, outbox, limits, load);
     outbox.finished.len() + outbox.rejected.len()
 }
 
 /// Iterations and recordings, with decisions renumbered to the run's own list.
-fn keep(run: &mut RunData, outbox: &Outbox) {
+fn take_iterations(run: &mut RunData, outbox: &Outbox, limits: &IterationLimits, load: &Load) {
     let shift = run.decisions.len() as u32;
     run.decisions.extend_from_slice(&outbox.decisions);
-    run.iterations.extend(outbox.iterations.iter().map(|i| {
-        let mut iteration = *i;
+    // An answer is sent before its iteration is closed, so the last record of an earlier run can come in late.
+    for iteration in outbox.iterations.iter().filter(|i| i.times.start >= run.start_ns) {
+        let mut iteration = *iteration;
         iteration.decisions.0 += shift;
-        iteration
-    }));
+        run.iterations.push(iteration);
+        if load.log_iterations {
+            output::line(&format!("[strobe][INFO] {}", iteration.to_old_style(limits)));
+        }
+    }
     run.recordings.extend(outbox.recordings.iter().cloned());
     run.unreached.extend_from_slice(&outbox.unreached);
 }
 
 /// Stop the engine and take what it still had to say into the last run.
-pub fn finish(engine: Engine, run: &mut RunData) -> Result<(), EngineError> {
+pub fn finish(engine: Engine, run: &mut RunData, load: &Load) -> Result<(), EngineError> {
+    let limits = engine.info().limits;
     let outbox = engine.shutdown()?;
-    keep(run, &outbox);
+    take(run, &outbox, &limits, load);
     Ok(())
 }

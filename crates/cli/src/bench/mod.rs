@@ -79,16 +79,19 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
         let windows = if last { spec.windows.clone() } else { Vec::new() };
         run = client::run(&engine, &spec.jobs, &spec.load, windows)?;
         if let Ok(metrics) = metrics(&run.records, &options) {
-            repeats.push(RepeatFigures::of(&metrics));
+            repeats.push(RepeatFigures::of(&metrics, &utilization::by_kind(&run.iterations, peaks)));
         }
         if interrupt::requested() {
             break;
         }
     }
-    client::finish(engine, &mut run)?;
+    client::finish(engine, &mut run, &spec.load)?;
     for window in &run.unreached {
         let ran = run.iterations.len();
-        output::warn(&format!("profile window {window} was never reached: the run has {ran} iterations, 0 to {}", ran.saturating_sub(1)));
+        output::warn(&format!(
+            "profile window {window} was never reached: the run has {ran} iterations, 0 to {}",
+            ran.saturating_sub(1)
+        ));
     }
     let trace = (!run.recordings.is_empty()).then(|| {
         recording::to_trace(

@@ -27,10 +27,17 @@ pub struct RepeatFigures {
     pub avg_ttft_ms: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub avg_tpot_ms: Option<f64>,
+    /// MFU of pure prompt iterations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_mfu: Option<f64>,
+    /// MBU of pure generation iterations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decode_mbu: Option<f64>,
 }
 
 impl RepeatFigures {
-    pub fn of(m: &Metrics) -> RepeatFigures {
+    pub fn of(m: &Metrics, utilization: &[Utilization]) -> RepeatFigures {
+        let kind = |name: &str| utilization.iter().find(|u| u.kind == name);
         RepeatFigures {
             request_throughput_req_s: m.request_throughput_req_s,
             output_throughput_tok_s: m.output_throughput_tok_s,
@@ -38,10 +45,12 @@ impl RepeatFigures {
             avg_request_latency_ms: m.e2e_ms.average,
             avg_ttft_ms: m.ttft_ms.average,
             avg_tpot_ms: m.tpot_ms.as_ref().map(|d| d.average),
+            prefill_mfu: kind("prefill").map(|u| u.mfu),
+            decode_mbu: kind("decode").map(|u| u.mbu),
         }
     }
 
-    /// Name, unit and value of each figure.
+    /// Name with unit, and value, of each figure.
     pub fn rows(&self) -> Vec<(&'static str, f64)> {
         let mut rows = vec![
             ("Request throughput (req/sec)", self.request_throughput_req_s),
@@ -51,6 +60,8 @@ impl RepeatFigures {
             ("Average TTFT (ms)", self.avg_ttft_ms),
         ];
         rows.extend(self.avg_tpot_ms.map(|value| ("Average TPOT (ms)", value)));
+        rows.extend(self.prefill_mfu.map(|value| ("MFU, prefill iterations (share of peak)", value)));
+        rows.extend(self.decode_mbu.map(|value| ("MBU, decode iterations (share of bandwidth)", value)));
         rows
     }
 }
@@ -118,13 +129,16 @@ impl Outcome {
         put("build_config", self.config.to_json()["build_config"].clone());
         put("peaks", json!(self.peaks));
         put("utilization", json!(self.utilization));
-        put("memory", json!({
-            "peak_rss_bytes": self.peak_resident(),
-            "weights_bytes": self.info.memory.weights_bytes,
-            "kv_cache_reserved_bytes": self.info.memory.kv_cache_bytes,
-            "kv_cache_peak_used_bytes": u64::from(self.peak_kv_blocks()) * self.kv_block_bytes(),
-            "activations_reserved_bytes": self.info.memory.activation_bytes,
-        }));
+        put(
+            "memory",
+            json!({
+                "peak_rss_bytes": self.peak_resident(),
+                "weights_bytes": self.info.memory.weights_bytes,
+                "kv_cache_reserved_bytes": self.info.memory.kv_cache_bytes,
+                "kv_cache_peak_used_bytes": u64::from(self.peak_kv_blocks()) * self.kv_block_bytes(),
+                "activations_reserved_bytes": self.info.memory.activation_bytes,
+            }),
+        );
         put("iterations", json!(self.run.iterations.len()));
         if self.repeats.len() > 1 {
             let spreads: Map<_, _> = self.spreads().into_iter().map(|(name, s)| (name.to_string(), json!(s))).collect();
@@ -136,13 +150,16 @@ impl Outcome {
         }
         if let Some(trace) = &self.trace {
             let budgets = budgets(trace);
-            put("profile", json!({
-                "windows": trace.meta.windows.iter().map(|w| json!({
-                    "index": w.index, "first": w.first, "last": w.last, "complete": w.complete,
-                })).collect::<Vec<_>>(),
-                "budget_by_kind": budget_by_kind(&budgets),
-                "top_ops": top_ops(trace),
-            }));
+            put(
+                "profile",
+                json!({
+                    "windows": trace.meta.windows.iter().map(|w| json!({
+                        "index": w.index, "first": w.first, "last": w.last, "complete": w.complete,
+                    })).collect::<Vec<_>>(),
+                    "budget_by_kind": budget_by_kind(&budgets),
+                    "top_ops": top_ops(trace),
+                }),
+            );
         }
         ReportContext {
             engine: AnchorEngine {

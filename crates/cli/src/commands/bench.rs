@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Subcommand, ValueEnum};
 use strobe_engine::staged_dir::{self, StagedDir};
-use strobe_engine::window::{choose_spec, parse_windows};
+use strobe_engine::window::{WINDOW_VARIABLES, choose_spec, parse_windows};
 use strobe_engine::{CacheSize, EngineOptions, Policy, SamplingParams};
 use strobe_workload::{Arrival, PercentileRule, arrival_times_ns, read_dataset};
 
@@ -105,13 +105,13 @@ struct BenchArgs {
     repeat: usize,
 
     /// 0 is greedy
-    #[arg(long, value_name = "T", default_value_t = 0.0, help_heading = "Sampling")]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Sampling")]
     temperature: f32,
     /// Keep the k most likely tokens; 0 keeps all
     #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
     top_k: u32,
     /// Keep the smallest set of tokens with this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0, help_heading = "Sampling")]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, help_heading = "Sampling")]
     top_p: f32,
     /// End-of-sequence token; -1 ignores it, so that every request produces what the dataset asks for
     #[arg(long, value_name = "ID", default_value_t = -1, allow_negative_numbers = true, help_heading = "Sampling")]
@@ -175,7 +175,7 @@ struct BenchArgs {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     iteration_log: Option<PathBuf>,
     /// Print a line per iteration in the format of older TensorRT-LLM logs
-    #[arg(long, help_heading = "Output")]
+    #[arg(long, conflicts_with = "json", help_heading = "Output")]
     log_iteration_data: bool,
     /// How percentiles are taken
     #[arg(long, value_enum, default_value = "linear", help_heading = "Output")]
@@ -310,15 +310,24 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
 
 fn windows(args: &BenchArgs) -> Result<Vec<strobe_engine::window::Window>> {
     let (spec, ignored) = choose_spec(args.profile.as_deref(), |name| std::env::var(name).ok());
-    if !ignored.is_empty() {
-        output::warn(&format!("{} is set but ignored: a stronger setting names the profile window", ignored.join(", ")));
-    }
-    if args.measure_profiler_overhead {
-        return Ok(Vec::new());
-    }
-    let windows = parse_windows(spec.as_deref().unwrap_or_default())?;
+    let windows = parse_windows(spec.as_deref().unwrap_or_default()).with_context(|| {
+        let variable = WINDOW_VARIABLES.into_iter().find(|name| std::env::var(name).ok() == spec);
+        variable.filter(|_| args.profile.is_none()).unwrap_or("--profile")
+    })?;
     if args.profile.is_some() && windows.is_empty() {
         bail!("--profile is empty; write A-B, N, or a comma list such as 100-150,200");
+    }
+    if !ignored.is_empty() {
+        output::warn(&format!(
+            "{} is set but ignored: a stronger setting names the profile window",
+            ignored.join(", ")
+        ));
+    }
+    if args.measure_profiler_overhead && !windows.is_empty() {
+        output::warn(
+            "the profile window is ignored: --measure-profiler-overhead records every second iteration instead",
+        );
+        return Ok(Vec::new());
     }
     Ok(windows)
 }
@@ -341,7 +350,9 @@ fn arrival(args: &BenchArgs) -> Result<Arrival> {
 fn concurrency(args: &BenchArgs, latency: bool) -> Result<usize> {
     match (args.concurrency, latency) {
         (None | Some(1), true) => Ok(1),
-        (Some(other), true) => bail!("--concurrency {other}: `bench latency` runs one request at a time; use `bench throughput`"),
+        (Some(other), true) => {
+            bail!("--concurrency {other}: `bench latency` runs one request at a time; use `bench throughput`")
+        }
         (None | Some(-1), false) => Ok(usize::MAX),
         (Some(c), false) => match usize::try_from(c).ok().filter(|&c| c > 0) {
             Some(c) => Ok(c),
@@ -366,7 +377,11 @@ fn sampling(args: &BenchArgs) -> Result<SamplingParams> {
 }
 
 fn describe_load(arrival: &Arrival, concurrency: usize, seed: u64) -> String {
-    let limit = if concurrency == usize::MAX { "no concurrency limit".into() } else { format!("at most {concurrency} in flight") };
+    let limit = if concurrency == usize::MAX {
+        "no concurrency limit".into()
+    } else {
+        format!("at most {concurrency} in flight")
+    };
     match arrival {
         Arrival::AtOnce if concurrency == usize::MAX => "all at once, no concurrency limit".into(),
         Arrival::AtOnce => format!("closed loop, {limit}"),

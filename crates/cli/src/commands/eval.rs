@@ -49,12 +49,16 @@ struct LogitsArgs {
 
 pub fn run(args: Args) -> Result<()> {
     let What::Logits(args) = args.what;
+    let to_stdout = args.output.as_os_str() == "-";
+    if !to_stdout {
+        run_dir::check_writable(&args.output)?;
+    }
     let mut cpu = args.cpu.open()?;
     let model: LoadedModel = args.model.load(&mut cpu, &args.build, None, None)?;
     let tier = cpu.tier().name();
     let result = eval::logits(cpu, &model, &args.ids, args.decode)?;
     let text = serde_json::to_string(&result).context("the logits can't be written as JSON")?;
-    if args.output.as_os_str() == "-" {
+    if to_stdout {
         output::line(&text);
         return Ok(());
     }

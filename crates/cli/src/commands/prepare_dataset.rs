@@ -21,25 +21,25 @@ const EXAMPLES: &str = "EXAMPLES:
   strobe prepare-dataset --model micro --output d.jsonl real-dataset --file chats.jsonl --prompt-key question --output-key answer";
 
 #[derive(clap::Args)]
-#[command(before_help = EXAMPLES, group(clap::ArgGroup::new("vocabulary").required(true).args(["model", "tokenizer"])), group(clap::ArgGroup::new("target").required(true).args(["output", "stdout"])))]
+#[command(before_help = EXAMPLES)]
 pub struct Args {
     /// Preset, Hugging Face directory or engine directory whose vocabulary is used
-    #[arg(long, value_name = "PRESET|DIR")]
+    #[arg(long, value_name = "PRESET|DIR", global = true)]
     model: Option<String>,
     /// tokenizer.json, or a directory that holds one
-    #[arg(long, value_name = "FILE|DIR")]
+    #[arg(long, value_name = "FILE|DIR", global = true, conflicts_with = "model")]
     tokenizer: Option<PathBuf>,
     /// File to write
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     output: Option<PathBuf>,
     /// Write to standard output
-    #[arg(long)]
+    #[arg(long, global = true, conflicts_with = "output")]
     stdout: bool,
     /// Seed of lengths and token ids
-    #[arg(long, value_name = "S", default_value_t = 420)]
+    #[arg(long, value_name = "S", default_value_t = 420, global = true)]
     random_seed: u64,
     /// Print a summary as JSON (with --output)
-    #[arg(long, conflicts_with = "stdout")]
+    #[arg(long, conflicts_with = "stdout", global = true)]
     json: bool,
     #[command(subcommand)]
     kind: Kind,
@@ -102,6 +102,13 @@ struct Vocabulary {
 }
 
 pub fn run(args: Args) -> Result<()> {
+    // These options may stand before or after the kind of dataset, so clap can't require them.
+    if args.model.is_none() && args.tokenizer.is_none() {
+        bail!("give --model PRESET|DIR or --tokenizer FILE|DIR: token ids are drawn from its vocabulary");
+    }
+    if args.output.is_none() && !args.stdout {
+        bail!("give --output FILE or --stdout");
+    }
     let vocabulary = vocabulary(&args)?;
     let samples = match &args.kind {
         Kind::TokenNormDist { num_requests, input_mean, input_stdev, output_mean, output_stdev } => {
@@ -158,7 +165,13 @@ fn input_len(sample: &Sample) -> usize {
     }
 }
 
-fn make(vocabulary: &Vocabulary, num_requests: usize, input: Lengths, output: Lengths, seed: u64) -> Result<Vec<Sample>> {
+fn make(
+    vocabulary: &Vocabulary,
+    num_requests: usize,
+    input: Lengths,
+    output: Lengths,
+    seed: u64,
+) -> Result<Vec<Sample>> {
     let avoid_ids = vocabulary.avoid.clone();
     Ok(synthetic(&SyntheticSpec { num_requests, input, output, vocab_size: vocabulary.size, avoid_ids, seed })?)
 }

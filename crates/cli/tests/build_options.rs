@@ -1,0 +1,194 @@
+//! Every build option changes what runs, and none of them changes what a model says.
+
+mod common;
+
+use common::trace::TraceFile;
+use common::{Sandbox, assert_names, int, outputs};
+use serde_json::Value;
+
+/// A profiled run: its ops, its outputs, its iterations and its report.
+struct Run {
+    trace: TraceFile,
+    outputs: Vec<Vec<u64>>,
+    iterations: Vec<Value>,
+    report: Value,
+}
+
+fn read(sandbox: &Sandbox) -> Run {
+    Run {
+        trace: TraceFile::read(&sandbox.path("run/trace.sqlite")),
+        outputs: outputs(&sandbox.json_lines("run/requests.jsonl")),
+        iterations: sandbox.json_lines("run/iterations.jsonl"),
+        report: sandbox.json("run/report.json"),
+    }
+}
+
+const BENCH: &str = "--dataset d.jsonl --warmup 0 --profile 0-9 --output-dir run --overwrite";
+
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.dataset("d.jsonl", &[(40, 12), (7, 9), (65, 14)]);
+    sandbox
+}
+
+/// Build with `options`, then run the engine directory.
+fn built(options: &str) -> Run {
+    let sandbox = sandbox();
+    sandbox.ok(&format!("build --model micro --output-dir e {options}"));
+    sandbox.ok(&format!("bench throughput --engine-dir e {BENCH}"));
+    read(&sandbox)
+}
+
+#[test]
+fn gemm_plugin_selects_the_gemm() {
+    let (packed, plain) = (built(""), built("--gemm-plugin disable"));
+    for op in ["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"] {
+        assert!(
+            packed.trace.kernels(op).iter().all(|k| k.starts_with("gemm_packed_f32")),
+            "{:?}",
+            packed.trace.kernels(op)
+        );
+        assert!(
+            plain.trace.kernels(op).iter().all(|k| k.starts_with("gemm_plain_f32")),
+            "{:?}",
+            plain.trace.kernels(op)
+        );
+    }
+    assert_eq!(plain.report["strobe"]["build_config"]["plugin_config"]["gemm_plugin"], "disable");
+}
+
+#[test]
+fn context_fmha_selects_the_attention_of_prompts() {
+    let (fused, unfused) = (built(""), built("--context-fmha disable"));
+    let names = |run: &Run, context: bool| {
+        let with_context =
+            |iter: u64| int(&run.iterations[iter as usize], "/inflightBatchingStats/numContextRequests") > 0;
+        let mut names: Vec<_> = run
+            .trace
+            .ops
+            .iter()
+            .filter(|op| op.category == "attention" && with_context(op.iter) == context)
+            .map(|op| op.name.clone())
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    };
+    assert_eq!(names(&fused, true), ["attention"]);
+    assert_eq!(names(&unfused, true), ["attn_scores", "attn_softmax", "attn_values"]);
+    assert_eq!(names(&unfused, false), ["attention"], "generation is fused either way");
+    assert_eq!(fused.outputs, unfused.outputs);
+}
+
+#[test]
+fn paged_kv_cache_selects_the_layout() {
+    let (paged, contiguous) = (built("--tokens-per-block 16"), built("--tokens-per-block 16 --paged-kv-cache disable"));
+    let per_block = |run: &Run| int(&run.iterations[0], "/kvCacheStats/tokensPerBlock");
+    assert_eq!(per_block(&paged), 16);
+    assert_eq!(per_block(&contiguous), 2048, "one block holds a whole request");
+    assert_eq!(int(&contiguous.iterations[0], "/kvCacheStats/usedNumBlocks"), 3, "one per request");
+    assert_eq!(paged.outputs, contiguous.outputs);
+    assert_eq!(contiguous.report["strobe"]["build_config"]["kv_cache_type"], "CONTINUOUS");
+}
+
+#[test]
+fn dtype_selects_the_kernels() {
+    for (dtype, short) in [("bfloat16", "bf16"), ("float16", "f16")] {
+        let run = built(&format!("--dtype {dtype}"));
+        for op in ["qkv_proj", "lm_head", "attention", "rope_kv_write"] {
+            assert!(
+                run.trace.kernels(op).iter().all(|k| k.contains(&format!("_{short}_"))),
+                "{:?}",
+                run.trace.kernels(op)
+            );
+        }
+        assert_eq!(run.report["engine"]["dtype"], dtype);
+    }
+}
+
+#[test]
+fn limits_are_built_in() {
+    let run = built("--max-batch-size 2 --max-num-tokens 64 --max-seq-len 128");
+    for iteration in &run.iterations {
+        assert!(int(iteration, "/numActiveRequests") <= 2);
+        assert!(int(iteration, "/inflightBatchingStats/numCtxTokens") <= 64);
+    }
+    assert_eq!(int(&run.report, "/world_info/max_batch_size"), 2);
+    assert_eq!(int(&run.report, "/world_info/max_num_tokens"), 64);
+    assert_eq!(int(&run.report, "/engine/max_sequence_length"), 128);
+    assert_eq!(run.outputs, built("").outputs);
+}
+
+#[test]
+fn seeds_make_models() {
+    assert_ne!(built("--seed 1").outputs, built("--seed 2").outputs);
+}
+
+#[test]
+fn an_engine_directory_and_a_model_in_memory_are_the_same() {
+    let sandbox = sandbox();
+    sandbox.ok(&format!("bench throughput --model micro --seed 5 {BENCH}"));
+    let in_memory = read(&sandbox);
+    let mapped = built("--seed 5");
+    assert_eq!(in_memory.outputs, mapped.outputs);
+    assert_eq!(in_memory.report["strobe"]["weights"], "random (seed 5)");
+    assert_eq!(mapped.report["strobe"]["weights"], "random (seed 5)");
+}
+
+#[test]
+fn build_says_what_it_did() {
+    let sandbox = Sandbox::new();
+    let done = sandbox.ok("build --model micro --output-dir deep/down/e");
+    assert_names(
+        &done.stdout,
+        &["deep/down/e", "1,016,960", "random (seed 0)", "packed", "3.88 MiB", "strobe bench throughput"],
+    );
+    assert_eq!(sandbox.names("deep/down"), ["e"]);
+    assert_eq!(sandbox.names("deep/down/e"), ["config.json", "rank0.engine", "tokenizer.json"]);
+    let config = sandbox.json("deep/down/e/config.json");
+    for key in ["version", "pretrained_config", "build_config"] {
+        assert!(config.get(key).is_some(), "{key}");
+    }
+    let done = sandbox.ok("build --model micro --output-dir deep/down/e --overwrite --json");
+    let summary: Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(summary["config"], config);
+    assert!(int(&summary, "/weight_bytes") >= 1_016_960 * 4);
+}
+
+#[test]
+fn presets_are_listed_with_parameters_and_bytes() {
+    let sandbox = Sandbox::new();
+    let list: Value = serde_json::from_str(&sandbox.ok("build --list-presets --json").stdout).unwrap();
+    let text = sandbox.ok("build --list-presets").stdout;
+    let names = ["micro", "llama-110m", "tinyllama-1.1b", "llama-2-7b", "llama-3.1-8b", "qwen3-0.6b"];
+    for (preset, name) in list.as_array().unwrap().iter().zip(names) {
+        assert_eq!(preset["name"], name);
+        assert!(int(preset, "/bytes") >= 2 * int(preset, "/parameters"));
+        assert_names(&text, &[name, &int(preset, "/parameters").to_string()]);
+    }
+}
+
+/// The tiers give the same tokens here: random weights leave no near ties in this dataset.
+#[test]
+fn the_simd_tier_can_be_forced_and_is_reported() {
+    let sandbox = sandbox();
+    let mut ran = Vec::new();
+    for tier in ["scalar", "avx2", "avx512"] {
+        let words = format!("bench throughput --model micro {BENCH}");
+        let done = common::finish(sandbox.command(&words).env("STROBE_CPU", tier));
+        if done.code == Some(2) {
+            assert_names(&done.stderr, &["STROBE_CPU", tier, "this machine lacks"]);
+            continue;
+        }
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+        assert_names(&done.stdout, &["SIMD tier, threads:", tier]);
+        let run = read(&sandbox);
+        assert_eq!(run.report["strobe"]["machine"]["simd_tier"], tier);
+        assert!(run.trace.kernels("qkv_proj").iter().all(|k| k.ends_with(tier)), "{:?}", run.trace.kernels("qkv_proj"));
+        ran.push((tier, run.outputs));
+    }
+    assert_eq!(ran[0].0, "scalar", "every machine has the scalar tier");
+    for (tier, found) in &ran {
+        assert_eq!(*found, ran[0].1, "{tier}");
+    }
+}

@@ -1,0 +1,60 @@
+//! Single steps by hand: any mix of spans, logits of every row.
+
+use strobe_engine::LoadedModel;
+use strobe_engine::cpu::{CpuBackend, CpuBackendOptions};
+use strobe_engine::step::{Backend, StepInputs, StepLimits};
+use strobe_kernels_cpu::Cpu;
+use strobe_model::DType;
+use strobe_model::program::{Node, ProgramOptions, program};
+
+/// Positions `start..start + tokens.len()` of a sequence that holds `blocks`.
+pub struct Span<'a> {
+    pub tokens: &'a [u32],
+    pub start: usize,
+    pub blocks: &'a [u32],
+    pub context: bool,
+}
+
+/// A backend without a scheduler.
+pub struct Stepper {
+    backend: CpuBackend,
+    nodes: Vec<Node>,
+    inputs: StepInputs,
+    vocab: usize,
+}
+
+impl Stepper {
+    /// Room for steps of `tokens` rows over `blocks` cache blocks. The cache is of type `cache`, whatever the weights.
+    pub fn new(cpu: Cpu, model: &LoadedModel, cache: DType, tokens: usize, blocks: usize) -> Stepper {
+        let build = &model.config.build;
+        let limits = StepLimits { tokens, sampled: tokens, requests: tokens, positions: build.max_seq_len };
+        let options = CpuBackendOptions {
+            limits,
+            tokens_per_block: build.cache_block_tokens(),
+            blocks,
+            dtype: cache,
+            context_fmha: build.context_fmha,
+        };
+        let config = model.config.model.clone();
+        Stepper {
+            nodes: program(&config, ProgramOptions { context_fmha: build.context_fmha }),
+            inputs: StepInputs::new(limits, options.tokens_per_block, build.dtype.bytes(), cache.bytes()),
+            vocab: config.vocab_size,
+            backend: CpuBackend::new(cpu, config, model.weights.clone(), &options).unwrap(),
+        }
+    }
+
+    /// Run one step; context spans must come first. Returns the logits of each row of each span.
+    pub fn step(&mut self, spans: &[Span<'_>]) -> Vec<Vec<Vec<f32>>> {
+        self.inputs.clear();
+        for span in spans {
+            self.inputs.push(span.tokens, span.start, span.blocks, span.context);
+        }
+        self.inputs.sampled.extend(0..self.inputs.tokens.len() as u32);
+        for node in self.nodes.iter().filter(|n| n.rows(&self.inputs.shape()) > 0) {
+            self.backend.run(node, &self.inputs);
+        }
+        let mut rows = self.backend.logits().chunks(self.vocab).map(<[f32]>::to_vec);
+        spans.iter().map(|span| rows.by_ref().take(span.tokens.len()).collect()).collect()
+    }
+}
