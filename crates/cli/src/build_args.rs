@@ -118,7 +118,9 @@ impl BuildArgs {
             ("--seed", self.seed.is_some()),
         ];
         if let Some((name, _)) = set.iter().find(|(_, set)| *set) {
-            bail!("{name} is decided when an engine is built; rebuild with `strobe build`, or use --model instead of --engine-dir");
+            bail!(
+                "{name} is decided when an engine is built; rebuild with `strobe build`, or use --model instead of --engine-dir"
+            );
         }
         Ok(())
     }

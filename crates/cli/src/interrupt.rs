@@ -31,6 +31,14 @@ pub fn install() {
     }
 }
 
+/// A progress function for long work that goes on until the user wants to stop.
+pub fn watch(mut progress: impl FnMut(u64)) -> impl FnMut(u64) -> bool {
+    move |done| {
+        progress(done);
+        !requested()
+    }
+}
+
 /// Whether the user wants to stop.
 pub fn requested() -> bool {
     REQUESTS.load(Ordering::SeqCst) > 0

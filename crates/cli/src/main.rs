@@ -78,7 +78,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&with_causes(&error));
-            ExitCode::from(if error.is::<interrupt::Interrupted>() { 130 } else { 2 })
+            let stopped = matches!(error.downcast_ref(), Some(strobe_engine::EngineError::Interrupted));
+            ExitCode::from(if stopped || error.is::<interrupt::Interrupted>() { 130 } else { 2 })
         }
     }
 }

@@ -78,7 +78,8 @@ impl ModelArgs {
 pub fn in_memory(cpu: &mut Cpu, model: ModelRef, config: EngineConfig) -> Result<LoadedModel> {
     let total = weights::engine_bytes(&config.model, config.build.dtype, config.build.gemm_plugin);
     let bar = progress::bytes("building in memory", total);
-    let loaded = LoadedModel::in_memory(cpu, model, config, &mut |done| bar.set_position(done));
+    let loaded =
+        LoadedModel::in_memory(cpu, model, config, &mut crate::interrupt::watch(|done| bar.set_position(done)));
     bar.finish_and_clear();
     Ok(loaded?)
 }

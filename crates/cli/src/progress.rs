@@ -24,7 +24,8 @@ pub fn spinner(label: &str) -> ProgressBar {
 }
 
 fn bar(label: &str, total: u64, template: &str) -> ProgressBar {
-    let target = if output::interactive() { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
+    let target =
+        if output::interactive() { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(total), target);
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("=> "));

@@ -95,13 +95,12 @@ fn paged_kv_cache_selects_the_layout() {
 fn dtype_selects_the_kernels() {
     for (dtype, short) in [("bfloat16", "bf16"), ("float16", "f16")] {
         let run = built(&format!("--dtype {dtype}"));
-        for op in ["qkv_proj", "lm_head", "attention", "rope_kv_write"] {
-            assert!(
-                run.trace.kernels(op).iter().all(|k| k.contains(&format!("_{short}_"))),
-                "{:?}",
-                run.trace.kernels(op)
-            );
+        // Both keep the cache in float16.
+        for (op, short) in [("qkv_proj", short), ("lm_head", short), ("attention", "f16"), ("rope_kv_write", "f16")] {
+            let kernels = run.trace.kernels(op);
+            assert!(kernels.iter().all(|k| k.contains(&format!("_{short}_"))), "{kernels:?}");
         }
+        assert_eq!(run.report["engine"]["kv_cache_dtype"], "float16");
         assert_eq!(run.report["engine"]["dtype"], dtype);
     }
 }

@@ -22,9 +22,18 @@ pub struct MemoryByPool {
     pub activation_bytes: u64,
 }
 
-/// Type of the cache for a type of weights.
-pub fn kv_type(dtype: DType) -> KvType {
+/// Type of the cache for a type of weights. A bfloat16 engine keeps float16: the same bytes with eight times the
+/// resolution, and keys and values stay far inside its range (the kernels saturate, should one not).
+pub fn kv_dtype(dtype: DType) -> DType {
     match dtype {
+        DType::F32 => DType::F32,
+        DType::F16 | DType::Bf16 => DType::F16,
+    }
+}
+
+/// The same for the kernels.
+pub(crate) fn kv_type(dtype: DType) -> KvType {
+    match kv_dtype(dtype) {
         DType::F32 => KvType::F32,
         DType::F16 => KvType::F16,
         DType::Bf16 => KvType::Bf16,
@@ -272,11 +281,12 @@ impl Backend for CpuBackend {
 
     fn kernel_name(&self, node: &Node) -> String {
         let tier = self.cpu.tier().name();
-        let dtype = match self.dtype {
+        let short = |dtype| match dtype {
             DType::F32 => "f32",
             DType::F16 => "f16",
             DType::Bf16 => "bf16",
         };
+        let (dtype, kv) = (short(self.dtype), short(kv_dtype(self.dtype)));
         match node.kind {
             OpKind::Linear { weight, .. } => {
                 let packed = Self::matrix(&self.weights, weight).layout == strobe_kernels_cpu::Layout::Packed;
@@ -287,11 +297,11 @@ impl Backend for CpuBackend {
             OpKind::RmsNorm { .. } => format!("rms_norm_{tier}"),
             OpKind::AddRmsNorm { .. } => format!("add_rms_norm_{tier}"),
             OpKind::QkNorm { .. } => format!("qk_norm_{tier}"),
-            OpKind::RopeKvWrite => format!("rope_kv_write_{dtype}_{tier}"),
-            OpKind::Attention { .. } => format!("paged_attention_{dtype}_{tier}"),
-            OpKind::AttnScores => format!("unfused_scores_{dtype}_{tier}"),
+            OpKind::RopeKvWrite => format!("rope_kv_write_{kv}_{tier}"),
+            OpKind::Attention { .. } => format!("paged_attention_{kv}_{tier}"),
+            OpKind::AttnScores => format!("unfused_scores_{kv}_{tier}"),
             OpKind::AttnSoftmax => format!("unfused_softmax_{tier}"),
-            OpKind::AttnValues => format!("unfused_values_{dtype}_{tier}"),
+            OpKind::AttnValues => format!("unfused_values_{kv}_{tier}"),
             OpKind::SiluMul => format!("silu_mul_{tier}"),
             OpKind::Gather => "gather_rows".to_string(),
             OpKind::Sample => format!("argmax_{tier}"),

@@ -434,6 +434,7 @@ impl Core {
                 max_seq_len: build.max_seq_len,
                 chunked_context: options.chunked_context,
                 chunk_unit: build.tokens_per_block,
+                reuse_output: build.context_fmha,
             },
             max_seq_len: build.max_seq_len,
             vocab_size: config.vocab_size,

@@ -84,15 +84,15 @@ pub struct BuildSummary {
     pub tensors: usize,
 }
 
-/// Build an engine directory. `progress` is told the weight bytes done so far. The directory appears whole or not at
-/// all; an existing one is only replaced with `overwrite`, and only if it is an engine.
+/// Build an engine directory. `progress` is told the weight bytes done so far and answers whether to go on. The
+/// directory appears whole or not at all; an existing one is only replaced with `overwrite`, and only if it is an engine.
 pub fn build(
     cpu: &mut Cpu,
     model: &ModelRef,
     config: &EngineConfig,
     dir: &Path,
     overwrite: bool,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<BuildSummary, EngineError> {
     let staged = StagedDir::create(dir, overwrite, &[CONFIG_FILE, WEIGHTS_FILE], "engine directory")?;
     let build = &config.build;
@@ -117,7 +117,9 @@ pub fn build(
         weights::fill(cpu, &model.source, info, dtype, layout, buffer)?;
         writer.write(buffer)?;
         done += bytes as u64;
-        progress(done);
+        if !progress(done) {
+            return Err(EngineError::Interrupted);
+        }
     }
     writer.finish()?;
     if let Some(tokenizer) = &model.tokenizer {
@@ -166,7 +168,7 @@ impl LoadedModel {
         cpu: &mut Cpu,
         model: ModelRef,
         config: EngineConfig,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<LoadedModel, EngineError> {
         let build = &config.build;
         let needed = weights::engine_bytes(&config.model, build.dtype, build.gemm_plugin);

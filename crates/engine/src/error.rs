@@ -71,6 +71,9 @@ pub enum EngineError {
         /// Why.
         source: Rejection,
     },
+    /// The caller's progress function asked to stop.
+    #[error("interrupted; nothing was written")]
+    Interrupted,
     /// The engine thread ended.
     #[error("the engine stopped: {0}")]
     Stopped(String),

@@ -54,6 +54,9 @@ pub struct SchedulerConfig {
     pub chunked_context: bool,
     /// All chunks but the last of a prompt are multiples of this (the block size).
     pub chunk_unit: usize,
+    /// Whether blocks of produced tokens are reused as prefixes too. Prompts must then run on the kernels that produce,
+    /// or a reused block would differ in the last bit from a computed one.
+    pub reuse_output: bool,
 }
 
 /// What a request is doing.
@@ -606,7 +609,8 @@ impl Scheduler {
         if self.pool.reuse_enabled() {
             let per_block = self.pool.tokens_per_block();
             let (mut done, mut content) = entry.registered;
-            while done + per_block <= entry.computed {
+            let end = if self.config.reuse_output { entry.computed } else { entry.computed.min(entry.prompt_len) };
+            while done + per_block <= end {
                 let block = entry.blocks[done / per_block];
                 content = self.pool.register(block, content, &entry.tokens[done..done + per_block]);
                 done += per_block;

@@ -9,6 +9,8 @@ use crate::error::EngineError;
 pub struct StagedDir {
     target: PathBuf,
     staging: PathBuf,
+    /// Parents made for it, innermost first.
+    made: Vec<PathBuf>,
     /// Whether there was content to replace from the start.
     replaces: bool,
     committed: bool,
@@ -21,7 +23,13 @@ impl StagedDir {
         check_target(target, overwrite, marks, what)?;
         let name = target.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let staging = target.with_file_name(format!(".{name}.partial-{}", std::process::id()));
+        let mut made = Vec::new();
         if let Some(parent) = target.parent().filter(|p| !p.as_os_str().is_empty()) {
+            made = parent
+                .ancestors()
+                .take_while(|p| !p.as_os_str().is_empty() && !p.exists())
+                .map(Path::to_path_buf)
+                .collect();
             fs::create_dir_all(parent).map_err(|source| EngineError::Io {
                 action: "create the output directory",
                 path: parent.to_path_buf(),
@@ -34,7 +42,7 @@ impl StagedDir {
             source,
         })?;
         let replaces = fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_some());
-        Ok(StagedDir { target: target.to_path_buf(), staging, replaces, committed: false })
+        Ok(StagedDir { target: target.to_path_buf(), staging, made, replaces, committed: false })
     }
 
     /// Where to write.
@@ -93,7 +101,9 @@ pub fn check_target(target: &Path, overwrite: bool, marks: &[&str], what: &str) 
 impl Drop for StagedDir {
     fn drop(&mut self) {
         if !self.committed {
-            let _ = fs::remove_dir_all(&self.staging); // nothing useful can be done about a failure here
+            // Nothing useful can be done about a failure here; a parent that is in use by now stays.
+            let _ = fs::remove_dir_all(&self.staging);
+            self.made.iter().for_each(|parent| drop(fs::remove_dir(parent)));
         }
     }
 }

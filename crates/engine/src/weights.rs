@@ -155,14 +155,14 @@ impl WeightStore {
         weight_list(config).into_iter().map(entry).collect()
     }
 
-    /// Make all weights in memory. `progress` is told the bytes done so far.
+    /// Make all weights in memory. `progress` is told the bytes done so far and answers whether to go on.
     pub fn generate(
         cpu: &mut Cpu,
         config: &ModelConfig,
         source: &WeightSource,
         dtype: DType,
         gemm_plugin: bool,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<WeightStore, EngineError> {
         let stored = Self::stored(config, dtype, gemm_plugin);
         let mut buffers = HashMap::new();
@@ -173,7 +173,9 @@ impl WeightStore {
             let mut buffer = aligned_bytes(bytes)?;
             fill(cpu, source, &info, dtype, layout, buffer.get_mut(..bytes).unwrap_or_default())?;
             done += bytes as u64;
-            progress(done);
+            if !progress(done) {
+                return Err(EngineError::Interrupted);
+            }
             buffers.insert(info.id, buffer);
         }
         Ok(WeightStore { stored, backing: Backing::Owned(buffers) })

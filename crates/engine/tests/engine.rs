@@ -273,7 +273,7 @@ fn a_request_that_outlives_a_measurement_counts_in_the_new_one() {
     let engine = start(&model, EngineOptions::default());
     engine.begin_measurement(Vec::new());
     let mut heard = Heard::default();
-    engine.submit([greedy(1, prompt(9), 400)]);
+    engine.submit([greedy(1, prompt(9), 1500)]);
     listen_until(&engine, &mut heard, |h| h.records().count() > 20);
     engine.begin_measurement(Vec::new());
     listen_until(&engine, &mut heard, |h| h.ended() == 1);
@@ -282,8 +282,8 @@ fn a_request_that_outlives_a_measurement_counts_in_the_new_one() {
     let restart = numbers.iter().rposition(|&n| n == 0).unwrap();
     assert!(restart > 20);
     assert!(numbers[..restart].iter().copied().eq(0..restart as u64));
-    assert!(numbers[restart..].iter().copied().eq(0..(400 - restart) as u64));
-    assert_eq!(heard.finished[&1].iterations, Some((0, 399 - restart as u64)));
+    assert!(numbers[restart..].iter().copied().eq(0..(1500 - restart) as u64));
+    assert_eq!(heard.finished[&1].iterations, Some((0, 1499 - restart as u64)));
 }
 
 // ---- The engine's own end -----------------------------------------------------------------------------------------

@@ -119,12 +119,11 @@ fn float32_equals_transformers() {
     }
 }
 
-/// In bfloat16 the rounded cache alone moves single rows of these lively models beyond 1 %, see the next test; float16
-/// keeps three bits more.
+/// 16-bit engines differ from float32 maths on the same weights only by their cache, which is float16.
 #[test]
 fn sixteen_bits_stay_near_float32_maths_on_the_same_weights() {
     for (case, dtype) in CASES.into_iter().filter(|c| c.1 != DType::F32) {
-        check_case(case, dtype, if dtype == DType::Bf16 { 2e-2 } else { 2.5e-3 });
+        check_case(case, dtype, 2.5e-3);
     }
 }
 
@@ -186,7 +185,7 @@ fn an_engine_directory_gives_the_same_bits_as_memory() {
             let config = model.engine_config(options).unwrap();
             let target = dir.join(format!("{case}-{dtype}-{gemm_plugin}"));
             let mut cpu = Cpu::new(Tier::detect(), 1);
-            engine_dir::build(&mut cpu, &model, &config, &target, true, &mut |_| ()).unwrap();
+            engine_dir::build(&mut cpu, &model, &config, &target, true, &mut |_| true).unwrap();
             let mapped = LoadedModel::open(&target).unwrap();
             assert_eq!(mapped.config, in_memory.config, "{what}");
             let (a, b) = (run(Tier::detect(), 2, &mapped, &golden), run(Tier::detect(), 2, &in_memory, &golden));

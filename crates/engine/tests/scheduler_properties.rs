@@ -34,6 +34,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                     max_seq_len: 64,
                     chunked_context: chunked,
                     chunk_unit: per_block,
+                    reuse_output: true,
                 },
                 blocks,
                 per_block,
@@ -213,6 +214,7 @@ fn scheduler(policy: Policy, blocks: usize) -> Scheduler {
         max_seq_len: 64,
         chunked_context: true,
         chunk_unit: 4,
+        reuse_output: true,
     };
     Scheduler::new(config, BlockPool::new(blocks, 4, false))
 }

@@ -3,9 +3,7 @@
 use strobe_analyze::{budget_by_kind, budgets, top_ops};
 use strobe_report::html::{Card, Page};
 use strobe_report::human;
-use strobe_report::svg::{
-    self, CdfChart, CdfSeries, IterationStrip, StackedChart, StackedRow, StripCell, Unit,
-};
+use strobe_report::svg::{self, CdfChart, CdfSeries, IterationStrip, StackedChart, StackedRow, StripCell, Unit};
 use strobe_trace::Trace;
 
 use super::outcome::Outcome;
@@ -20,12 +18,32 @@ pub fn page(outcome: &Outcome) -> String {
     }
     if let Ok(m) = &outcome.metrics {
         page = page
-            .card(Card::new("Output throughput", format!("{:.1}", m.output_throughput_tok_s)).unit("tok/s").note("output tokens / total latency"))
-            .card(Card::new("Request throughput", format!("{:.3}", m.request_throughput_req_s)).unit("req/s").note(format!("{} requests", m.num_requests)))
-            .card(Card::new("Request latency, p50", format!("{:.1}", m.e2e_ms.p50)).unit("ms").note(format!("p99 {:.1} ms", m.e2e_ms.p99)))
-            .card(Card::new("Time to first token, p50", format!("{:.1}", m.ttft_ms.p50)).unit("ms").note(format!("p99 {:.1} ms", m.ttft_ms.p99)));
+            .card(
+                Card::new("Output throughput", format!("{:.1}", m.output_throughput_tok_s))
+                    .unit("tok/s")
+                    .note("output tokens / total latency"),
+            )
+            .card(
+                Card::new("Request throughput", format!("{:.3}", m.request_throughput_req_s))
+                    .unit("req/s")
+                    .note(format!("{} requests", m.num_requests)),
+            )
+            .card(
+                Card::new("Request latency, p50", format!("{:.1}", m.e2e_ms.p50))
+                    .unit("ms")
+                    .note(format!("p99 {:.1} ms", m.e2e_ms.p99)),
+            )
+            .card(
+                Card::new("Time to first token, p50", format!("{:.1}", m.ttft_ms.p50))
+                    .unit("ms")
+                    .note(format!("p99 {:.1} ms", m.ttft_ms.p99)),
+            );
         if let Some(itl) = &m.itl_ms {
-            page = page.card(Card::new("Inter-token gap, p50", format!("{:.2}", itl.p50)).unit("ms").note(format!("p99 {:.2} ms", itl.p99)));
+            page = page.card(
+                Card::new("Inter-token gap, p50", format!("{:.2}", itl.p50))
+                    .unit("ms")
+                    .note(format!("p99 {:.2} ms", itl.p99)),
+            );
         }
     }
     for row in &outcome.utilization {
@@ -86,7 +104,10 @@ fn iteration_strip(outcome: &Outcome) -> svg::Svg {
             (_, 0) => "prefill".into(),
             _ => "mixed".into(),
         },
-        note: format!("{} ctx, {} gen requests, {} ctx tokens", i.context_requests, i.generation_requests, i.context_tokens),
+        note: format!(
+            "{} ctx, {} gen requests, {} ctx tokens",
+            i.context_requests, i.generation_requests, i.context_tokens
+        ),
     };
     svg::strip(&IterationStrip {
         title: "Wall time of every iteration".into(),
@@ -105,15 +126,27 @@ fn profile(page: Page, trace: &Trace) -> Page {
         let parts = kind.parts.iter().map(|p| (p.part.to_string(), p.mean_ns)).collect::<Vec<_>>();
         StackedRow::new(format!("{} ({})", kind.kind, kind.iterations), parts)
     });
-    let by_kind = StackedChart { title: "Mean iteration by kind".into(), unit: Unit::Time, rows: rows.collect(), normalize: false };
+    let by_kind = StackedChart {
+        title: "Mean iteration by kind".into(),
+        unit: Unit::Time,
+        rows: rows.collect(),
+        normalize: false,
+    };
     let rows = budgets.iter().take(MOST_ROWS).map(|b| {
         let parts = b.parts.iter().map(|(part, ns)| (part.to_string(), *ns as f64)).collect::<Vec<_>>();
         StackedRow::new(format!("{} {}", b.iter, b.kind), parts)
     });
-    let each = StackedChart { title: "Each recorded iteration".into(), unit: Unit::Time, rows: rows.collect(), normalize: false };
+    let each = StackedChart {
+        title: "Each recorded iteration".into(),
+        unit: Unit::Time,
+        rows: rows.collect(),
+        normalize: false,
+    };
     let mut page = page
         .section("Iteration budget")
-        .prose("Where the wall time of the recorded iterations went. The parts of an iteration add up to its wall time.")
+        .prose(
+            "Where the wall time of the recorded iterations went. The parts of an iteration add up to its wall time.",
+        )
         .svg(&svg::stacked(&by_kind))
         .svg(&svg::stacked(&each));
     if budgets.len() > MOST_ROWS {

@@ -93,6 +93,10 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
             ran.saturating_sub(1)
         ));
     }
+    for recording in run.recordings.iter().filter(|r| !r.complete) {
+        let ended = recording.steps.last().map_or(recording.window.first, |s| s.iteration);
+        output::warn(&format!("profile window {} is incomplete: the run ended at iteration {ended}", recording.window));
+    }
     let trace = (!run.recordings.is_empty()).then(|| {
         recording::to_trace(
             &run.recordings,

@@ -169,7 +169,7 @@ impl Outcome {
                 version: env!("CARGO_PKG_VERSION").into(),
                 backend: format!("strobe CPU ({})", self.info.tier.name()),
                 dtype: build.dtype.name().into(),
-                kv_cache_dtype: Some(build.dtype.name().into()),
+                kv_cache_dtype: Some(strobe_engine::cpu::kv_dtype(build.dtype).name().into()),
                 quantization: None,
                 max_input_length: None,
                 max_sequence_length: Some(build.max_seq_len as u64),

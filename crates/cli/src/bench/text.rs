@@ -65,10 +65,7 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
         ("Arrivals:", outcome.arrival.clone()),
         ("Peak FLOP/s (denominator of MFU):", format!("{} f32, measured", human::flops_per_s(peaks.flops_per_s))),
         ("Bandwidth (denominator of MBU):", format!("{} read, measured", human::bytes_per_s(peaks.read_bytes_per_s))),
-        (
-            "Peak memory (RSS):",
-            outcome.peak_resident().map_or(human::NOT_KNOWN.into(), human::bytes),
-        ),
+        ("Peak memory (RSS):", outcome.peak_resident().map_or(human::NOT_KNOWN.into(), human::bytes)),
         ("  weights:", human::bytes(memory.weights_bytes)),
         (
             "  KV cache:",
@@ -103,7 +100,8 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
     text.push_str("MFU = model FLOPs / (wall of these iterations x peak); MBU = (weights once per iteration + KV read + KV written) / (wall x bandwidth)\n");
     let recomputed: u64 = outcome.utilization.last().map_or(0, |u| u.recomputed_tokens);
     if recomputed > 0 {
-        let _ = writeln!(text, "{} tokens were computed again after pauses; MFU leaves them out", human::count(recomputed));
+        let _ =
+            writeln!(text, "{} tokens were computed again after pauses; MFU leaves them out", human::count(recomputed));
     }
     let spreads = outcome.spreads();
     if !spreads.is_empty() {
@@ -214,7 +212,8 @@ fn budget_table(budgets: &[IterationBudget]) -> Table {
         }
         seen
     };
-    let total = |part: &Part| -> i64 { budgets.iter().flat_map(|b| &b.parts).filter(|p| p.0 == *part).map(|p| p.1).sum() };
+    let total =
+        |part: &Part| -> i64 { budgets.iter().flat_map(|b| &b.parts).filter(|p| p.0 == *part).map(|p| p.1).sum() };
     let small = |part: &&Part| matches!(part, Part::Category(_)) && (total(part) as f64) < SMALL_PART * wall as f64;
     let (other, shown): (Vec<&Part>, Vec<&Part>) = all.into_iter().partition(small);
     let headers = ["iter".to_string(), "kind".into(), format!("wall {unit}")];
@@ -243,7 +242,8 @@ fn budget_table(budgets: &[IterationBudget]) -> Table {
 /// Ops by time, with their share of the roofline.
 pub fn ops_table(ops: &[OpSummary], most: usize) -> Table {
     let unknown = || human::NOT_KNOWN.to_string();
-    let mut table = Table::new(["op", "calls", "total", "median", "of wall", "FLOP/s", "bytes/s", "roofline", "bound by"]);
+    let mut table =
+        Table::new(["op", "calls", "total", "median", "of wall", "FLOP/s", "bytes/s", "roofline", "bound by"]);
     for op in ops.iter().take(most) {
         table.push([
             op.name.clone(),

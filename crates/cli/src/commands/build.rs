@@ -58,14 +58,26 @@ pub fn run(args: Args) -> Result<()> {
         bail!("give --model and --output-dir, or --list-presets");
     };
     let start = Instant::now();
-    staged_dir::check_target(dir, args.overwrite, &[engine_dir::CONFIG_FILE, engine_dir::WEIGHTS_FILE], "engine directory")?;
+    staged_dir::check_target(
+        dir,
+        args.overwrite,
+        &[engine_dir::CONFIG_FILE, engine_dir::WEIGHTS_FILE],
+        "engine directory",
+    )?;
     let model = ModelRef::open(name, args.build.seed())?;
     let build = args.build.config(&model, Some(args.max_batch_size), Some(args.max_num_tokens));
     let config = model.engine_config(build)?;
     let mut cpu = args.cpu.open()?;
     let total = weights::engine_bytes(&config.model, config.build.dtype, config.build.gemm_plugin);
     let bar = progress::bytes("building", total);
-    let done = engine_dir::build(&mut cpu, &model, &config, dir, args.overwrite, &mut |done| bar.set_position(done));
+    let done = engine_dir::build(
+        &mut cpu,
+        &model,
+        &config,
+        dir,
+        args.overwrite,
+        &mut crate::interrupt::watch(|done| bar.set_position(done)),
+    );
     bar.finish_and_clear();
     let done = done?;
     let seconds = start.elapsed().as_secs_f64();
@@ -89,10 +101,20 @@ pub fn run(args: Args) -> Result<()> {
     let layout = if b.gemm_plugin { "packed in panels of 32 outputs" } else { "row major, as in the checkpoint" };
     row("layout", format!("{layout} (--gemm-plugin {})", b.gemm_plugin_name()));
     row("attention", format!("--context-fmha {}", on(b.context_fmha)));
-    let cache = if b.paged_kv_cache { format!("paged, {} tokens per block", b.tokens_per_block) } else { "contiguous per request".into() };
+    let cache = if b.paged_kv_cache {
+        format!("paged, {} tokens per block", b.tokens_per_block)
+    } else {
+        "contiguous per request".into()
+    };
     row("kv cache", format!("{cache}, {} per token", human::bytes(config.model.kv_bytes_per_token(b.dtype))));
-    row("limits", format!("batch {}, {} tokens per step, sequences of {}", b.max_batch_size, b.max_num_tokens, b.max_seq_len));
-    row("tokenizer", if model.tokenizer.is_some() { "yes".into() } else { "none in the model directory; token ids only".into() });
+    row(
+        "limits",
+        format!("batch {}, {} tokens per step, sequences of {}", b.max_batch_size, b.max_num_tokens, b.max_seq_len),
+    );
+    row(
+        "tokenizer",
+        if model.tokenizer.is_some() { "yes".into() } else { "none in the model directory; token ids only".into() },
+    );
     row("written", format!("{} in {} tensors", human::bytes(done.weight_bytes), done.tensors));
     row("time", format!("{seconds:.2} s on {} threads, {}", cpu.threads(), cpu.tier().name()));
     output::facts(&facts);
@@ -118,7 +140,20 @@ fn list_presets(as_json: bool) {
         output::line(&format!("{:#}", json!(list)));
         return;
     }
-    let mut table = Table::new(["preset", "parameters", "dtype", "bytes", "kv/token", "layers", "hidden", "heads/kv", "vocab", "what"]).left(9).flexible(9);
+    let mut table = Table::new([
+        "preset",
+        "parameters",
+        "dtype",
+        "bytes",
+        "kv/token",
+        "layers",
+        "hidden",
+        "heads/kv",
+        "vocab",
+        "what",
+    ])
+    .left(9)
+    .flexible(9);
     for preset in presets {
         let c = preset.config();
         table.push([

@@ -15,7 +15,9 @@ use strobe_report::html::{Card, Page};
 use strobe_report::human;
 use strobe_report::svg::{self, BarChart, BarSeries, StackedChart, StackedRow, Unit};
 use strobe_report::table::Table;
-use strobe_workload::{Lengths, NormDist, PercentileRule, SyntheticSpec, median, read_dataset, synthetic, write_dataset};
+use strobe_workload::{
+    Lengths, NormDist, PercentileRule, SyntheticSpec, median, read_dataset, synthetic, write_dataset,
+};
 
 use crate::bench::client::Load;
 use crate::bench::outcome::Outcome;
@@ -49,7 +51,7 @@ const REQUESTS: usize = 24;
 const INPUT_TOKENS: f64 = 1024.0;
 const OUTPUT_TOKENS: f64 = 64.0;
 /// Each build is measured this often, taking turns, so that a busy moment of the machine hits both.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 /// Covers the prompts of the first requests, steps that mix prompts and generation, and pure generation.
 const WINDOW: Window = Window { first: 2, last: 60 };
 const PAGE: &str = "index.html";
@@ -82,8 +84,22 @@ pub fn run(args: Args) -> Result<()> {
         human::bytes_per_s(peaks.read_bytes_per_s)
     ));
     let mut sides = [
-        Side { name: "fmha enable", engine: "engine-fmha-enable", run: "run-fmha-enable", fmha: true, throughputs: vec![], last: None },
-        Side { name: "fmha disable", engine: "engine-fmha-disable", run: "run-fmha-disable", fmha: false, throughputs: vec![], last: None },
+        Side {
+            name: "fmha enable",
+            engine: "engine-fmha-enable",
+            run: "run-fmha-enable",
+            fmha: true,
+            throughputs: vec![],
+            last: None,
+        },
+        Side {
+            name: "fmha disable",
+            engine: "engine-fmha-disable",
+            run: "run-fmha-disable",
+            fmha: false,
+            throughputs: vec![],
+            last: None,
+        },
     ];
     for side in &sides {
         build(&mut cpu, &staged.path().join(side.engine), side.fmha)?;
@@ -101,6 +117,9 @@ pub fn run(args: Args) -> Result<()> {
                 anyhow::bail!(interrupt::Interrupted);
             }
             let outcome = measure(&args, &staged.path().join(side.engine), &dataset, &peaks, side)?;
+            if outcome.run.partial {
+                anyhow::bail!(interrupt::Interrupted);
+            }
             let metrics = outcome.metrics.as_ref().map_err(|e| anyhow::anyhow!("{e:#}"))?;
             let throughput = metrics.output_throughput_tok_s;
             say(format!("bench     round {} of {ROUNDS}, {:<13} {throughput:>9.1} output tok/s", round + 1, side.name));
@@ -154,7 +173,10 @@ pub fn run(args: Args) -> Result<()> {
     output::print(&delta_table(&verdict.comparison, a, b).render(output::width()));
     output::line("");
     output::line(&verdict.sentence);
-    output::line(&format!("\npage      {dir}/{PAGE}\nruns      {dir}/{}  {dir}/{}\ntime      {seconds:.1} s", a.run, b.run));
+    output::line(&format!(
+        "\npage      {dir}/{PAGE}\nruns      {dir}/{}  {dir}/{}\ntime      {seconds:.1} s",
+        a.run, b.run
+    ));
     Ok(())
 }
 
@@ -170,7 +192,7 @@ fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Result<()
         context_fmha: fmha,
         paged_kv_cache: true,
     })?;
-    engine_dir::build(cpu, &model, &config, dir, false, &mut |_| ())?;
+    engine_dir::build(cpu, &model, &config, dir, false, &mut crate::interrupt::watch(|_| ()))?;
     Ok(())
 }
 
@@ -209,7 +231,10 @@ fn measure(args: &Args, engine: &Path, dataset: &Path, peaks: &MeasuredPeaks, si
         streaming: true,
         rule: PercentileRule::Linear,
         dataset: None,
-        command: format!("strobe bench throughput --engine-dir {} --dataset {DATASET} --streaming --warmup 1 --profile {WINDOW}", side.engine),
+        command: format!(
+            "strobe bench throughput --engine-dir {} --dataset {DATASET} --streaming --warmup 1 --profile {WINDOW}",
+            side.engine
+        ),
         arrival: "all at once, no concurrency limit".into(),
     };
     bench::execute(args.cpu.open()?, &model, peaks, &spec)
@@ -223,22 +248,20 @@ struct Verdict {
 }
 
 fn verdict(a: &Side, b: &Side) -> Result<Verdict> {
-    let trace = |side: &Side| side.last.as_ref().and_then(|o| o.trace.clone()).context("the profile window was not recorded");
+    let trace =
+        |side: &Side| side.last.as_ref().and_then(|o| o.trace.clone()).context("the profile window was not recorded");
     let comparison = compare(&trace(a)?, &trace(b)?);
     let middle = |side: &Side| median(&side.throughputs).unwrap_or(f64::NAN);
     let (fast, slow) = if middle(a) >= middle(b) { (a, b) } else { (b, a) };
     let ratio = middle(fast) / middle(slow);
-    // Every round of one above every round of the other: with three rounds each, chance does that in 1 of 10 cases.
-    let lowest = fast.throughputs.iter().copied().fold(f64::INFINITY, f64::min);
-    let highest = slow.throughputs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let figures = format!(
-        "{:.0} against {:.0} output tok/s, medians of {ROUNDS} interleaved runs",
-        middle(fast),
-        middle(slow)
-    );
-    if lowest <= highest {
+    // The two sides of a round ran one after the other. If the builds were equal, all five rounds would agree on a
+    // winner by chance in one case of sixteen.
+    let agreed = fast.throughputs.iter().zip(&slow.throughputs).all(|(f, s)| f > s);
+    let figures =
+        format!("{:.0} against {:.0} output tok/s, medians of {ROUNDS} interleaved runs", middle(fast), middle(slow));
+    if !agreed {
         let sentence = format!(
-            "No difference beyond the noise of this machine: {} and {} overlap ({figures}).",
+            "No difference beyond the noise of this machine: the rounds do not agree on whether {} or {} is faster ({figures}).",
             fast.name, slow.name
         );
         return Ok(Verdict { sentence, faster: None, ratio, comparison });
@@ -280,10 +303,13 @@ fn side_by_side(a: &Side, b: &Side) -> Table {
         let value = |side: &Side| side.last.as_ref().and_then(of);
         let (x, y) = (value(a), value(b));
         let show = |v: Option<f64>| v.map_or(human::NOT_KNOWN.to_string(), |v| format!("{v:.digits$}"));
-        let ratio = x.zip(y).filter(|(_, y)| *y != 0.0).map_or(human::NOT_KNOWN.into(), |(x, y)| format!("{:.2}x", x / y));
+        let ratio =
+            x.zip(y).filter(|(_, y)| *y != 0.0).map_or(human::NOT_KNOWN.into(), |(x, y)| format!("{:.2}x", x / y));
         table.push([label.to_string(), show(x), show(y), ratio]);
     };
-    let m = |of: &'static dyn Fn(&strobe_workload::Metrics) -> Option<f64>| move |o: &Outcome| o.metrics.as_ref().ok().and_then(of);
+    let m = |of: &'static dyn Fn(&strobe_workload::Metrics) -> Option<f64>| {
+        move |o: &Outcome| o.metrics.as_ref().ok().and_then(of)
+    };
     row("Request throughput (req/sec)", &m(&|m| Some(m.request_throughput_req_s)), 3);
     row("Output throughput (tokens/sec)", &m(&|m| Some(m.output_throughput_tok_s)), 1);
     row("Total token throughput (tokens/sec)", &m(&|m| Some(m.total_throughput_tok_s)), 1);
@@ -349,10 +375,13 @@ fn page(a: &Side, b: &Side, verdict: &Verdict) -> String {
     for (name, outcome) in &runs {
         if let Ok(m) = &outcome.metrics {
             let note = format!("TTFT p50 {:.1} ms, last of {ROUNDS} runs", m.ttft_ms.p50);
-            page = page.card(Card::new(*name, format!("{:.0}", m.output_throughput_tok_s)).unit("output tok/s").note(note));
+            page = page
+                .card(Card::new(*name, format!("{:.0}", m.output_throughput_tok_s)).unit("output tok/s").note(note));
         }
     }
-    page = page.card(Card::new("Ratio of medians", format!("{:.2}x", verdict.ratio)).note(format!("{ROUNDS} interleaved runs each")));
+    page = page.card(
+        Card::new("Ratio of medians", format!("{:.2}x", verdict.ratio)).note(format!("{ROUNDS} interleaved runs each")),
+    );
     page = page.section("Throughput").svg(&throughput_bars(a, b)).table(&side_by_side(a, b));
     page = page.section("Latency").svg(&html::latency_cdf(&runs));
     let mut rows = Vec::new();

@@ -42,7 +42,8 @@ pub fn run(args: Args) -> Result<()> {
     let nsys = find_nsys();
 
     if args.json {
-        let found: serde_json::Map<_, _> = libraries.iter().map(|(name, path)| (name.to_string(), json!(path))).collect();
+        let found: serde_json::Map<_, _> =
+            libraries.iter().map(|(name, path)| (name.to_string(), json!(path))).collect();
         let document = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "machine": machine,
@@ -69,9 +70,30 @@ pub fn run(args: Args) -> Result<()> {
         ("cpu", format!("{}, {} cores for this process", machine.cpu, machine.cores)),
         ("simd tier", format!("{}{forced} (this machine has: {})", cpu.tier().name(), tiers.join(", "))),
         ("memory", memory_text),
-        ("peak compute", format!("{} f32, {} threads, register-resident FMA chains", human::flops_per_s(peaks.flops_per_s), cpu.threads())),
-        ("memory bandwidth", format!("{} read, {} copy (read + written), {} threads", human::bytes_per_s(peaks.read_bytes_per_s), human::bytes_per_s(peaks.copy_bytes_per_s), cpu.threads())),
-        ("balance", format!("{:.1} FLOP per byte: ops below this are bound by memory", peaks.flops_per_s / peaks.read_bytes_per_s)),
+        (
+            "peak compute",
+            format!(
+                "{} f32, {} threads, register-resident FMA chains",
+                human::flops_per_s(peaks.flops_per_s),
+                cpu.threads()
+            ),
+        ),
+        (
+            "memory bandwidth",
+            format!(
+                "{} read, {} copy (read + written), {} threads",
+                human::bytes_per_s(peaks.read_bytes_per_s),
+                human::bytes_per_s(peaks.copy_bytes_per_s),
+                cpu.threads()
+            ),
+        ),
+        (
+            "balance",
+            format!(
+                "{:.1} FLOP per byte: ops below this are bound by memory",
+                peaks.flops_per_s / peaks.read_bytes_per_s
+            ),
+        ),
     ];
     match &gpus {
         Ok(list) => facts.extend(list.iter().map(|gpu| ("gpu", gpu.clone()))),
@@ -80,7 +102,10 @@ pub fn run(args: Args) -> Result<()> {
     for (name, path) in &libraries {
         facts.push((name, path.as_ref().map_or("not found".into(), |p| p.display().to_string())));
     }
-    facts.push(("nsys", nsys.map_or("not found on PATH or under /opt/nvidia (Nsight Systems)".into(), |p| p.display().to_string())));
+    facts.push((
+        "nsys",
+        nsys.map_or("not found on PATH or under /opt/nvidia (Nsight Systems)".into(), |p| p.display().to_string()),
+    ));
     output::facts(&facts);
     Ok(())
 }
@@ -103,18 +128,31 @@ fn gpus() -> Result<Vec<String>, String> {
 /// Where the loader would find a library: its usual folders, with any version behind the name.
 fn find_library(name: &str) -> Option<PathBuf> {
     let from_env = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let usual = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/cuda/lib64", "/usr/local/cuda/extras/CUPTI/lib64"];
+    let usual = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/local/cuda/lib64",
+        "/usr/local/cuda/extras/CUPTI/lib64",
+    ];
     let folders = from_env.split(':').filter(|f| !f.is_empty()).chain(usual);
-    folders.filter_map(|folder| std::fs::read_dir(folder).ok()).flat_map(|entries| entries.flatten()).map(|e| e.path()).find(|path| {
-        path.file_name().and_then(|f| f.to_str()).is_some_and(|f| f == name || f.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
-    })
+    folders
+        .filter_map(|folder| std::fs::read_dir(folder).ok())
+        .flat_map(|entries| entries.flatten())
+        .map(|e| e.path())
+        .find(|path| {
+            path.file_name()
+                .and_then(|f| f.to_str())
+                .is_some_and(|f| f == name || f.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
+        })
 }
 
 /// Nsight Systems, on the PATH or where its installers put it.
 fn find_nsys() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let on_path = std::env::split_paths(&path).map(|p| p.join("nsys")).find(|p| p.is_file());
-    let versions = |root: &str| std::fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path()).collect::<Vec<_>>();
+    let versions =
+        |root: &str| std::fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path()).collect::<Vec<_>>();
     let installed = || {
         let systems = versions("/opt/nvidia/nsight-systems").into_iter().map(|p| p.join("target-linux-x64/nsys"));
         let compute = versions("/opt/nvidia/nsight-compute").into_iter().map(|p| p.join("host/target-linux-x64/nsys"));

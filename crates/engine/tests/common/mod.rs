@@ -73,7 +73,7 @@ pub fn build(dtype: DType) -> BuildConfig {
 pub fn load(name: &str, build: BuildConfig) -> LoadedModel {
     let model = ModelRef::open(&model_name(name), 7).unwrap();
     let config = model.engine_config(build).unwrap();
-    LoadedModel::in_memory(&mut Cpu::new(Tier::detect(), 2), model, config, &mut |_| ()).unwrap()
+    LoadedModel::in_memory(&mut Cpu::new(Tier::detect(), 2), model, config, &mut |_| true).unwrap()
 }
 
 /// The same weights under other options; `dtype` and `gemm_plugin` are part of the weights and must not change.

@@ -160,8 +160,9 @@ impl Element for f16 {
     fn to_f32(self) -> f32 {
         f16::to_f32(self)
     }
+    /// Saturates: an outlier beyond the range becomes the largest number, not infinity.
     fn from_f32(x: f32) -> f16 {
-        f16::from_f32(x)
+        f16::from_f32(x.clamp(f16::MIN.to_f32_const(), f16::MAX.to_f32_const()))
     }
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const f16) -> S::V {
