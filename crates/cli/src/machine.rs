@@ -65,6 +65,13 @@ pub struct MeasuredPeaks {
     pub copy_bytes_per_s: f64,
     /// When, in seconds since 1970.
     pub measured_at: u64,
+    /// Under which conditions the bandwidth was read.
+    #[serde(default = "once")]
+    pub bandwidth_measured: String,
+}
+
+fn once() -> String {
+    "once, cached".into()
 }
 
 impl MeasuredPeaks {
@@ -74,6 +81,43 @@ impl MeasuredPeaks {
             flops_per_s: self.flops_per_s,
             bytes_per_s: self.read_bytes_per_s,
             note: format!("measured: f32 FMA chains and streaming read ({})", self.key),
+        }
+    }
+}
+
+/// Memory bandwidth of a shared machine is not a constant: neighbours take from it, and it can double within a minute.
+/// A long run is therefore held against what the machine gave right before and right after it. A short one is held
+/// against the cached figure, because the readings would take longer than the run.
+pub struct BandwidthFrame {
+    cpu: Cpu,
+    last: f64,
+}
+
+/// From this length on a run is framed by readings.
+const LONG_RUN_SECONDS: f64 = 5.0;
+
+impl BandwidthFrame {
+    /// Take the first reading, if a run of `seconds` is worth it.
+    pub fn open(tier: strobe_kernels_cpu::Tier, threads: usize, seconds: f64) -> Option<BandwidthFrame> {
+        (seconds >= LONG_RUN_SECONDS).then(|| {
+            let mut cpu = Cpu::new(tier, threads);
+            let last = measure::read_bandwidth(&mut cpu);
+            BandwidthFrame { cpu, last }
+        })
+    }
+
+    /// Take a reading after a run; the larger of the two around it is the run's denominator.
+    pub fn close(&mut self, peaks: &MeasuredPeaks) -> MeasuredPeaks {
+        let (before, after) = (self.last, measure::read_bandwidth(&mut self.cpu));
+        self.last = after;
+        MeasuredPeaks {
+            read_bytes_per_s: before.max(after),
+            bandwidth_measured: format!(
+                "right before ({:.1}) and after ({:.1}) this run, the larger one",
+                before / 1e9,
+                after / 1e9
+            ),
+            ..peaks.clone()
         }
     }
 }
@@ -110,6 +154,7 @@ pub fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
         read_bytes_per_s: measure::read_bandwidth(cpu),
         copy_bytes_per_s: measure::copy_bandwidth(cpu),
         measured_at: now.as_secs(),
+        bandwidth_measured: once(),
     };
     spinner.finish_and_clear();
     let mut all = cached();

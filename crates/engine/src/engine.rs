@@ -846,7 +846,7 @@ fn cache_blocks(model: &LoadedModel, options: &EngineOptions, limits: StepLimits
             }
             let Some(available) = available else { return Ok(most) };
             // Mapped weights count as available memory until they are read, so they are set aside as well.
-            let mapped = if model.dir.is_some() { model.weights.total_bytes() } else { 0 };
+            let mapped = if model.weights.is_mapped() { model.weights.total_bytes() } else { 0 };
             let activations = activation_bytes(config, limits, build.context_fmha);
             let free = available.bytes.saturating_sub(mapped + activations);
             let fit = (free as f64 * fraction / block_bytes as f64) as usize;

@@ -133,6 +133,7 @@ enum Backing {
     Owned(HashMap<WeightId, MmapMut>),
 }
 
+#[derive(Clone)]
 struct Stored {
     name: String,
     info: WeightInfo,
@@ -253,9 +254,38 @@ impl WeightStore {
         self.stored.values().map(|w| self.bytes(w).len() as u64).sum()
     }
 
-    /// Read every page once, so that a run does not start on a cold file.
+    /// Whether the weights are pages of a file.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.backing, Backing::Mapped(_))
+    }
+
+    /// The same weights in memory of their own, in huge pages where the system has them: a generation step reads all
+    /// of them, and the small pages of a file cost it 10 to 20 % (measured on a Zen 4 virtual machine).
+    pub fn copied(&self, cpu: &mut Cpu) -> Result<WeightStore, EngineError> {
+        const PIECE: usize = 4 << 20;
+        let mut buffers = HashMap::new();
+        let mut stored = HashMap::new();
+        for (id, weight) in &self.stored {
+            let from = self.bytes(weight);
+            let mut buffer = aligned_bytes(from.len())?;
+            let pieces: Vec<Mutex<&mut [u8]>> =
+                buffer.get_mut(..from.len()).unwrap_or_default().chunks_mut(PIECE).map(Mutex::new).collect();
+            cpu.parallel_for(pieces.len(), &|task| {
+                let mut to = pieces[task].lock().unwrap_or_else(|e| e.into_inner());
+                let start = task * PIECE;
+                let end = start + to.len();
+                to.copy_from_slice(&from[start..end]);
+            });
+            drop(pieces);
+            buffers.insert(*id, buffer);
+            stored.insert(*id, weight.clone());
+        }
+        Ok(WeightStore { stored, backing: Backing::Owned(buffers) })
+    }
+
+    /// Read every page of a mapped file once, so that a run does not start on a cold one.
     pub fn warm(&self, cpu: &mut Cpu) {
-        if !matches!(self.backing, Backing::Mapped(_)) {
+        if !self.is_mapped() {
             return;
         }
         let parts: Vec<&[u8]> = self.stored.values().flat_map(|w| self.bytes(w).chunks(8 << 20)).collect();

@@ -11,11 +11,11 @@ pub mod write;
 use anyhow::{Context, Result, bail};
 use strobe_engine::engine_dir::LoadedModel;
 use strobe_engine::window::Window;
-use strobe_engine::{Engine, EngineOptions};
+use strobe_engine::{Engine, EngineInfo, EngineOptions};
 use strobe_kernels_cpu::Cpu;
 use strobe_workload::{MetricOptions, PercentileRule, Prompt, Sample, check_ids, metrics};
 
-use crate::machine::{Machine, MeasuredPeaks};
+use crate::machine::{BandwidthFrame, Machine, MeasuredPeaks};
 use crate::{interrupt, output, recording};
 use client::{Job, Load, RunData};
 use outcome::{Outcome, RepeatFigures};
@@ -57,6 +57,16 @@ pub fn jobs(samples: Vec<Sample>, model: &LoadedModel) -> Result<Vec<Job>> {
     samples.into_iter().enumerate().map(job).collect()
 }
 
+/// The least time a run can take by the cached ceilings: all operations at peak, or the weights read once per step.
+fn shortest_seconds(spec: &Spec, model: &LoadedModel, info: &EngineInfo, peaks: &MeasuredPeaks) -> f64 {
+    let prompts: usize = spec.jobs.iter().map(|job| job.prompt.len()).sum();
+    let outputs: usize = spec.jobs.iter().map(|job| job.output_tokens as usize).sum();
+    let flops = 2.0 * model.config.model.active_parameters_per_token() as f64 * (prompts + outputs) as f64;
+    let together = spec.jobs.len().min(info.limits.runtime.0).min(spec.load.concurrency).max(1);
+    let bytes = info.memory.weights_bytes as f64 * (outputs / together) as f64;
+    (flops / peaks.flops_per_s).max(bytes / peaks.read_bytes_per_s)
+}
+
 /// Run a benchmark: start the engine, check every request, warm up, measure, stop.
 pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec) -> Result<Outcome> {
     let mut cpu = cpu;
@@ -71,6 +81,8 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
     client::warm_up(&engine, &spec.jobs, spec.warmup, &spec.load.params)?;
 
     let options = MetricOptions { rule: spec.rule, world_size: 1, streaming: spec.streaming };
+    let mut frame = BandwidthFrame::open(info.tier, info.threads, shortest_seconds(spec, model, &info, peaks));
+    let mut framed = peaks.clone();
     let mut repeats = Vec::new();
     let mut run = RunData::default();
     for repeat in 0..spec.repeat {
@@ -78,13 +90,18 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
         // The windows belong to the run that is reported, which is the last one.
         let windows = if last { spec.windows.clone() } else { Vec::new() };
         run = client::run(&engine, &spec.jobs, &spec.load, windows)?;
+        if let Some(frame) = frame.as_mut().filter(|_| !interrupt::requested()) {
+            framed = frame.close(peaks);
+        }
         if let Ok(metrics) = metrics(&run.records, &options) {
-            repeats.push(RepeatFigures::of(&metrics, &utilization::by_kind(&run.iterations, peaks)));
+            repeats.push(RepeatFigures::of(&metrics, &utilization::by_kind(&run.iterations, &framed)));
         }
         if interrupt::requested() {
             break;
         }
     }
+    drop(frame);
+    let peaks = &framed;
     client::finish(engine, &mut run, &spec.load)?;
     for window in &run.unreached {
         let ran = run.iterations.len();
@@ -117,6 +134,7 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
         utilization: utilization::by_kind(&run.iterations, peaks),
         config: model.config.clone(),
         engine_dir: model.dir.clone(),
+        mapped: model.weights.is_mapped(),
         peaks: peaks.clone(),
         machine,
         info,

@@ -72,6 +72,8 @@ pub struct Outcome {
     pub utilization: Vec<Utilization>,
     pub config: EngineConfig,
     pub engine_dir: Option<PathBuf>,
+    /// Whether the weights were read from the mapped file.
+    pub mapped: bool,
     pub info: EngineInfo,
     pub machine: Machine,
     pub peaks: MeasuredPeaks,
@@ -134,6 +136,7 @@ impl Outcome {
             json!({
                 "peak_rss_bytes": self.peak_resident(),
                 "weights_bytes": self.info.memory.weights_bytes,
+            "weights_mapped": self.mapped,
                 "kv_cache_reserved_bytes": self.info.memory.kv_cache_bytes,
                 "kv_cache_peak_used_bytes": u64::from(self.peak_kv_blocks()) * self.kv_block_bytes(),
                 "activations_reserved_bytes": self.info.memory.activation_bytes,

@@ -64,9 +64,19 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
         ),
         ("Arrivals:", outcome.arrival.clone()),
         ("Peak FLOP/s (denominator of MFU):", format!("{} f32, measured", human::flops_per_s(peaks.flops_per_s))),
-        ("Bandwidth (denominator of MBU):", format!("{} read, measured", human::bytes_per_s(peaks.read_bytes_per_s))),
+        (
+            "Bandwidth (denominator of MBU):",
+            format!("{} read, measured {}", human::bytes_per_s(peaks.read_bytes_per_s), peaks.bandwidth_measured),
+        ),
         ("Peak memory (RSS):", outcome.peak_resident().map_or(human::NOT_KNOWN.into(), human::bytes)),
-        ("  weights:", human::bytes(memory.weights_bytes)),
+        (
+            "  weights:",
+            format!(
+                "{}, {}",
+                human::bytes(memory.weights_bytes),
+                if outcome.mapped { "mapped from the engine's file" } else { "in memory" }
+            ),
+        ),
         (
             "  KV cache:",
             format!(

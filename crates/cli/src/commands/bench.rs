@@ -1,12 +1,15 @@
 //! `strobe bench`: throughput and latency of an engine.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::{Subcommand, ValueEnum};
+use strobe_engine::engine_dir::LoadedModel;
 use strobe_engine::staged_dir::{self, StagedDir};
 use strobe_engine::window::{WINDOW_VARIABLES, choose_spec, parse_windows};
 use strobe_engine::{CacheSize, EngineOptions, Policy, SamplingParams};
+use strobe_kernels_cpu::Cpu;
 use strobe_workload::{Arrival, PercentileRule, arrival_times_ns, read_dataset};
 
 use crate::bench::client::Load;
@@ -14,7 +17,7 @@ use crate::bench::write::{self, Files};
 use crate::bench::{self, Spec, text};
 use crate::build_args::{BuildArgs, Switch};
 use crate::model_args::{CpuArgs, ModelArgs};
-use crate::{machine, output, run_dir};
+use crate::{machine, output, progress, run_dir};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe bench throughput --engine-dir E --dataset d.jsonl
@@ -66,6 +69,16 @@ enum ArrivalChoice {
     Poisson,
     Gamma,
     Constant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum WeightsMemory {
+    /// Copy if that leaves half of the memory free
+    Auto,
+    /// Copy into huge pages
+    Copy,
+    /// Stay with the pages of the file
+    Map,
 }
 
 #[derive(clap::Args)]
@@ -144,6 +157,9 @@ struct BenchArgs {
     /// Most tokens in a step [default: the engine's]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     max_num_tokens: Option<usize>,
+    /// Where the weights of an engine directory are read from: huge pages of their own, or the mapped file
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Engine")]
+    weights_memory: WeightsMemory,
     #[command(flatten)]
     cpu: CpuArgs,
     #[command(flatten)]
@@ -236,7 +252,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         samples.truncate(args.num_requests);
     }
     let mut cpu = args.cpu.open()?;
-    let model = args.model.load(&mut cpu, &args.build, args.max_batch_size, args.max_num_tokens)?;
+    let mut model = args.model.load(&mut cpu, &args.build, args.max_batch_size, args.max_num_tokens)?;
     let vocab = model.config.model.vocab_size;
     if let Some(id) = args.stop_ids.iter().find(|&&id| id as usize >= vocab) {
         bail!("--stop-ids: {id} is outside the vocabulary of {vocab}");
@@ -245,6 +261,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         bail!("--eos-id: expected -1 or an id below {vocab}, found {}", args.eos_id);
     }
     let jobs = bench::jobs(samples, &model)?;
+    settle_weights(&mut model, args.weights_memory, &mut cpu)?;
     let staged = output_dir
         .as_ref()
         .map(|dir| StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory"))
@@ -306,6 +323,18 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         Err(error) if !outcome.run.partial => bail!("the run gave no metrics: {error:#}"),
         _ => Ok(()),
     }
+}
+
+fn settle_weights(model: &mut LoadedModel, memory: WeightsMemory, cpu: &mut Cpu) -> Result<()> {
+    let bytes = model.weights.total_bytes();
+    let roomy = strobe_engine::memory::available().is_none_or(|available| available.bytes / 2 > bytes);
+    let copy = memory == WeightsMemory::Copy || (memory == WeightsMemory::Auto && roomy);
+    if copy && model.weights.is_mapped() {
+        let spinner = progress::spinner("loading weights");
+        model.weights = Arc::new(model.weights.copied(cpu)?);
+        spinner.finish_and_clear();
+    }
+    Ok(())
 }
 
 fn windows(args: &BenchArgs) -> Result<Vec<strobe_engine::window::Window>> {
