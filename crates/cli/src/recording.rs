@@ -35,8 +35,7 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
     let info = context.info;
     let mut trace = Trace::default();
     let pid = std::process::id();
-    // The engine loop dispatches every op from its own thread; readers only need a stable number for it.
-    let tid = pid.saturating_add(1) & 0xFF_FFFF;
+    let tid = recordings.first().map_or(pid, |recording| recording.thread);
     trace.process = Process { pid, name: "strobe".into() };
     trace.threads = vec![Thread { tid, name: "strobe-engine".into() }];
     let names: Vec<_> = info

@@ -62,6 +62,8 @@ pub struct Recording {
     pub window: Window,
     /// Whether the last iteration of the window was reached.
     pub complete: bool,
+    /// The thread that ran the loop and dispatched every op.
+    pub thread: u32,
     /// Iterations, in order.
     pub steps: Vec<StepEvent>,
     /// Ops, in order.
@@ -116,6 +118,7 @@ impl Recorder {
             index,
             window,
             complete: false,
+            thread: current_thread(),
             steps: Vec::with_capacity(steps),
             ops: Vec::with_capacity(steps * self.nodes),
         });
@@ -143,4 +146,11 @@ impl Recorder {
         let cut = self.current.take().filter(|_| !self.probe);
         (cut, self.windows.get(self.next..).unwrap_or_default().to_vec())
     }
+}
+
+/// The system's number of this thread.
+fn current_thread() -> u32 {
+    // SAFETY: gettid has no preconditions.
+    let id = unsafe { libc::gettid() };
+    u32::try_from(id).unwrap_or(0)
 }
