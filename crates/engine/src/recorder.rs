@@ -148,9 +148,11 @@ impl Recorder {
     }
 }
 
-/// The system's number of this thread.
+/// The system's number of this thread; 0 where it is not known.
 fn current_thread() -> u32 {
+    #[cfg(target_os = "linux")]
     // SAFETY: gettid has no preconditions.
-    let id = unsafe { libc::gettid() };
-    u32::try_from(id).unwrap_or(0)
+    return u32::try_from(unsafe { libc::gettid() }).unwrap_or(0);
+    #[cfg(not(target_os = "linux"))]
+    0
 }
