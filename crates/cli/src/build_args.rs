@@ -54,7 +54,7 @@ impl DTypeChoice {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Build options")]
 pub struct BuildArgs {
-    /// Type of weights and KV cache [default: auto]
+    /// Type of the weights; the KV cache is float16 with both 16-bit types [default: auto]
     #[arg(long, value_enum)]
     pub dtype: Option<DTypeChoice>,
     /// Longest sequence, prompt and output together [default: the model's, at most 4096]

@@ -659,19 +659,15 @@ impl Core {
         let new_tokens = self.sample_into_entries();
         times.sampled = clock.now();
 
-        let active = self.scheduler.running().len() as u32;
-        let completed = self.respond(iteration, times.sampled);
-        let resident_bytes = self.resident_bytes();
-        let work = step_work(&self.config, &self.inputs.shape());
-        let record = IterationRecord {
+        self.respond(IterationRecord {
             iter: iteration,
             times,
             profiled,
-            active,
+            active: self.scheduler.running().len() as u32,
             queued: self.scheduler.waiting().len() as u32,
             new_active,
             new_active_queue_ns,
-            completed,
+            completed: self.finished.len() as u32,
             paused: self.plan.pause.len() as u32,
             context_requests: self.plan.context_requests as u32,
             generation_requests: self.plan.generation_requests as u32,
@@ -681,11 +677,10 @@ impl Core {
             kv_used,
             kv_free: self.info.limits.kv_blocks as u32 - kv_used,
             pool: self.scheduler.pool().counters(),
-            resident_bytes,
-            work,
+            resident_bytes: self.resident_bytes(),
+            work: step_work(&self.config, &self.inputs.shape()),
             decisions: (0, 0),
-        };
-        self.publish(record);
+        });
         Ok(())
     }
 
@@ -747,41 +742,33 @@ impl Core {
         row as u32
     }
 
-    /// Send tokens out and take finished requests out of the batch.
-    fn respond(&mut self, iteration: u64, time_ns: u64) -> u32 {
-        let completed = self.finished.len() as u32;
+    /// Send tokens out, take finished requests out of the batch, and close the iteration with its record: all in one
+    /// go, so that whoever hears of an answer finds its iteration too.
+    fn respond(&mut self, mut record: IterationRecord) {
         let shared = self.shared.clone();
-        let mut mailbox = shared.lock();
+        let mut guard = shared.lock();
+        let mailbox = &mut *guard;
+        let outbox = &mut mailbox.outbox;
         for item in self.plan.items.iter().filter(|i| i.samples) {
             let entry = &self.scheduler.running()[item.running];
             let token = entry.tokens.last().copied().unwrap_or_default();
-            mailbox.outbox.tokens.push(TokenEvent { request: entry.id, token, time_ns, iteration });
+            let (time_ns, iteration) = (record.times.sampled, record.iter);
+            outbox.tokens.push(TokenEvent { request: entry.id, token, time_ns, iteration });
         }
+        mailbox.news |= !self.finished.is_empty();
         // From the back, so that earlier indices stay valid.
         self.finished.sort_unstable_by_key(|f| f.0);
         while let Some((running, reason)) = self.finished.pop() {
             let entry = self.scheduler.finish(running);
             let event = self.finish_event(&entry, reason);
-            mailbox.outbox.finished.push(event);
-            mailbox.news = true;
+            outbox.finished.push(event);
         }
-        if mailbox.news {
-            shared.to_client.notify_all();
+        if self.measuring {
+            record.decisions = (outbox.decisions.len() as u32, self.plan.decisions.len() as u32);
+            outbox.decisions.extend_from_slice(&self.plan.decisions);
+            record.times.end = self.info.clock.now();
+            outbox.iterations.push(record);
         }
-        completed
-    }
-
-    /// Close the iteration and leave its record.
-    fn publish(&mut self, mut record: IterationRecord) {
-        if !self.measuring {
-            return;
-        }
-        let mut mailbox = self.shared.lock();
-        let outbox = &mut mailbox.outbox;
-        record.decisions = (outbox.decisions.len() as u32, self.plan.decisions.len() as u32);
-        outbox.decisions.extend_from_slice(&self.plan.decisions);
-        record.times.end = self.info.clock.now();
-        outbox.iterations.push(record);
         if record.profiled {
             let step = StepEvent {
                 iteration: record.iter,
@@ -794,8 +781,10 @@ impl Core {
             if let Some(recording) = self.recorder.end(step) {
                 outbox.recordings.push(recording);
                 mailbox.news = true;
-                self.shared.to_client.notify_all();
             }
+        }
+        if mailbox.news {
+            shared.to_client.notify_all();
         }
     }
 

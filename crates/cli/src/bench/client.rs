@@ -37,8 +37,6 @@ pub struct Load {
 /// Everything one run left behind.
 #[derive(Default)]
 pub struct RunData {
-    /// When it began, on the engine's clock.
-    pub start_ns: u64,
     pub records: Vec<RequestRecord>,
     pub iterations: Vec<IterationRecord>,
     pub decisions: Vec<Decision>,
@@ -99,7 +97,7 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> 
     let bar = progress::requests(jobs.len() as u64);
     engine.begin_measurement(windows);
     let start = clock.now();
-    let mut run = RunData { start_ns: start, ..RunData::default() };
+    let mut run = RunData::default();
 
     while ended < jobs.len() && !interrupt::requested() {
         // Send what is due and fits.
@@ -200,8 +198,7 @@ fn take(run: &mut RunData, outbox: &Outbox, limits: &IterationLimits, load: &Loa
 fn take_iterations(run: &mut RunData, outbox: &Outbox, limits: &IterationLimits, load: &Load) {
     let shift = run.decisions.len() as u32;
     run.decisions.extend_from_slice(&outbox.decisions);
-    // An answer is sent before its iteration is closed, so the last record of an earlier run can come in late.
-    for iteration in outbox.iterations.iter().filter(|i| i.times.start >= run.start_ns) {
+    for iteration in &outbox.iterations {
         let mut iteration = *iteration;
         iteration.decisions.0 += shift;
         run.iterations.push(iteration);
