@@ -659,7 +659,7 @@ impl Core {
         let new_tokens = self.sample_into_entries();
         times.sampled = clock.now();
 
-        self.respond(IterationRecord {
+        let record = IterationRecord {
             iter: iteration,
             times,
             profiled,
@@ -680,7 +680,8 @@ impl Core {
             resident_bytes: self.resident_bytes(),
             work: step_work(&self.config, &self.inputs.shape()),
             decisions: (0, 0),
-        });
+        };
+        self.respond(record);
         Ok(())
     }
 
