@@ -35,7 +35,7 @@ struct LogitsArgs {
     /// Prompt as token ids
     #[arg(long, value_name = "ID,..", value_delimiter = ',', required = true)]
     ids: Vec<u32>,
-    /// Greedy decode steps after the prompt; step i feeds greedy[i] and yields decode_logits[i]
+    /// Greedy decode steps after the prompt; step i feeds `greedy[i]` and yields `decode_logits[i]`
     #[arg(long, value_name = "N", default_value_t = 0)]
     decode: usize,
     /// Where to write {"logits", "greedy", "decode_logits"}; `-` is standard output
