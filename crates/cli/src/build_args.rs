@@ -106,6 +106,14 @@ impl BuildArgs {
         }
     }
 
+    /// Refuse a seed where there is nothing random.
+    pub fn refuse_seed_of_checkpoint(&self, model: &ModelRef) -> Result<()> {
+        if self.seed.is_some() && !model.source.is_random() {
+            bail!("--seed is for presets; the weights of {} come from its checkpoint", model.name);
+        }
+        Ok(())
+    }
+
     /// Refuse build options where an engine is built already.
     pub fn refuse_with_engine_dir(&self) -> Result<()> {
         let set = [

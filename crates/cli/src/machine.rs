@@ -8,7 +8,7 @@ use strobe_engine::memory;
 use strobe_kernels_cpu::{Cpu, measure};
 use strobe_trace::Peaks;
 
-use crate::progress;
+use crate::{progress, run_dir};
 
 /// Cores this process may use.
 pub fn cores() -> usize {
@@ -160,12 +160,10 @@ pub fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
     let mut all = cached();
     all.retain(|p| p.key != peaks.key);
     all.push(peaks.clone());
-    if let (Some(path), Ok(text)) = (cache_file(), serde_json::to_string_pretty(&all)) {
-        let beside = path.with_extension(format!("partial-{}", std::process::id()));
-        let made = path.parent().map(fs::create_dir_all);
-        if matches!(made, Some(Ok(()))) && fs::write(&beside, text).is_ok() && fs::rename(&beside, &path).is_err() {
-            let _ = fs::remove_file(&beside);
-        }
+    if let (Some(path), Ok(text)) = (cache_file(), serde_json::to_string_pretty(&all))
+        && matches!(path.parent().map(fs::create_dir_all), Some(Ok(())))
+    {
+        let _ = run_dir::write_whole(&path, text.as_bytes());
     }
     peaks
 }

@@ -65,6 +65,7 @@ impl ModelArgs {
             }
             (None, Some(name)) => {
                 let model = ModelRef::open(name, build.seed())?;
+                build.refuse_seed_of_checkpoint(&model)?;
                 let config = model.engine_config(build.config(&model, batch, tokens))?;
                 in_memory(cpu, model, config)
             }

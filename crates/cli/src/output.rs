@@ -2,10 +2,17 @@
 
 use std::io::{self, IsTerminal, Write};
 
-/// Print to standard output. A reader that has gone away (`| head`) is no error.
+/// Print to standard output. A reader that has gone away (`| head`) is no error; a full disk is, and ends the program:
+/// a result that is cut off must not look whole.
 pub fn print(text: &str) {
     let mut out = io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(problem) if problem.kind() != io::ErrorKind::BrokenPipe => {
+            error(&format!("cannot write to standard output: {problem}"));
+            std::process::exit(2);
+        }
+        _ => {}
+    }
 }
 
 /// Print a line to standard output.

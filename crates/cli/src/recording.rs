@@ -49,8 +49,9 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
     for recording in recordings {
         for step in &recording.steps {
             let t = &step.times;
-            let [start, scheduled, prepared, forwarded, sampled, end] =
-                [t.start, t.scheduled, t.prepared, t.forwarded, t.sampled, t.end].map(|time| time as i64);
+            let [start, fetched, planned, scheduled, prepared, forwarded, sampled, end] =
+                [t.start, t.fetched, t.planned, t.scheduled, t.prepared, t.forwarded, t.sampled, t.end]
+                    .map(|time| time as i64);
             trace.iterations.push(Iteration {
                 iter: step.iteration,
                 start,
@@ -66,9 +67,12 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
                 step.iteration, step.context_requests, step.generation_requests
             );
             let phases = [
-                ("_schedule", RangeKind::Schedule, start, scheduled),
+                ("_fetch_new_requests", RangeKind::Schedule, start, fetched),
+                ("_schedule", RangeKind::Schedule, fetched, planned),
+                ("prepare_resources", RangeKind::Prepare, planned, scheduled),
                 ("_prepare_inputs", RangeKind::Prepare, scheduled, prepared),
                 (forward.as_str(), RangeKind::ForwardStep, prepared, forwarded),
+                ("_forward_step", RangeKind::Other, prepared, forwarded),
                 ("_sample_async", RangeKind::Sample, forwarded, sampled),
                 ("_handle_responses", RangeKind::Respond, sampled, end),
             ];

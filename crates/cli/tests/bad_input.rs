@@ -126,7 +126,7 @@ fn refused_dataset(text: &str, options: &str) -> String {
 fn vocab_id_out_of_range() {
     let text = "{\"task_id\":0,\"input_ids\":[5],\"output_tokens\":2}\n{\"task_id\":9,\"input_ids\":[5,512],\"output_tokens\":2}\n";
     let message = refused_dataset(text, "");
-    assert_names(&message, &["sample 1", "task_id 9", "input_ids[1]", "512", "0 to 511", "tokenizer"]);
+    assert_names(&message, &["line 2", "task_id 9", "input_ids[1]", "512", "0 to 511", "tokenizer"]);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn kv_cache_too_small_for_one_request() {
     let text = "{\"task_id\":7,\"input_ids\":[5,6],\"output_tokens\":99}\n";
     let message = refused_dataset(text, "--kv-cache-blocks 3");
     assert_names(&message, &["request 0", "4 blocks of 32 tokens needed", "3 in the cache", "--kv-cache-blocks"]);
-    assert_names(&refused_dataset(text, "--kv-cache-blocks 0"), &["--kv-cache-blocks", "at least 1"]);
+    assert_names(&refused_dataset(text, "--kv-cache-blocks 0"), &["--kv-cache-blocks", "between 1"]);
     for fraction in ["0", "1.5", "nan"] {
         let message = refused_dataset(text, &format!("--kv-cache-free-mem-fraction {fraction}"));
         assert_names(&message, &["--kv-cache-free-mem-fraction", "above 0 and at most 1"]);
@@ -263,7 +263,8 @@ fn numbers_out_of_range() {
         ("--request-rate 9 --arrival constant --burstiness 2", ["--burstiness", "gamma"]),
         ("--repeat 0", ["--repeat", "at least 1"]),
         ("--temperature -1", ["temperature", "found -1"]),
-        ("--top-p 0", ["top_p", "above 0"]),
+        ("--temperature 1 --top-p 0", ["top_p", "above 0"]),
+        ("--top-p 0.5", ["--top-p", "--temperature"]),
         ("--stop-ids 5,512", ["--stop-ids", "512"]),
         ("--eos-id 512", ["--eos-id", "below 512"]),
         ("--eos-id -7", ["--eos-id", "found -7"]),

@@ -176,7 +176,7 @@ fn windows_beyond_the_end_are_reported() {
     assert_eq!(run.trace.iterations, (10..=last).collect::<Vec<_>>());
     assert_eq!(run.trace.windows, [(10, 500, false), (900, 900, false)]);
     assert_names(&run.done.stderr, &["warning: ", "window 900", "never reached", &format!("0 to {last}")]);
-    assert_names(&run.done.stdout, &["10-500 (incomplete)", "900 (incomplete)"]);
+    assert_names(&run.done.stdout, &["10-500 (incomplete)", "900 (never reached)"]);
     assert!(!run.trace.partial, "the run itself is whole");
 
     let sandbox = sandbox();

@@ -29,7 +29,7 @@ struct Block {
     content: Option<(u64, ContentId, ContentId)>,
 }
 
-/// Counters since the pool was made.
+/// Counters since the pool was made or last reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolCounters {
     /// Blocks handed out, new and reused.

@@ -9,12 +9,6 @@ pub struct Clock {
     utc_ns: u64,
 }
 
-impl Default for Clock {
-    fn default() -> Self {
-        Clock::start()
-    }
-}
-
 impl Clock {
     /// A clock that starts now.
     pub fn start() -> Clock {

@@ -1,6 +1,7 @@
 //! The CPU backend: buffers, cache and weights of one model, and which kernel runs which op.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use memmap2::MmapMut;
 use strobe_kernels_cpu::{AttnBatch, Cpu, KvGeometry, KvLayer, KvType, Matrix, QkvShape, RopeTable};
@@ -8,6 +9,7 @@ use strobe_model::program::{Buf, Node, OpKind, Rows};
 use strobe_model::{DType, ModelConfig, WeightId};
 
 use crate::error::EngineError;
+use crate::sampling::Sampler;
 use crate::step::{Backend, StepInputs, StepLimits};
 use crate::weights::{WeightStore, aligned_bytes};
 
@@ -57,7 +59,10 @@ pub struct CpuBackend {
     act: Vec<f32>,
     sampled: Vec<f32>,
     logits: Vec<f32>,
-    greedy: Vec<u32>,
+    tokens: Vec<u32>,
+    /// What drawing workers write: each its own rows.
+    drawn: Vec<AtomicU32>,
+    samplers: Vec<Mutex<Sampler>>,
     /// Scores of the unfused attention; reserved lazily by the system, so it costs what it is used for.
     scores: Option<MmapMut>,
     score_offsets: Vec<usize>,
@@ -73,7 +78,7 @@ pub struct CpuBackendOptions {
     pub tokens_per_block: usize,
     /// Cache blocks.
     pub blocks: usize,
-    /// Type of weights and cache.
+    /// Type of the weights.
     pub dtype: DType,
     /// Fused attention in context.
     pub context_fmha: bool,
@@ -116,7 +121,9 @@ impl CpuBackend {
             act: rows(config.intermediate_size),
             sampled: vec![0f32; limits.sampled * config.hidden_size],
             logits: vec![0f32; limits.sampled * config.vocab_size],
-            greedy: vec![0; limits.sampled],
+            tokens: vec![0; limits.sampled],
+            drawn: (0..limits.sampled).map(|_| AtomicU32::new(0)).collect(),
+            samplers: (0..cpu.threads()).map(|_| Mutex::new(Sampler::new(config.vocab_size))).collect(),
             score_offsets: Vec::with_capacity(limits.requests),
             sampled_rows: 0,
             dtype: options.dtype,
@@ -174,13 +181,16 @@ pub fn unfused_score_bytes(config: &ModelConfig, limits: StepLimits) -> usize {
     config.num_attention_heads * limits.tokens * limits.positions * 4
 }
 
-/// Bytes of one step's activations for `limits`.
-pub fn activation_bytes(config: &ModelConfig, limits: StepLimits, context_fmha: bool) -> u64 {
+/// Bytes that a step of `limits` needs besides weights and cache: activations, logits, block tables, rotary tables.
+pub fn activation_bytes(config: &ModelConfig, limits: StepLimits, context_fmha: bool, block_tokens: usize) -> u64 {
+    let [tokens, sampled, requests, positions] =
+        [limits.tokens, limits.sampled, limits.requests, limits.positions].map(|n| n as u64);
     let heads = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim;
-    let width = 3 * config.hidden_size + heads + 3 * config.intermediate_size;
-    let sampled = limits.sampled * (config.hidden_size + config.vocab_size);
-    let scores = if context_fmha { 0 } else { unfused_score_bytes(config, limits) };
-    ((limits.tokens * width + sampled) * 4 + scores) as u64
+    let width = (3 * config.hidden_size + heads + 3 * config.intermediate_size) as u64;
+    let rows = tokens * width + sampled * (config.hidden_size + config.vocab_size) as u64;
+    let tables = 2 * requests * positions.div_ceil(block_tokens as u64) + positions * config.head_dim as u64;
+    let scores = if context_fmha { 0 } else { unfused_score_bytes(config, limits) as u64 };
+    (rows + tables) * 4 + scores
 }
 
 impl Backend for CpuBackend {
@@ -274,7 +284,25 @@ impl Backend for CpuBackend {
             }
             OpKind::Sample => {
                 let (rows, vocab) = (self.sampled_rows, self.config.vocab_size);
-                self.cpu.argmax_rows(&self.logits[..rows * vocab], vocab, &mut self.greedy[..rows]);
+                let logits = &self.logits[..rows * vocab];
+                if step.draws.iter().all(|(draw, banned)| draw.is_greedy() && banned.is_empty()) {
+                    self.cpu.argmax_rows(logits, vocab, &mut self.tokens[..rows]);
+                } else {
+                    // Every worker has its own scratch and takes every n-th row.
+                    let (samplers, drawn) = (&self.samplers, &self.drawn);
+                    self.cpu.parallel_for(samplers.len(), &|worker| {
+                        let mut sampler = samplers[worker].lock().unwrap_or_else(|e| e.into_inner());
+                        for row in (worker..rows).step_by(samplers.len()) {
+                            let (draw, banned) = &step.draws[row];
+                            let logits = &logits[row * vocab..(row + 1) * vocab];
+                            let token = sampler.draw(logits, draw, &step.banned[banned.clone()]);
+                            drawn[row].store(token, Ordering::Relaxed);
+                        }
+                    });
+                    for (token, drawn) in self.tokens[..rows].iter_mut().zip(drawn) {
+                        *token = drawn.load(Ordering::Relaxed);
+                    }
+                }
             }
         }
     }
@@ -304,7 +332,7 @@ impl Backend for CpuBackend {
             OpKind::AttnValues => format!("unfused_values_{kv}_{tier}"),
             OpKind::SiluMul => format!("silu_mul_{tier}"),
             OpKind::Gather => "gather_rows".to_string(),
-            OpKind::Sample => format!("argmax_{tier}"),
+            OpKind::Sample => format!("sample_{tier}"),
         }
     }
 
@@ -312,7 +340,7 @@ impl Backend for CpuBackend {
         &self.logits[..self.sampled_rows * self.config.vocab_size]
     }
 
-    fn greedy(&self) -> &[u32] {
-        &self.greedy[..self.sampled_rows]
+    fn tokens(&self) -> &[u32] {
+        &self.tokens[..self.sampled_rows]
     }
 }

@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::iteration::{IterationLimits, IterationRecord};
 use crate::memory;
 use crate::recorder::{Recorder, Recording, StepEvent, StepTimes};
-use crate::sampling::{Sampler, SamplingParams};
+use crate::sampling::SamplingParams;
 use crate::scheduler::{
     Decision, Entry, Phase, Plan, Policy, Rejection, RequestId, Scheduler, SchedulerConfig, check_request,
 };
@@ -221,7 +221,8 @@ impl Outbox {
 }
 
 enum Command {
-    Submit(Request),
+    /// A request and when it was submitted.
+    Submit(Request, u64),
     Abort(RequestId),
     BeginMeasurement(Vec<Window>),
     Shutdown,
@@ -280,7 +281,8 @@ impl Engine {
 
     /// Queue requests, all in the same instant.
     pub fn submit(&self, requests: impl IntoIterator<Item = Request>) {
-        self.send(requests.into_iter().map(Command::Submit));
+        let now = self.info.clock.now();
+        self.send(requests.into_iter().map(|request| Command::Submit(request, now)));
     }
 
     /// End a request early.
@@ -359,7 +361,6 @@ struct Core {
     scheduler: Scheduler,
     plan: Plan,
     inputs: StepInputs,
-    sampler: Sampler,
     recorder: Recorder,
     probe: bool,
     active: Vec<Option<Active>>,
@@ -369,6 +370,8 @@ struct Core {
     measuring: bool,
     commands: Vec<Command>,
     finished: Vec<(usize, FinishReason)>,
+    /// Pauses of passes that ran nothing, for the next iteration's record.
+    carried: Vec<Decision>,
     statm: Option<File>,
 }
 
@@ -394,6 +397,12 @@ impl Core {
         if batch > tokens {
             notes.push(format!("max batch size lowered from {batch} to {tokens}, the tokens of one step"));
             batch = tokens;
+        }
+        let unit = build.tokens_per_block.min(build.max_seq_len);
+        if options.chunked_context && tokens - (batch - 1) < unit {
+            notes.push(format!(
+                "with {batch} requests running, a step of {tokens} tokens leaves less than one chunk of {unit} for prompts: long prompts wait until some have ended; raise --max-num-tokens or lower --max-batch-size"
+            ));
         }
         if options.prefix_reuse && !build.paged_kv_cache {
             let problem = "needs an engine with a paged KV cache; build with --paged-kv-cache enable";
@@ -461,7 +470,6 @@ impl Core {
                 ..Plan::default()
             },
             inputs: StepInputs::new(limits, block_tokens, build.dtype.bytes(), build.dtype.bytes()),
-            sampler: Sampler::new(config.vocab_size),
             recorder: Recorder::new(Vec::new(), nodes.len(), false),
             probe: options.probe_recorder,
             active: Vec::new(),
@@ -471,6 +479,7 @@ impl Core {
             measuring: false,
             commands: Vec::new(),
             finished: Vec::with_capacity(batch),
+            carried: Vec::with_capacity(batch),
             statm: File::open("/proc/self/statm").ok(),
             info,
             config,
@@ -542,7 +551,7 @@ impl Core {
         let mut go_on = true;
         for command in commands.drain(..) {
             match command {
-                Command::Submit(request) => self.accept(request),
+                Command::Submit(request, queued_ns) => self.accept(request, queued_ns),
                 Command::Abort(id) => {
                     if let Some(entry) = self.scheduler.abort(id) {
                         let event = self.finish_event(&entry, FinishReason::Aborted);
@@ -568,7 +577,7 @@ impl Core {
         go_on
     }
 
-    fn accept(&mut self, request: Request) {
+    fn accept(&mut self, request: Request, queued_ns: u64) {
         let Request { id, prompt, params } = request;
         let vocab = self.info.vocab_size;
         if let Some(&token) = prompt.iter().find(|&&token| token as usize >= vocab) {
@@ -591,14 +600,8 @@ impl Core {
         if !params.ignore_eos {
             enders.extend_from_slice(&self.eos_ids);
         }
-        self.active[slot as usize] = Some(Active {
-            params,
-            enders,
-            queued_ns: self.info.clock.now(),
-            first_scheduled_ns: None,
-            iterations: None,
-            furthest: 0,
-        });
+        self.active[slot as usize] =
+            Some(Active { params, enders, queued_ns, first_scheduled_ns: None, iterations: None, furthest: 0 });
     }
 
     fn reject(&self, id: RequestId, rejection: Rejection) {
@@ -625,16 +628,19 @@ impl Core {
     /// One iteration.
     fn step(&mut self, start: u64) -> Result<(), String> {
         let clock = self.info.clock;
-        let mut times = StepTimes { start, ..StepTimes::default() };
+        let mut times = StepTimes { start, fetched: clock.now(), ..StepTimes::default() };
 
         self.scheduler.plan(&mut self.plan);
+        times.planned = clock.now();
         self.scheduler.apply(&self.plan);
         times.scheduled = clock.now();
         if self.plan.items.is_empty() {
             if self.plan.pause.is_empty() {
                 return Err("the scheduler found nothing to run although requests wait".into());
             }
-            return Ok(()); // everything was paused; the next plan starts afresh
+            // Everything was paused. That is no iteration, but its decisions belong to the next one.
+            self.carried.extend_from_slice(&self.plan.decisions);
+            return Ok(());
         }
         let iteration = self.next_iteration;
         self.next_iteration += 1;
@@ -642,6 +648,7 @@ impl Core {
 
         let (new_active, new_active_queue_ns, recomputed_tokens) = self.stamp_scheduled(iteration, times.scheduled);
         self.inputs.fill(&self.plan.items, self.scheduler.running());
+        self.say_how_to_draw();
         times.prepared = clock.now();
 
         let sample = self.info.program.len() - 1;
@@ -668,7 +675,7 @@ impl Core {
             new_active,
             new_active_queue_ns,
             completed: self.finished.len() as u32,
-            paused: self.plan.pause.len() as u32,
+            paused: (self.plan.pause.len() + self.carried.len()) as u32,
             context_requests: self.plan.context_requests as u32,
             generation_requests: self.plan.generation_requests as u32,
             context_tokens: self.plan.context_tokens as u32,
@@ -706,9 +713,20 @@ impl Core {
         (new_active, queue_ns, recomputed)
     }
 
-    /// Choose the tokens and put them into the entries.
+    /// For each sampled row: how its token is drawn, and what it may not be yet.
+    fn say_how_to_draw(&mut self) {
+        for item in self.plan.items.iter().filter(|item| item.samples) {
+            let entry = &self.scheduler.running()[item.running];
+            let Some(active) = &self.active[entry.slot as usize] else { continue };
+            let generated = entry.generated();
+            let early = generated < active.params.min_tokens as usize;
+            let banned: &[u32] = if early { &active.enders } else { &[] };
+            self.inputs.push_draw(active.params.draw(generated as u64), banned);
+        }
+    }
+
+    /// Put the chosen tokens into the entries.
     fn sample_into_entries(&mut self) -> u32 {
-        let vocab = self.info.vocab_size;
         let mut row = 0;
         self.finished.clear();
         for item in &self.plan.items {
@@ -719,14 +737,7 @@ impl Core {
             let entry = &self.scheduler.running()[item.running];
             let Some(active) = &self.active[entry.slot as usize] else { continue };
             let generated = entry.generated();
-            let early = generated < active.params.min_tokens as usize;
-            let banned: &[u32] = if early { &active.enders } else { &[] };
-            let token = if active.params.is_greedy() && banned.is_empty() {
-                self.backend.greedy()[row]
-            } else {
-                let logits = &self.backend.logits()[row * vocab..(row + 1) * vocab];
-                self.sampler.draw(logits, &active.params, generated as u64, banned)
-            };
+            let token = self.backend.tokens()[row];
             row += 1;
             let reason = if active.params.stop_ids.contains(&token) {
                 Some(FinishReason::Stop)
@@ -765,7 +776,9 @@ impl Core {
             outbox.finished.push(event);
         }
         if self.measuring {
-            record.decisions = (outbox.decisions.len() as u32, self.plan.decisions.len() as u32);
+            let decided = self.carried.len() + self.plan.decisions.len();
+            record.decisions = (outbox.decisions.len() as u32, decided as u32);
+            outbox.decisions.extend_from_slice(&self.carried);
             outbox.decisions.extend_from_slice(&self.plan.decisions);
             record.times.end = self.info.clock.now();
             outbox.iterations.push(record);
@@ -787,6 +800,7 @@ impl Core {
         if mailbox.news {
             shared.to_client.notify_all();
         }
+        self.carried.clear();
     }
 
     fn resident_bytes(&self) -> Option<u64> {
@@ -811,48 +825,43 @@ fn cache_blocks(model: &LoadedModel, options: &EngineOptions, limits: StepLimits
     let block_bytes = geometry.bytes_per_layer() as u64 * config.num_hidden_layers as u64;
     let most = limits.requests * build.max_seq_len.div_ceil(block_tokens);
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
-    let available = memory::available();
-    match options.cache {
-        CacheSize::Blocks(0) => Err(EngineError::option("--kv-cache-blocks", "must be at least 1")),
-        CacheSize::Blocks(blocks) => {
-            let needed = blocks as u64 * block_bytes;
-            match available.filter(|a| a.bytes < needed) {
-                Some(available) => Err(EngineError::Memory {
-                    what: "the KV cache".into(),
-                    arithmetic: format!(
-                        "{blocks} blocks of {block_bytes} bytes = {:.1} GiB needed, {:.1} GiB available",
-                        gib(needed),
-                        gib(available.bytes)
-                    ),
-                    remedy: "lower --kv-cache-blocks".into(),
-                }),
-                None => Ok(blocks),
-            }
-        }
-        CacheSize::FreeFraction(fraction) => {
-            if !(fraction > 0.0 && fraction <= 1.0) {
-                let problem = format!("must be above 0 and at most 1, found {fraction}");
-                return Err(EngineError::option("--kv-cache-free-mem-fraction", problem));
-            }
-            let Some(available) = available else { return Ok(most) };
-            // Mapped weights count as available memory until they are read, so they are set aside as well.
-            let mapped = if model.weights.is_mapped() { model.weights.total_bytes() } else { 0 };
-            let activations = activation_bytes(config, limits, build.context_fmha);
-            let free = available.bytes.saturating_sub(mapped + activations);
-            let fit = (free as f64 * fraction / block_bytes as f64) as usize;
-            if fit == 0 {
-                return Err(EngineError::Memory {
-                    what: "even one KV cache block".into(),
-                    arithmetic: format!(
-                        "{:.1} GiB available, {:.1} GiB of mapped weights, {:.1} GiB of activations, one block {block_bytes} bytes",
-                        gib(available.bytes),
-                        gib(mapped),
-                        gib(activations)
-                    ),
-                    remedy: "use a smaller model, or lower --max-batch-size, --max-num-tokens or --max-seq-len".into(),
-                });
-            }
-            Ok(fit.min(most))
-        }
+    if let CacheSize::FreeFraction(fraction) = options.cache
+        && !(fraction > 0.0 && fraction <= 1.0)
+    {
+        let problem = format!("must be above 0 and at most 1, found {fraction}");
+        return Err(EngineError::option("--kv-cache-free-mem-fraction", problem));
     }
+    if let CacheSize::Blocks(blocks) = options.cache
+        && !(1..=MOST_BLOCKS).contains(&blocks)
+    {
+        let problem = format!("must be between 1 and {MOST_BLOCKS}, found {blocks}");
+        return Err(EngineError::option("--kv-cache-blocks", problem));
+    }
+    // Mapped weights count as available memory until they are read, so they are set aside as well.
+    let mapped = if model.weights.is_mapped() { model.weights.total_bytes() } else { 0 };
+    let activations = activation_bytes(config, limits, build.context_fmha, block_tokens);
+    let available = memory::available().map_or(u64::MAX, |available| available.bytes);
+    let free = available.saturating_sub(mapped.saturating_add(activations));
+    let blocks = match options.cache {
+        CacheSize::Blocks(blocks) => blocks,
+        CacheSize::FreeFraction(fraction) => ((free as f64 * fraction / block_bytes as f64) as usize).clamp(1, most),
+    };
+    let needed = (blocks as u64).saturating_mul(block_bytes);
+    if needed > free {
+        return Err(EngineError::Memory {
+            what: "this engine".into(),
+            arithmetic: format!(
+                "{blocks} KV cache blocks of {block_bytes} bytes = {:.1} GiB, activations {:.1} GiB, mapped weights {:.1} GiB, {:.1} GiB available",
+                gib(needed),
+                gib(activations),
+                gib(mapped),
+                gib(available)
+            ),
+            remedy: "use a smaller model or cache, or lower --max-batch-size, --max-num-tokens or --max-seq-len".into(),
+        });
+    }
+    Ok(blocks)
 }
+
+/// Block numbers are 32 bits wide.
+const MOST_BLOCKS: usize = (u32::MAX - 1) as usize;

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use strobe_model::{DType, ModelConfig};
+use strobe_model::{DType, ModelConfig, ModelError};
 
 use crate::error::EngineError;
 
@@ -16,7 +16,7 @@ pub const ENGINE_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Options of `strobe build`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BuildConfig {
-    /// Type of weights and cache.
+    /// Type of the weights.
     pub dtype: DType,
     /// Most requests in a step.
     pub max_batch_size: usize,
@@ -200,7 +200,16 @@ impl EngineConfig {
             expected: "a model configuration".into(),
             found: error.to_string(),
         })?;
-        model.validate()?;
+        let refused = |field: String, problem: String| EngineError::Field {
+            path: path.to_path_buf(),
+            field,
+            expected: "a value that fits the others".into(),
+            found: problem,
+        };
+        model.validate().map_err(|error| match error {
+            ModelError::Config { field, problem, .. } => refused(format!("pretrained_config.{field}"), problem),
+            other => other.into(),
+        })?;
         let plugin = "build_config.plugin_config";
         let gemm = reader.choice(&format!("{plugin}.gemm_plugin"), &["auto", "disable"])?;
         let kind = reader.choice("build_config.kv_cache_type", &["PAGED", "CONTINUOUS"])?;
@@ -218,7 +227,14 @@ impl EngineConfig {
             let expected = if build.paged_kv_cache { "PAGED" } else { "CONTINUOUS" };
             return Err(reader.refuse("build_config.kv_cache_type", expected, &json!(kind)));
         }
-        build.validate(&model)?;
+        build.validate(&model).map_err(|error| match error {
+            EngineError::Option { option, problem } => {
+                let name = option.trim_start_matches('-').replace('-', "_");
+                let parent = if name == "tokens_per_block" { plugin } else { "build_config" };
+                refused(format!("{parent}.{name}"), problem)
+            }
+            other => other,
+        })?;
         let weights = match reader.choice("build_config.weights.origin", &["random", "checkpoint"])?.as_str() {
             "random" => WeightsOrigin::Random { seed: reader.size("build_config.weights.seed")? as u64 },
             _ => WeightsOrigin::Checkpoint,
@@ -322,7 +338,7 @@ mod tests {
             ("/build_config/plugin_config/context_fmha", json!("yes"), "context_fmha"),
             ("/build_config/kv_cache_type", json!("CONTINUOUS"), "kv_cache_type"),
             ("/build_config/max_num_tokens", json!(-1), "max_num_tokens"),
-            ("/build_config/plugin_config/tokens_per_block", json!(33), "tokens-per-block"),
+            ("/build_config/plugin_config/tokens_per_block", json!(33), "plugin_config.tokens_per_block"),
         ];
         for (pointer, value, named) in changes {
             let mut document = micro().to_json();

@@ -24,6 +24,9 @@ pub const CONFIG_FILE: &str = "config.json";
 /// Name of the tokenizer's file.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
+/// Name of the file with the tokenizer's special tokens.
+const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
+
 /// A model as named by a user: a preset or a Hugging Face directory.
 pub struct ModelRef {
     /// Preset name or directory.
@@ -124,6 +127,13 @@ pub fn build(
     writer.finish()?;
     if let Some(tokenizer) = &model.tokenizer {
         write(&staged.path().join(TOKENIZER_FILE), tokenizer.to_json()?.as_bytes())?;
+    }
+    if let WeightSource::Checkpoint(checkpoint) = &model.source {
+        // It names the tokens that begin and end a text.
+        let (from, to) = (checkpoint.dir().join(TOKENIZER_CONFIG_FILE), staged.path().join(TOKENIZER_CONFIG_FILE));
+        if from.is_file() {
+            fs::copy(&from, &to).map_err(|source| EngineError::Io { action: "copy", path: from, source })?;
+        }
     }
     let text = format!("{:#}\n", config.to_json());
     write(&staged.path().join(CONFIG_FILE), text.as_bytes())?;

@@ -4,8 +4,6 @@ use std::path::PathBuf;
 
 use strobe_model::ModelError;
 
-use crate::scheduler::Rejection;
-
 /// One clear line each: what, where, what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -53,7 +51,7 @@ pub enum EngineError {
         /// What is wrong with it and what to do.
         problem: String,
     },
-    /// Not enough memory, found out before anything is allocated.
+    /// Not enough memory.
     #[error("not enough memory for {what}: {arithmetic}; {remedy}")]
     Memory {
         /// What needs it.
@@ -62,14 +60,6 @@ pub enum EngineError {
         arithmetic: String,
         /// What to do.
         remedy: String,
-    },
-    /// A request that can't run here.
-    #[error("{what}: {source}")]
-    Request {
-        /// Which one.
-        what: String,
-        /// Why.
-        source: Rejection,
     },
     /// The caller's progress function asked to stop.
     #[error("interrupted; nothing was written")]

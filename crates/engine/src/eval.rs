@@ -33,7 +33,7 @@ pub fn logits(cpu: Cpu, model: &LoadedModel, ids: &[u32], decode: usize) -> Resu
         let problem = format!("holds {bad}, but the vocabulary has {} entries", config.vocab_size);
         return Err(EngineError::option("--ids", problem));
     }
-    let total = ids.len() + decode;
+    let total = ids.len().saturating_add(decode);
     if total > config.max_position_embeddings {
         let problem = format!("+ --decode is {total} tokens, beyond the model's {}", config.max_position_embeddings);
         return Err(EngineError::option("--ids", problem));
@@ -59,7 +59,7 @@ pub fn logits(cpu: Cpu, model: &LoadedModel, ids: &[u32], decode: usize) -> Resu
         |backend: &CpuBackend| backend.logits().chunks(config.vocab_size).map(<[f32]>::to_vec).collect::<Vec<_>>();
     let mut result = EvalLogits { logits: rows(&backend), greedy: Vec::new(), decode_logits: Vec::new() };
     for step in 0..decode {
-        let token = backend.greedy().last().copied().unwrap_or_default();
+        let token = backend.tokens().last().copied().unwrap_or_default();
         result.greedy.push(token);
         inputs.clear();
         inputs.push(&[token], ids.len() + step, &blocks, false);

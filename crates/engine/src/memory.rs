@@ -1,6 +1,7 @@
 //! Memory of this machine and process, as Linux tells it.
 
 use std::fs;
+use std::path::Path;
 
 /// What a process may still use, and what limits it.
 #[derive(Clone, Copy, Debug)]
@@ -19,12 +20,42 @@ fn field_kib(text: &str, name: &str) -> Option<u64> {
 /// Memory that can still be taken; `None` where it can't be found out.
 pub fn available() -> Option<Available> {
     let machine = field_kib(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?;
-    let read = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
-    let group = read("memory.max").zip(read("memory.current")).map(|(max, used)| max.saturating_sub(used));
-    Some(match group {
+    Some(match cgroup_available() {
         Some(bytes) if bytes < machine => Available { bytes, limited_by_cgroup: true },
         _ => Available { bytes: machine, limited_by_cgroup: false },
     })
+}
+
+/// What the control groups of this process leave: the least over its group and all groups above it, of both versions.
+fn cgroup_available() -> Option<u64> {
+    const V1: [&str; 4] = ["memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_cache"];
+    const V2: [&str; 4] = ["memory.max", "memory.current", "memory.stat", "file"];
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mut least = None;
+    for (controllers, path) in groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':')) {
+        let (roots, [limit, used, stat, cache]): (&[&str], _) = match controllers {
+            "" => (&["/sys/fs/cgroup", "/sys/fs/cgroup/unified"], V2),
+            _ if controllers.split(',').any(|c| c == "memory") => (&["/sys/fs/cgroup/memory"], V1),
+            _ => continue,
+        };
+        // Inside a container the path may be the host's; the mount's root is then our own group.
+        for (root, group) in roots.iter().flat_map(|root| Path::new(path).ancestors().map(move |group| (root, group))) {
+            let dir = Path::new(root).join(group.strip_prefix("/").unwrap_or(group));
+            let read = |name: &str| fs::read_to_string(dir.join(name)).ok();
+            let left = || left_in_group(&read(limit)?, &read(used)?, &read(stat)?, cache);
+            least = least.into_iter().chain(left()).min();
+        }
+    }
+    least
+}
+
+/// Limit less use, where pages of files (which the system takes back when it needs to) do not count as used.
+fn left_in_group(limit: &str, used: &str, stat: &str, cache_field: &str) -> Option<u64> {
+    let limit: u64 = limit.trim().parse().ok()?; // "max" is no limit
+    let used: u64 = used.trim().parse().ok()?;
+    let cache = stat.lines().filter_map(|line| line.split_once(' ')).find(|(name, _)| *name == cache_field);
+    let cache: u64 = cache.and_then(|(_, bytes)| bytes.trim().parse().ok()).unwrap_or(0);
+    Some(limit.saturating_sub(used.saturating_sub(cache)))
 }
 
 /// Memory of the machine.
@@ -53,6 +84,14 @@ fn page_size() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn file_pages_do_not_count_as_used() {
+        let stat = "anon 100\nfile 700\nfile_mapped 5\n";
+        assert_eq!(super::left_in_group("1000\n", "900\n", stat, "file"), Some(800));
+        assert_eq!(super::left_in_group("max\n", "900\n", stat, "file"), None);
+        assert_eq!(super::left_in_group("50", "900", "", "total_cache"), Some(0));
+    }
+
     #[test]
     fn this_process_uses_memory() {
         let (now, peak) = super::resident().unwrap();

@@ -7,9 +7,13 @@ use strobe_model::program::Cost;
 /// it ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
-    /// The loop pass begins; scheduling starts.
+    /// The loop pass begins; new requests are fetched.
     pub start: u64,
-    /// The batch is decided; inputs are prepared.
+    /// They are in the queue; scheduling starts.
+    pub fetched: u64,
+    /// The batch is decided; its cache blocks are taken.
+    pub planned: u64,
+    /// It holds its blocks; inputs are prepared.
     pub scheduled: u64,
     /// Inputs are ready; the forward pass starts.
     pub prepared: u64,

@@ -63,7 +63,29 @@ impl SamplingParams {
         check("min_tokens", min <= max, "at most max_tokens", f64::from(min))
     }
 
-    /// Whether the most likely token is always taken.
+    /// How the token after `index` others is drawn.
+    pub fn draw(&self, index: u64) -> Draw {
+        Draw { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed, index }
+    }
+}
+
+/// How one token is drawn: what a backend needs of [`SamplingParams`], and the token's place in its request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Keep the k most likely; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set with this probability; 1 keeps all.
+    pub top_p: f32,
+    /// Seed of the request.
+    pub seed: u64,
+    /// How many tokens came before.
+    pub index: u64,
+}
+
+impl Draw {
+    /// Whether the most likely token is taken.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
     }
@@ -74,52 +96,45 @@ pub struct Sampler {
     candidates: Vec<(f32, u32)>,
 }
 
+/// Candidates that are ordered at first to find the most likely ones; more when they do not suffice.
+const FIRST_ORDERED: usize = 64;
+
+/// Most likely first; equals in order of id, so that the result does not depend on how they are sorted.
+fn by_likelihood(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
+    b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1))
+}
+
 impl Sampler {
     /// For rows of at most `vocab_size` logits.
     pub fn new(vocab_size: usize) -> Sampler {
         Sampler { candidates: Vec::with_capacity(vocab_size) }
     }
 
-    /// Draw the `index`-th token of a request from `logits`, never one of `banned`.
-    pub fn draw(&mut self, logits: &[f32], params: &SamplingParams, index: u64, banned: &[u32]) -> u32 {
+    /// Draw a token from `logits`, never one of `banned`.
+    pub fn draw(&mut self, logits: &[f32], draw: &Draw, banned: &[u32]) -> u32 {
         let allowed = logits.iter().enumerate().map(|(id, &logit)| (logit, id as u32));
         self.candidates.clear();
         self.candidates.extend(allowed.filter(|(logit, id)| !logit.is_nan() && !banned.contains(id)));
-        if params.is_greedy() || self.candidates.len() <= 1 {
+        if draw.is_greedy() || self.candidates.len() <= 1 {
             let first_best = self.candidates.iter().copied().reduce(|best, c| if c.0 > best.0 { c } else { best });
             return first_best.map_or(0, |c| c.1);
         }
-        // Most likely first; equal logits in order of id, so that the result does not depend on the sort.
-        let by_likelihood =
-            |a: &(f32, u32), b: &(f32, u32)| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1));
-        let k = params.top_k as usize;
+        let k = draw.top_k as usize;
         if k > 0 && k < self.candidates.len() {
             self.candidates.select_nth_unstable_by(k - 1, by_likelihood);
             self.candidates.truncate(k);
-        }
-        let cut = params.top_p < 1.0;
-        if cut {
-            self.candidates.sort_unstable_by(by_likelihood);
-        } else {
             self.candidates.sort_unstable_by_key(|c| c.1);
         }
         let highest = self.candidates.iter().map(|c| c.0).fold(f32::NEG_INFINITY, f32::max);
         let mut total = 0.0f64;
         for candidate in &mut self.candidates {
-            candidate.0 = if highest.is_finite() { ((candidate.0 - highest) / params.temperature).exp() } else { 1.0 };
+            candidate.0 = if highest.is_finite() { ((candidate.0 - highest) / draw.temperature).exp() } else { 1.0 };
             total += f64::from(candidate.0);
         }
-        if cut {
-            let (mut kept, mut sum) = (0, 0.0);
-            let target = total * f64::from(params.top_p);
-            while kept < self.candidates.len() && (kept == 0 || sum < target) {
-                sum += f64::from(self.candidates[kept].0);
-                kept += 1;
-            }
-            self.candidates.truncate(kept);
-            total = sum;
+        if draw.top_p < 1.0 {
+            total = self.keep_most_likely(total * f64::from(draw.top_p));
         }
-        let target = uniform(params.seed, index) * total;
+        let target = uniform(draw.seed, draw.index) * total;
         let mut sum = 0.0;
         for &(weight, id) in &self.candidates {
             sum += f64::from(weight);
@@ -128,6 +143,30 @@ impl Sampler {
             }
         }
         self.candidates.last().map_or(0, |c| c.1)
+    }
+
+    /// Keep the fewest most likely candidates whose weights reach `target`; returns their sum. Usually a few of many
+    /// thousands suffice, so only as many are put in order as are needed.
+    fn keep_most_likely(&mut self, target: f64) -> f64 {
+        let mut ordered = FIRST_ORDERED;
+        loop {
+            let all = ordered >= self.candidates.len();
+            if !all {
+                self.candidates.select_nth_unstable_by(ordered - 1, by_likelihood);
+            }
+            let head = ordered.min(self.candidates.len());
+            self.candidates[..head].sort_unstable_by(by_likelihood);
+            let (mut kept, mut sum) = (0, 0.0);
+            while kept < head && (kept == 0 || sum < target) {
+                sum += f64::from(self.candidates[kept].0);
+                kept += 1;
+            }
+            if all || sum >= target {
+                self.candidates.truncate(kept);
+                return sum;
+            }
+            ordered *= 8;
+        }
     }
 }
 
@@ -145,7 +184,7 @@ mod tests {
 
     fn draws(logits: &[f32], params: &SamplingParams, n: u64) -> Vec<u32> {
         let mut sampler = Sampler::new(logits.len());
-        (0..n).map(|i| sampler.draw(logits, params, i, &[])).collect()
+        (0..n).map(|i| sampler.draw(logits, &params.draw(i), &[])).collect()
     }
 
     #[test]
@@ -153,7 +192,7 @@ mod tests {
         let params = SamplingParams::default();
         assert_eq!(draws(&[1.0, 3.0, f32::NAN, 3.0], &params, 1), [1]);
         let mut sampler = Sampler::new(4);
-        assert_eq!(sampler.draw(&[1.0, 3.0, 2.0, 0.0], &params, 0, &[1]), 2);
+        assert_eq!(sampler.draw(&[1.0, 3.0, 2.0, 0.0], &params.draw(0), &[1]), 2);
     }
 
     #[test]
@@ -181,6 +220,32 @@ mod tests {
         assert!(draws(&logits, &top_p, 500).iter().all(|&d| d == 4), "p(4) is above one half");
         let tiny = SamplingParams { temperature: 1.0, top_p: 1e-6, ..Default::default() };
         assert!(draws(&logits, &tiny, 50).iter().all(|&d| d == 4));
+    }
+
+    /// However many candidates have to be ordered, the kept set is the one of a full sort.
+    #[test]
+    fn top_p_keeps_the_set_of_a_full_sort() {
+        for (spread, top_p) in [(0.01f32, 0.9), (0.01, 0.999), (1.0, 0.5), (8.0, 0.99)] {
+            let logits: Vec<f32> = (0..5000u32).map(|i| spread * ((i * 7919 % 5003) as f32 / 5003.0)).collect();
+            let mut all: Vec<_> = logits.iter().enumerate().map(|(id, l)| (l.exp(), id as u32)).collect();
+            all.sort_by(by_likelihood);
+            let target = all.iter().map(|c| f64::from(c.0)).sum::<f64>() * top_p;
+            let mut sum = 0.0;
+            let fewest = all
+                .iter()
+                .take_while(|c| {
+                    let below = sum < target;
+                    sum += f64::from(c.0);
+                    below
+                })
+                .count();
+            let mut sampler = Sampler::new(logits.len());
+            let params = SamplingParams { temperature: 1.0, top_p: top_p as f32, ..Default::default() };
+            sampler.draw(&logits, &params.draw(0), &[]);
+            let kept = sampler.candidates.len();
+            assert!(kept.abs_diff(fewest) <= 2, "kept {kept}, a full sort keeps {fewest}");
+            assert_eq!(sampler.candidates[0].1, all[0].1);
+        }
     }
 
     #[test]

@@ -87,7 +87,7 @@ pub struct Entry {
     pub phase: Phase,
     /// Blocks it holds, in order of position.
     pub blocks: Vec<BlockId>,
-    /// Tokens taken from the cache at the last admission.
+    /// Prompt tokens taken from the cache when it was first admitted.
     pub reused: usize,
     /// How often it was paused.
     pub pauses: u32,
@@ -139,7 +139,7 @@ impl Entry {
 pub enum Reason {
     /// Admitted: so many blocks will be needed, so many were free.
     Admitted {
-        /// Blocks set aside or needed next.
+        /// Blocks set aside; under max_utilization those of the next step and one in hand per running request.
         needed: u32,
         /// Blocks free before.
         free: u32,
@@ -305,10 +305,10 @@ pub enum Rejection {
     },
     /// Without chunking a prompt must fit one step.
     #[error(
-        "prompt of {prompt} tokens is longer than max_num_tokens {limit} and chunked context is disabled; enable it or raise --max-num-tokens"
+        "{prompt} tokens have to be computed in one step (the prompt; under max_utilization also the output, again after a pause), but max_num_tokens is {limit} and chunked context is disabled; enable it or raise --max-num-tokens"
     )]
     PromptExceedsStep {
-        /// Prompt tokens.
+        /// Tokens to compute in one go.
         prompt: usize,
         /// Tokens per step.
         limit: usize,
@@ -511,7 +511,7 @@ impl Scheduler {
                 plan.note(entry.id, Reason::BatchFull);
                 break;
             }
-            let found = self.pool.match_prefix(&entry.tokens);
+            let found = self.pool.match_prefix(self.reusable(entry));
             let reused = found.blocks * self.pool.tokens_per_block();
             let len = self.chunk(entry.tokens.len() - reused, budget);
             if len == 0 {
@@ -541,6 +541,11 @@ impl Scheduler {
             budget -= len;
             self.add_context(plan, running, entry.id, reused, len, entry.tokens.len());
         }
+    }
+
+    /// The tokens of a waiting request that may be looked up in the cache.
+    fn reusable<'a>(&self, entry: &'a Entry) -> &'a [u32] {
+        if self.config.reuse_output { &entry.tokens } else { &entry.tokens[..entry.prompt_len] }
     }
 
     fn add_context(&self, plan: &mut Plan, running: usize, id: RequestId, start: usize, len: usize, total: usize) {
@@ -586,9 +591,12 @@ impl Scheduler {
         }
         for _ in 0..plan.admit {
             let Some(mut entry) = self.waiting.pop_front() else { break };
-            let content = self.pool.take_prefix(&entry.tokens, &mut entry.blocks);
+            let reusable = if self.config.reuse_output { entry.tokens.len() } else { entry.prompt_len };
+            let content = self.pool.take_prefix(&entry.tokens[..reusable], &mut entry.blocks);
             entry.computed = entry.blocks.len() * self.pool.tokens_per_block();
-            entry.reused = entry.computed;
+            if entry.pauses == 0 {
+                entry.reused = entry.computed;
+            }
             entry.registered = (entry.computed, content);
             self.running.push(entry);
         }

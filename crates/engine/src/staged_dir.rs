@@ -36,6 +36,10 @@ impl StagedDir {
                 source,
             })?;
         }
+        // A leftover of a killed process that had our number.
+        if staging.exists() {
+            let _ = fs::remove_dir_all(&staging);
+        }
         fs::create_dir(&staging).map_err(|source| EngineError::Io {
             action: "create the output directory",
             path: target.to_path_buf(),
@@ -63,7 +67,8 @@ impl StagedDir {
                 fs::rename(&old, &self.target).map_err(|e| io("move back", e))?;
                 return Err(io("move into place", error));
             }
-            fs::remove_dir_all(&old).map_err(|source| EngineError::Io { action: "remove", path: old, source })?;
+            // The new one is in place; an old copy that can't be removed does not make that a failure.
+            let _ = fs::remove_dir_all(&old);
         }
         self.committed = true;
         Ok(())

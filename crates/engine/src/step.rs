@@ -1,11 +1,14 @@
 //! One step: the packed batch, the backend that runs its ops, and the one seam through which every op passes.
 
+use std::ops::Range;
+
 use strobe_kernels_cpu::SeqSpan;
 use strobe_model::ModelConfig;
 use strobe_model::program::{Node, SpanShape, StepShape};
 
 use crate::clock::Clock;
 use crate::recorder::{OpEvent, Recorder};
+use crate::sampling::Draw;
 use crate::scheduler::{Entry, Item, Phase};
 
 /// Limits of a step; every buffer is made for them once.
@@ -21,6 +24,9 @@ pub struct StepLimits {
     pub positions: usize,
 }
 
+/// Room for end tokens and stop ids that is made at once; a request with more makes a step allocate.
+const BANNED_PER_REQUEST: usize = 16;
+
 /// The packed batch of a step. Context rows come first.
 pub struct StepInputs {
     /// Token of each packed row.
@@ -33,6 +39,10 @@ pub struct StepInputs {
     pub block_tables: Vec<u32>,
     /// Packed rows whose logits are wanted.
     pub sampled: Vec<u32>,
+    /// How each sampled row's token is drawn, and which of `banned` it may not be; rows beyond the end are greedy.
+    pub draws: Vec<(Draw, Range<usize>)>,
+    /// Tokens that some rows may not draw.
+    pub banned: Vec<u32>,
     /// The same requests, as far as cost is concerned.
     pub spans: Vec<SpanShape>,
     weight_bytes: u64,
@@ -49,6 +59,8 @@ impl StepInputs {
             context_seqs: 0,
             block_tables: Vec::with_capacity(spans * limits.positions.div_ceil(tokens_per_block)),
             sampled: Vec::with_capacity(limits.sampled),
+            draws: Vec::with_capacity(limits.sampled),
+            banned: Vec::with_capacity(BANNED_PER_REQUEST * limits.sampled),
             spans: Vec::with_capacity(spans),
             weight_bytes: weight_bytes as u64,
             kv_bytes: kv_bytes as u64,
@@ -62,6 +74,8 @@ impl StepInputs {
         self.context_seqs = 0;
         self.block_tables.clear();
         self.sampled.clear();
+        self.draws.clear();
+        self.banned.clear();
         self.spans.clear();
     }
 
@@ -115,6 +129,13 @@ impl StepInputs {
         }
     }
 
+    /// How the next sampled row's token is drawn.
+    pub fn push_draw(&mut self, draw: Draw, banned: &[u32]) {
+        let start = self.banned.len();
+        self.banned.extend_from_slice(banned);
+        self.draws.push((draw, start..self.banned.len()));
+    }
+
     /// What the cost of this step depends on.
     pub fn shape(&self) -> StepShape<'_> {
         StepShape {
@@ -135,8 +156,8 @@ pub trait Backend {
     fn kernel_name(&self, node: &Node) -> String;
     /// Logits of the sampled rows, `[sampled][vocab]`.
     fn logits(&self) -> &[f32];
-    /// The most likely token of each sampled row; filled by the `Sample` op.
-    fn greedy(&self) -> &[u32];
+    /// The token of each sampled row; chosen by the `Sample` op.
+    fn tokens(&self) -> &[u32];
 }
 
 /// Run `nodes[range]` in order. This is the seam: with a recorder every op leaves its time and cost, without one

@@ -75,7 +75,8 @@ fn parse_span(spec: &str, span: &str) -> Result<Window, WindowError> {
         if !text.bytes().all(|b| b.is_ascii_digit()) {
             return Err(malformed("is not a number"));
         }
-        text.parse().map_err(|_| malformed("is too large"))
+        // Trace files hold signed numbers.
+        text.parse().ok().filter(|&n| n <= i64::MAX as u64).ok_or_else(|| malformed("is too large"))
     };
     if span.trim().is_empty() {
         return Err(malformed("is empty"));

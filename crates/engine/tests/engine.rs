@@ -138,7 +138,8 @@ fn options_that_do_not_fit_the_engine_are_refused() {
     says(try_start(EngineOptions { max_num_tokens: Some(129), ..plain() }), &["--max-num-tokens", "129", "128"]);
     says(try_start(EngineOptions { max_num_tokens: Some(15), ..plain() }), &["--max-num-tokens", "15", "16"]);
     says(try_start(blocks(0)), &["--kv-cache-blocks"]);
-    says(try_start(blocks(usize::MAX >> 24)), &["not enough memory", "KV cache", "--kv-cache-blocks"]);
+    says(try_start(blocks(u32::MAX as usize - 1)), &["not enough memory", "KV cache blocks", "GiB available"]);
+    says(try_start(blocks(usize::MAX >> 24)), &["--kv-cache-blocks", "between 1 and"]);
     for fraction in [0.0, -0.5, 1.5, f64::NAN] {
         let options = EngineOptions { cache: CacheSize::FreeFraction(fraction), ..plain() };
         says(try_start(options), &["--kv-cache-free-mem-fraction", &fraction.to_string()]);

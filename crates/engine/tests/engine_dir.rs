@@ -200,10 +200,10 @@ fn edited_fields_are_named() {
         ("/pretrained_config/num_hidden_layers", json!(0), &["num_hidden_layers"]),
         ("/pretrained_config/num_attention_heads", json!(3), &["num_attention_heads"]),
         ("/build_config/max_beam_width", json!(2), &["max_beam_width", "2"]),
-        ("/build_config/max_seq_len", json!(100_000), &["max-seq-len", "100000"]),
+        ("/build_config/max_seq_len", json!(100_000), &["build_config.max_seq_len", "100000"]),
         ("/build_config/max_batch_size", json!("8"), &["max_batch_size"]),
         ("/build_config/plugin_config/context_fmha", json!(1), &["context_fmha"]),
-        ("/build_config/plugin_config/tokens_per_block", json!(24), &["tokens-per-block", "24"]),
+        ("/build_config/plugin_config/tokens_per_block", json!(24), &["plugin_config.tokens_per_block", "24"]),
         ("/build_config/weights/origin", json!("elsewhere"), &["weights.origin", "elsewhere"]),
     ];
     let (_, dir) = with_engine("edited", build(DType::F32));

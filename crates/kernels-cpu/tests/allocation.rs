@@ -60,9 +60,7 @@ fn a_step_allocates_nothing() {
             }
         }
         cpu.rope_kv_write(&mut qkv, shape, &rope, &batch, &mut kv);
-        if cpu.tier() != Tier::Scalar {
-            cpu.attention(&qkv, shape, &batch, &kv, None, &mut attended);
-        }
+        cpu.attention(&qkv, shape, &batch, &kv, None, &mut attended);
         cpu.attn_scores(&qkv, shape, &batch, &kv, None, &[0], &mut scores);
         cpu.attn_softmax(shape, &batch, None, &[0], &mut scores);
         cpu.attn_values(shape, &batch, &kv, &[0], &scores, &mut attended);

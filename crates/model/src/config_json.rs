@@ -59,7 +59,10 @@ pub(crate) fn parse(text: &str, origin: &Path) -> Result<Parsed, ModelError> {
         intermediate_size: fields.required_size("intermediate_size")?,
         num_hidden_layers,
         num_attention_heads: heads,
-        num_key_value_heads: fields.size("num_key_value_heads")?.unwrap_or(heads),
+        num_key_value_heads: match map.get("num_key_value_heads") {
+            None => family.key_value_heads().unwrap_or(heads),
+            Some(_) => fields.size("num_key_value_heads")?.unwrap_or(heads), // null
+        },
         head_dim: head_dim(&fields, family, hidden_size, heads)?,
         rms_norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
         max_position_embeddings,
@@ -99,6 +102,15 @@ enum Family {
 }
 
 impl Family {
+    /// Key and value heads where a configuration does not mention them; `None` is as many as there are heads.
+    fn key_value_heads(self) -> Option<usize> {
+        match self {
+            Family::Llama => None,
+            Family::Mistral => Some(8),
+            Family::Qwen2 | Family::Qwen3 => Some(32),
+        }
+    }
+
     const ALL: [Family; 4] = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3];
 
     /// By `architectures`; files without it are known by `model_type`.

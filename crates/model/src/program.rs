@@ -223,10 +223,12 @@ struct AttentionWork {
     attended: u64,
     read: u64,
     widest: u64,
+    /// Rows times keys: what a score matrix in memory holds, the masked part included.
+    rectangle: u64,
 }
 
 fn attention_work(step: &StepShape<'_>, rows: Rows, window: Option<usize>) -> AttentionWork {
-    let mut work = AttentionWork { rows: 0, attended: 0, read: 0, widest: 0 };
+    let mut work = AttentionWork { rows: 0, attended: 0, read: 0, widest: 0, rectangle: 0 };
     for span in step.spans {
         let wanted = match rows {
             Rows::All => true,
@@ -239,6 +241,7 @@ fn attention_work(step: &StepShape<'_>, rows: Rows, window: Option<usize>) -> At
             work.attended += sum;
             work.read += read;
             work.widest = work.widest.max(span.keys);
+            work.rectangle += span.rows * span.keys;
         }
     }
     work
@@ -313,22 +316,23 @@ impl Node {
                     io + 2 * work.read * kv_heads * dim * step.kv_bytes,
                 )
             }
+            // The score matrix lies in memory whole: the first op writes all of it, the second one too (zeroes where
+            // nothing is visible), the third reads what is visible.
             OpKind::AttnScores => {
                 let work = attention(Rows::Context);
-                let bytes = work.rows * heads * dim * F32
-                    + work.read * kv_heads * dim * step.kv_bytes
-                    + work.attended * heads * F32;
+                let io = work.rows * heads * dim * F32 + work.read * kv_heads * dim * step.kv_bytes;
+                let bytes = io + work.rectangle * heads * F32;
                 cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
             }
             OpKind::AttnSoftmax => {
                 let work = attention(Rows::Context);
-                cost([work.rows * heads, work.widest, 0], 5 * heads * work.attended, 2 * work.attended * heads * F32)
+                let bytes = (work.attended + work.rectangle) * heads * F32;
+                cost([work.rows * heads, work.widest, 0], 5 * heads * work.attended, bytes)
             }
             OpKind::AttnValues => {
                 let work = attention(Rows::Context);
-                let bytes = work.attended * heads * F32
-                    + work.read * kv_heads * dim * step.kv_bytes
-                    + work.rows * heads * dim * F32;
+                let io = work.rows * heads * dim * F32 + work.read * kv_heads * dim * step.kv_bytes;
+                let bytes = io + work.attended * heads * F32;
                 cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
             }
             OpKind::SiluMul => cost([m, inter, 0], 5 * m * inter, 3 * m * inter * F32),

@@ -75,7 +75,7 @@ pub(crate) fn parse(json: &[u8], data_start: u64, data_bytes: u64) -> Result<Hea
             return Err(format!(
                 "truncated: tensor `{}` needs bytes {}..{} but the file ends at {}; copy the file again",
                 excerpt(&name),
-                entry.begin as u64 + data_start,
+                (entry.begin as u64).saturating_add(data_start),
                 (entry.end as u64).saturating_add(data_start),
                 data_bytes + data_start
             ));

@@ -42,6 +42,14 @@ pub fn write(trace: &Trace, out: &mut dyn Write) -> Result<(), TraceError> {
     let about = json!({
         "producer": meta.producer,
         "partial": meta.partial,
+        "windows": meta.windows.iter().map(|w| json!({
+            "first": w.first, "last": w.last,
+            "state": match (w.complete, trace.iterations.iter().any(|i| i.window == w.index)) {
+                (true, _) => "complete",
+                (false, true) => "incomplete",
+                (false, false) => "never reached",
+            },
+        })).collect::<Vec<_>>(),
         "sessionStartUtcNs": meta.session_start_utc_ns.to_string(),
         "extra": meta.extra,
     });

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One request's life, on one monotonic clock, in nanoseconds since the run's start.
+/// One request's life, in nanoseconds of one monotonic clock (the engine's, which starts before the run).
 ///
 /// The stamps in order: intended arrival `a`, sent `s`, queued in the engine `q`, first scheduled
 /// `d`, token times `t1..tn` (stamped in the engine at the end of the step that made the token).

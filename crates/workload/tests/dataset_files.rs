@@ -153,13 +153,19 @@ fn malformed_documents_name_the_sample() {
 
 #[test]
 fn ids_outside_the_vocabulary_are_found() {
+    let line = |sample: &Sample| {
+        let mut bytes = Vec::new();
+        write_dataset(&mut bytes, std::slice::from_ref(sample)).unwrap();
+        String::from_utf8(bytes).unwrap()
+    };
     let samples = [ids(0, &[0, 31], 1), ids(7, &[1, 2, 32], 1)];
-    assert!(check_ids(&samples, 33).is_ok());
-    let error = check_ids(&samples, 32).unwrap_err().to_string();
-    for word in ["vocab id out of range", "sample 1", "task_id 7", "input_ids[2] is 32", "0 to 31"] {
+    let file = TempFile::new(format!("{}\n\n{}", line(&samples[0]), line(&samples[1])).as_bytes());
+    assert!(check_ids(&file.0, &samples, 33).is_ok());
+    let error = check_ids(&file.0, &samples, 32).unwrap_err().to_string();
+    for word in ["vocab id out of range", "line 4", "task_id 7", "input_ids[2] is 32", "0 to 31"] {
         assert!(error.contains(word), "{word:?} is not in: {error}");
     }
-    assert!(check_ids(&samples, 0).is_err());
+    assert!(check_ids(&file.0, &samples, 0).is_err());
 }
 
 #[test]

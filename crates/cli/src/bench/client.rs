@@ -101,11 +101,11 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> 
 
     while ended < jobs.len() && !interrupt::requested() {
         // Send what is due and fits.
-        let now = clock.now();
         let in_flight = next - ended;
         let mut due = Vec::new();
         while next < jobs.len() && in_flight + due.len() < load.concurrency {
-            let arrival = start + load.arrivals_ns.get(next).copied().unwrap_or(0);
+            let arrival = start.saturating_add(load.arrivals_ns.get(next).copied().unwrap_or(0));
+            let now = clock.now();
             if load.open_loop && arrival > now {
                 break;
             }
@@ -141,7 +141,7 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> 
         }
         let until_next = match load.arrivals_ns.get(next) {
             Some(&arrival) if load.open_loop => {
-                Duration::from_nanos((start + arrival).saturating_sub(clock.now())).min(TICK)
+                Duration::from_nanos(start.saturating_add(arrival).saturating_sub(clock.now())).min(TICK)
             }
             _ => TICK,
         };

@@ -1,5 +1,6 @@
 //! The run as one page that can be mailed.
 
+use serde_json::Value;
 use strobe_analyze::{budget_by_kind, budgets, top_ops};
 use strobe_report::html::{Card, Page};
 use strobe_report::human;
@@ -8,9 +9,10 @@ use strobe_trace::Trace;
 
 use super::outcome::Outcome;
 use super::text;
+use super::utilization::kind_of;
 
 /// The page of one run.
-pub fn page(outcome: &Outcome) -> String {
+pub fn page(outcome: &Outcome, report: &Value) -> String {
     let config = &outcome.config;
     let mut page = Page::new(format!("strobe: {}", config.model_name)).subtitle(subtitle(outcome));
     if outcome.run.partial {
@@ -58,7 +60,7 @@ pub fn page(outcome: &Outcome) -> String {
         page = profile(page, trace);
     }
     page = page.section("Report").details("Text report", &text::report(outcome, 110));
-    page.details("report.json", &format!("{:#}", outcome.report())).finish()
+    page.details("report.json", &format!("{report:#}")).finish()
 }
 
 fn subtitle(outcome: &Outcome) -> String {
@@ -99,11 +101,7 @@ fn iteration_strip(outcome: &Outcome) -> svg::Svg {
     let cell = |i: &strobe_engine::IterationRecord| StripCell {
         iter: i.iter,
         value: i.wall_ns() as f64,
-        kind: match (i.context_requests, i.generation_requests) {
-            (0, _) => "decode".into(),
-            (_, 0) => "prefill".into(),
-            _ => "mixed".into(),
-        },
+        kind: kind_of(i).as_str().into(),
         note: format!(
             "{} ctx, {} gen requests, {} ctx tokens",
             i.context_requests, i.generation_requests, i.context_tokens

@@ -8,6 +8,8 @@ pub mod text;
 pub mod utilization;
 pub mod write;
 
+use std::path::Path;
+
 use anyhow::{Context, Result, bail};
 use strobe_engine::engine_dir::LoadedModel;
 use strobe_engine::window::Window;
@@ -38,8 +40,9 @@ pub struct Spec {
 }
 
 /// Turn samples into jobs: tokenize text, check ids.
-pub fn jobs(samples: Vec<Sample>, model: &LoadedModel) -> Result<Vec<Job>> {
-    check_ids(&samples, model.config.model.vocab_size as u32)?;
+pub fn jobs(dataset: &Path, samples: Vec<Sample>, model: &LoadedModel) -> Result<Vec<Job>> {
+    let vocab = model.config.model.vocab_size;
+    check_ids(dataset, &samples, vocab as u32)?;
     let job = |(index, sample): (usize, Sample)| -> Result<Job> {
         let prompt = match sample.prompt {
             Prompt::Ids(ids) => ids,
@@ -49,7 +52,13 @@ pub fn jobs(samples: Vec<Sample>, model: &LoadedModel) -> Result<Vec<Job>> {
                         "sample {index} of the dataset is text, but the model has no tokenizer.json; give input_ids, or add the tokenizer and rebuild"
                     );
                 };
-                tokenizer.encode(&text)?
+                let ids = tokenizer.encode(&text)?;
+                if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
+                    bail!(
+                        "sample {index} of the dataset: the tokenizer gives id {id}, but the model's vocabulary has {vocab} entries; use the model's own tokenizer"
+                    );
+                }
+                ids
             }
         };
         Ok(Job { task_id: sample.task_id, prompt, output_tokens: sample.output_tokens })
@@ -93,10 +102,17 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
         if let Some(frame) = frame.as_mut().filter(|_| !interrupt::requested()) {
             framed = frame.close(peaks);
         }
-        if let Ok(metrics) = metrics(&run.records, &options) {
+        if !run.partial
+            && let Ok(metrics) = metrics(&run.records, &options)
+        {
             repeats.push(RepeatFigures::of(&metrics, &utilization::by_kind(&run.iterations, &framed)));
         }
         if interrupt::requested() {
+            if !last {
+                // The run that was to be reported and recorded never came.
+                run.partial = true;
+                run.unreached.extend_from_slice(&spec.windows);
+            }
             break;
         }
     }
@@ -144,6 +160,8 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
         rule: spec.rule,
         cache: spec.engine.cache,
         dataset: spec.dataset.clone(),
+        windows: spec.windows.clone(),
+        asked: spec.jobs.len(),
         command: spec.command.clone(),
         arrival: spec.arrival.clone(),
     })

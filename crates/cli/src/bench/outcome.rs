@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use strobe_analyze::{budget_by_kind, budgets, top_ops};
-use strobe_engine::{CacheSize, EngineConfig, EngineInfo};
+use strobe_engine::window::Window;
+use strobe_engine::{CacheSize, EngineConfig, EngineInfo, WeightsOrigin};
 use strobe_trace::Trace;
 use strobe_workload::{
     Metrics, PercentileRule, ReportContext, Spread, WorldInfo, anchor_json::EngineInfo as AnchorEngine,
@@ -83,11 +84,29 @@ pub struct Outcome {
     pub rule: PercentileRule,
     pub cache: CacheSize,
     pub dataset: Option<String>,
+    /// The windows that were asked for.
+    pub windows: Vec<Window>,
+    /// How many requests the run was to have.
+    pub asked: usize,
     pub command: String,
     pub arrival: String,
 }
 
+/// What became of a profile window.
+fn window_state(run: &RunData, window: &Window) -> &'static str {
+    match run.recordings.iter().find(|recording| recording.window == *window) {
+        Some(recording) if recording.complete => "complete",
+        Some(_) => "incomplete",
+        None => "never reached",
+    }
+}
+
 impl Outcome {
+    /// Each window that was asked for, with what became of it.
+    pub fn window_states(&self) -> Vec<(Window, &'static str)> {
+        self.windows.iter().map(|window| (*window, window_state(&self.run, window))).collect()
+    }
+
     /// Largest resident memory seen at the end of an iteration.
     pub fn peak_resident(&self) -> Option<u64> {
         self.run.iterations.iter().filter_map(|i| i.resident_bytes).max()
@@ -103,19 +122,23 @@ impl Outcome {
         self.info.memory.kv_cache_bytes / (self.info.limits.kv_blocks as u64).max(1)
     }
 
-    /// What the recorder cost, when every second iteration was recorded for that.
+    /// Whether every second iteration was recorded to see what that costs.
+    pub fn probed(&self) -> bool {
+        self.windows.is_empty() && self.run.iterations.iter().any(|i| i.profiled)
+    }
+
+    /// What the recorder cost; `None` when it was not probed, or no iterations were alike.
     pub fn overhead(&self) -> Option<Overhead> {
-        let alternating = self.trace.is_none() && self.run.iterations.iter().any(|i| i.profiled);
-        alternating.then(|| overhead::measure(&self.run.iterations)).flatten()
+        self.probed().then(|| overhead::measure(&self.run.iterations)).flatten()
     }
 
     /// Spread of each figure over the repetitions.
     pub fn spreads(&self) -> Vec<(&'static str, Spread)> {
         let Some(first) = self.repeats.first().filter(|_| self.repeats.len() > 1) else { return Vec::new() };
-        let values = |index: usize| -> Vec<f64> {
-            self.repeats.iter().filter_map(|r| r.rows().get(index).map(|row| row.1)).collect()
+        let values = |name: &str| -> Vec<f64> {
+            self.repeats.iter().flat_map(RepeatFigures::rows).filter(|row| row.0 == name).map(|row| row.1).collect()
         };
-        first.rows().iter().enumerate().map(|(index, (name, _))| (*name, spread(&values(index)))).collect()
+        first.rows().iter().map(|(name, _)| (*name, spread(&values(name)))).collect()
     }
 
     /// What a report says that does not follow from the records.
@@ -148,26 +171,34 @@ impl Outcome {
             put("repeats", json!(self.repeats));
             put("spread", Value::Object(spreads));
         }
-        if let Some(overhead) = self.overhead() {
-            put("profiler_overhead", json!(overhead));
+        if self.probed() {
+            put("profiler_overhead", self.overhead().map_or(json!({"pairs": 0}), |overhead| json!(overhead)));
+        }
+        if !self.windows.is_empty() {
+            let states = self.window_states();
+            put(
+                "windows",
+                states.iter().map(|(w, state)| json!({"first": w.first, "last": w.last, "state": state})).collect(),
+            );
         }
         if let Some(trace) = &self.trace {
             let budgets = budgets(trace);
             put(
                 "profile",
                 json!({
-                    "windows": trace.meta.windows.iter().map(|w| json!({
-                        "index": w.index, "first": w.first, "last": w.last, "complete": w.complete,
-                    })).collect::<Vec<_>>(),
                     "budget_by_kind": budget_by_kind(&budgets),
                     "top_ops": top_ops(trace),
+                    "iterations": budgets,
                 }),
             );
         }
         ReportContext {
             engine: AnchorEngine {
                 model: self.config.model_name.clone(),
-                model_path: None,
+                model_path: match self.config.weights {
+                    WeightsOrigin::Checkpoint => Some(self.config.model_name.clone()),
+                    WeightsOrigin::Random { .. } => None,
+                },
                 engine_dir: self.engine_dir.as_ref().map(|d| d.display().to_string()),
                 version: env!("CARGO_PKG_VERSION").into(),
                 backend: format!("strobe CPU ({})", self.info.tier.name()),

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use strobe_analyze::{Bound, IterationBudget, OpSummary, Part, budget_by_kind, budgets, top_ops};
 use strobe_report::human;
-use strobe_report::table::Table;
+use strobe_report::table::{Cell, Table};
 use strobe_trace::{IterationKind, Trace};
 use strobe_workload::{anchor_text, strobe_text};
 
@@ -21,7 +21,11 @@ pub fn report(outcome: &Outcome, width: usize) -> String {
     let mut text = String::new();
     if outcome.run.partial {
         let done = outcome.run.records.iter().filter(|r| r.finish_reason != "aborted").count();
-        let _ = writeln!(text, "PARTIAL RUN: interrupted after {done} of the requests; figures cover what was done\n");
+        let _ = writeln!(
+            text,
+            "PARTIAL RUN: interrupted after {done} of {} requests; figures cover what was done\n",
+            outcome.asked
+        );
     }
     match &outcome.metrics {
         Ok(metrics) => {
@@ -37,7 +41,7 @@ pub fn report(outcome: &Outcome, width: usize) -> String {
     details(&mut text, outcome, width);
     if let Some(trace) = &outcome.trace {
         text.push('\n');
-        profile(&mut text, trace, width);
+        profile(&mut text, outcome, trace, width);
     }
     text
 }
@@ -93,7 +97,7 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
         let _ = writeln!(text, "{label:<38}{value}");
     }
     text.push('\n');
-    let mut table = Table::new(["iterations", "count", "wall", "share", "tokens", "tokens/s", "MFU", "MBU"]);
+    let mut table = Table::new(["iterations", "count", "wall", "share", "tokens", "tokens/s", "MFU", "bytes/s", "MBU"]);
     for row in &outcome.utilization {
         table.push([
             row.kind.to_string(),
@@ -103,6 +107,7 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             human::count(row.tokens),
             human::number(row.tokens_per_s),
             human::percent(row.mfu),
+            human::bytes_per_s(row.bytes_per_s),
             human::percent(row.mbu),
         ]);
     }
@@ -131,6 +136,9 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
         }
         text.push_str(&table.render(width));
     }
+    if outcome.probed() && outcome.overhead().is_none() {
+        text.push_str("\nProfiler overhead: not measured, no three neighbouring iterations had the same batch; use longer outputs\n");
+    }
     if let Some(o) = outcome.overhead() {
         text.push('\n');
         heading(text, "PROFILER OVERHEAD (every second iteration recorded)");
@@ -149,18 +157,14 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
 }
 
 /// Rows of the per-iteration table before it is cut in the middle.
-const MOST_ITERATIONS: usize = 24;
+const MOST_ITERATIONS: usize = 64;
 
-fn profile(text: &mut String, trace: &Trace, width: usize) {
+fn profile(text: &mut String, outcome: &Outcome, trace: &Trace, width: usize) {
     let budgets = budgets(trace);
-    let windows: Vec<_> = trace
-        .meta
-        .windows
+    let windows: Vec<_> = outcome
+        .window_states()
         .iter()
-        .map(|w| {
-            let span = if w.first == w.last { w.first.to_string() } else { format!("{}-{}", w.first, w.last) };
-            if w.complete { span } else { format!("{span} (incomplete)") }
-        })
+        .map(|(window, state)| if *state == "complete" { window.to_string() } else { format!("{window} ({state})") })
         .collect();
     heading(text, &format!("ITERATION BUDGET, window {}", windows.join(", ")));
     text.push_str(&budget_table(&budgets).render(width));
@@ -232,7 +236,7 @@ fn budget_table(budgets: &[IterationBudget]) -> Table {
     let cut = budgets.len() > MOST_ITERATIONS;
     for (index, budget) in budgets.iter().enumerate() {
         if cut && index == MOST_ITERATIONS / 2 {
-            table.push([format!("… {} more", budgets.len() - MOST_ITERATIONS)]);
+            table.push([format!("… {} more, in report.json", budgets.len() - MOST_ITERATIONS)]);
         }
         if cut && (MOST_ITERATIONS / 2..budgets.len() - MOST_ITERATIONS / 2).contains(&index) {
             continue;
@@ -251,23 +255,27 @@ fn budget_table(budgets: &[IterationBudget]) -> Table {
 
 /// Ops by time, with their share of the roofline.
 pub fn ops_table(ops: &[OpSummary], most: usize) -> Table {
-    let unknown = || human::NOT_KNOWN.to_string();
     let mut table =
         Table::new(["op", "calls", "total", "median", "of wall", "FLOP/s", "bytes/s", "roofline", "bound by"]);
+    // Cells carry their numbers, so that pages sort by value and not by text.
+    let number = |value: Option<f64>, show: fn(f64) -> String| {
+        value.map_or_else(|| Cell::from(human::NOT_KNOWN), |value| Cell::number(show(value), value))
+    };
     for op in ops.iter().take(most) {
+        let bound = op.roofline.as_ref().map_or(human::NOT_KNOWN, |r| match r.bound {
+            Bound::Compute => "compute",
+            Bound::Memory => "memory",
+        });
         table.push([
-            op.name.clone(),
-            op.calls.to_string(),
-            human::ns(op.total_ns as f64),
-            human::ns(op.median_ns),
-            op.share_of_wall.map_or_else(unknown, human::percent),
-            op.flops_per_s.map_or_else(unknown, human::flops_per_s),
-            op.bytes_per_s.map_or_else(unknown, human::bytes_per_s),
-            op.roofline.as_ref().map_or_else(unknown, |r| human::percent(r.share)),
-            op.roofline.as_ref().map_or_else(unknown, |r| match r.bound {
-                Bound::Compute => "compute".into(),
-                Bound::Memory => "memory".into(),
-            }),
+            Cell::from(op.name.as_str()),
+            Cell::number(op.calls.to_string(), op.calls as f64),
+            number(Some(op.total_ns as f64), human::ns),
+            number(Some(op.median_ns), human::ns),
+            number(op.share_of_wall, human::percent),
+            number(op.flops_per_s, human::flops_per_s),
+            number(op.bytes_per_s, human::bytes_per_s),
+            number(op.roofline.as_ref().map(|r| r.share), human::percent),
+            Cell::from(bound),
         ]);
     }
     table

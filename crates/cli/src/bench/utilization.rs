@@ -24,13 +24,16 @@ pub struct Utilization {
     pub bytes: f64,
     /// `flops / (wall * measured peak)`.
     pub mfu: f64,
+    /// Bytes per second that the iterations needed at least.
+    pub bytes_per_s: f64,
     /// `bytes / (wall * measured bandwidth)`.
     pub mbu: f64,
     /// Tokens computed a second time after a pause: waste.
     pub recomputed_tokens: u64,
 }
 
-fn kind_of(record: &IterationRecord) -> IterationKind {
+/// Prompts only, generation only, or both.
+pub fn kind_of(record: &IterationRecord) -> IterationKind {
     match (record.context_requests, record.generation_requests) {
         (0, _) => IterationKind::Decode,
         (_, 0) => IterationKind::Prefill,
@@ -66,6 +69,7 @@ pub fn by_kind(iterations: &[IterationRecord], peaks: &MeasuredPeaks) -> Vec<Uti
             flops,
             bytes,
             mfu: flops / (seconds * peaks.flops_per_s),
+            bytes_per_s: bytes / seconds,
             mbu: bytes / (seconds * peaks.read_bytes_per_s),
             recomputed_tokens,
         })

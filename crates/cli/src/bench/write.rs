@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 use strobe_engine::staged_dir::StagedDir;
 use strobe_model::Tokenizer;
 use strobe_trace::{Trace, chrome, nsys_sqlite};
@@ -23,10 +23,11 @@ pub struct Files {
 }
 
 impl Files {
-    /// Find out before the run whether they can be written.
-    pub fn check(&self) -> Result<()> {
+    /// Find out before the run whether they can be written. They may go into the run directory, which appears first.
+    pub fn check(&self, output_dir: Option<&Path>) -> Result<()> {
         let all = [&self.report_json, &self.request_json, &self.iteration_log, &self.trace_out];
-        all.into_iter().flatten().try_for_each(|path| run_dir::check_writable(path))
+        let outside = |path: &&PathBuf| output_dir.is_none() || path.parent() != output_dir;
+        all.into_iter().flatten().filter(outside).try_for_each(|path| run_dir::check_writable(path))
     }
 }
 
@@ -42,7 +43,7 @@ pub fn iteration_lines(outcome: &Outcome) -> String {
 }
 
 /// Write everything into a staged directory and put it in its place.
-pub fn run_directory(outcome: &Outcome, staged: StagedDir) -> Result<()> {
+pub fn run_directory(outcome: &Outcome, report: &Value, staged: StagedDir) -> Result<()> {
     let file = |name: &str| staged.path().join(name);
     let run = json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -50,7 +51,7 @@ pub fn run_directory(outcome: &Outcome, staged: StagedDir) -> Result<()> {
         "started_utc_ns": outcome.info.clock.utc_ns(),
         "partial": outcome.run.partial,
         "engine": outcome.config.to_json(),
-        "engine_dir": outcome.engine_dir,
+        "engine_dir": outcome.engine_dir.as_ref().map(|dir| dir.display().to_string()),
         "dataset": outcome.dataset,
         "arrival": outcome.arrival,
         "machine": outcome.machine,
@@ -67,16 +68,16 @@ pub fn run_directory(outcome: &Outcome, staged: StagedDir) -> Result<()> {
     if let Some(trace) = &outcome.trace {
         nsys_sqlite::write(trace, &file(run_dir::TRACE))?;
     }
-    run_dir::write_whole(&file(run_dir::REPORT_HTML), html::page(outcome).as_bytes())?;
-    run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{:#}\n", outcome.report()).as_bytes())?;
+    run_dir::write_whole(&file(run_dir::REPORT_HTML), html::page(outcome, report).as_bytes())?;
+    run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{report:#}\n").as_bytes())?;
     staged.commit()?;
     Ok(())
 }
 
 /// Write the single files.
-pub fn single_files(outcome: &Outcome, files: &Files, tokenizer: Option<&Tokenizer>) -> Result<()> {
+pub fn single_files(outcome: &Outcome, report: &Value, files: &Files, tokenizer: Option<&Tokenizer>) -> Result<()> {
     if let Some(path) = &files.report_json {
-        run_dir::write_whole(path, format!("{:#}\n", outcome.report()).as_bytes())?;
+        run_dir::write_whole(path, format!("{report:#}\n").as_bytes())?;
     }
     if let Some(path) = &files.request_json {
         let decode = |r: &strobe_workload::RequestRecord| tokenizer.and_then(|t| t.decode(&r.output_ids).ok());

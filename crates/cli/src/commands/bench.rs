@@ -104,9 +104,9 @@ struct BenchArgs {
     /// Requests per second (open loop); without it all are sent at once
     #[arg(long, value_name = "R", help_heading = "Load", allow_negative_numbers = true)]
     request_rate: Option<f64>,
-    /// How requests arrive at that rate
-    #[arg(long, value_enum, default_value = "poisson", help_heading = "Load")]
-    arrival: ArrivalChoice,
+    /// How requests arrive at that rate [default: poisson]
+    #[arg(long, value_enum, help_heading = "Load")]
+    arrival: Option<ArrivalChoice>,
     /// Shape of gamma arrivals: below 1 bursty, above 1 regular
     #[arg(long, value_name = "B", help_heading = "Load", allow_negative_numbers = true)]
     burstiness: Option<f64>,
@@ -217,12 +217,17 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     if args.repeat == 0 {
         bail!("--repeat must be at least 1");
     }
+    if args.warmup > MOST_WARMUP {
+        bail!("--warmup must be at most {MOST_WARMUP}, found {}", args.warmup);
+    }
     let profiled = !windows.is_empty();
     let trace_out = args.trace_out.clone().or_else(|| {
         std::env::var_os("TLLM_TORCH_PROFILE_TRACE").filter(|v| !v.is_empty() && profiled).map(PathBuf::from)
     });
     if trace_out.is_some() && !profiled {
-        bail!("--trace-out needs a window to record; add --profile A-B");
+        let instead =
+            if args.measure_profiler_overhead { "run it without --measure-profiler-overhead and " } else { "" };
+        bail!("--trace-out needs a window to record; {instead}add --profile A-B");
     }
     let files = Files {
         report_json: args.report_json.clone(),
@@ -230,15 +235,15 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         iteration_log: args.iteration_log.clone(),
         trace_out,
     };
-    files.check()?;
     // A profiled run is kept even if nobody said where: the trace is what was asked for.
     let output_dir = args.output_dir.clone().or_else(|| {
-        let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
-        profiled.then(|| PathBuf::from(format!("runs/bench-{seconds}")))
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        profiled.then(|| PathBuf::from(format!("runs/bench-{}-{}", now.as_secs(), std::process::id())))
     });
     if let Some(dir) = &output_dir {
         staged_dir::check_target(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
     }
+    files.check(output_dir.as_deref())?;
     let mut samples = read_dataset(&args.dataset)?;
     if args.num_requests > 0 {
         if args.num_requests > samples.len() {
@@ -260,7 +265,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     if args.eos_id >= vocab as i64 || args.eos_id < -1 {
         bail!("--eos-id: expected -1 or an id below {vocab}, found {}", args.eos_id);
     }
-    let jobs = bench::jobs(samples, &model)?;
+    let jobs = bench::jobs(&args.dataset, samples, &model)?;
     settle_weights(&mut model, args.weights_memory, &mut cpu)?;
     let staged = output_dir
         .as_ref()
@@ -303,16 +308,18 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
             PercentileChoice::Nearest => PercentileRule::Nearest,
         },
         dataset: Some(args.dataset.display().to_string()),
-        command: std::iter::once("strobe".to_string()).chain(std::env::args().skip(1)).collect::<Vec<_>>().join(" "),
+        command: command_line(),
         arrival: in_words,
     };
     let outcome = bench::execute(cpu, &model, &peaks, &spec)?;
-    write::single_files(&outcome, &files, model.tokenizer.as_ref())?;
+    let report = outcome.report();
+    // The directory first: the files may go into it, and it must not be lost to a file that can't be written.
     if let Some(staged) = staged {
-        write::run_directory(&outcome, staged)?;
+        write::run_directory(&outcome, &report, staged)?;
     }
+    write::single_files(&outcome, &report, &files, model.tokenizer.as_ref())?;
     if args.json {
-        output::line(&format!("{:#}", outcome.report()));
+        output::line(&format!("{report:#}"));
     } else {
         output::print(&text::report(&outcome, output::width()));
     }
@@ -323,6 +330,15 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         Err(error) if !outcome.run.partial => bail!("the run gave no metrics: {error:#}"),
         _ => Ok(()),
     }
+}
+
+/// More random requests than anybody waits for.
+const MOST_WARMUP: usize = 10_000;
+
+/// The words of this call, for the record.
+fn command_line() -> String {
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    std::iter::once("strobe".to_string()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
 fn settle_weights(model: &mut LoadedModel, memory: WeightsMemory, cpu: &mut Cpu) -> Result<()> {
@@ -363,12 +379,12 @@ fn windows(args: &BenchArgs) -> Result<Vec<strobe_engine::window::Window>> {
 
 fn arrival(args: &BenchArgs) -> Result<Arrival> {
     let Some(rate) = args.request_rate else {
-        if args.burstiness.is_some() {
-            bail!("--burstiness needs --request-rate");
+        if args.burstiness.is_some() || args.arrival.is_some() {
+            bail!("--arrival and --burstiness need --request-rate R; without a rate all requests are sent at once");
         }
         return Ok(Arrival::AtOnce);
     };
-    let name = match args.arrival {
+    let name = match args.arrival.unwrap_or(ArrivalChoice::Poisson) {
         ArrivalChoice::Poisson => "poisson",
         ArrivalChoice::Gamma => "gamma",
         ArrivalChoice::Constant => "constant",
@@ -391,6 +407,9 @@ fn concurrency(args: &BenchArgs, latency: bool) -> Result<usize> {
 }
 
 fn sampling(args: &BenchArgs) -> Result<SamplingParams> {
+    if args.temperature == 0.0 && (args.top_k > 1 || args.top_p != 1.0) {
+        bail!("--top-k and --top-p do nothing at temperature 0, which is greedy; add --temperature T");
+    }
     let params = SamplingParams {
         temperature: args.temperature,
         top_k: args.top_k,

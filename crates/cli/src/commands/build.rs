@@ -65,6 +65,7 @@ pub fn run(args: Args) -> Result<()> {
         "engine directory",
     )?;
     let model = ModelRef::open(name, args.build.seed())?;
+    args.build.refuse_seed_of_checkpoint(&model)?;
     let build = args.build.config(&model, Some(args.max_batch_size), Some(args.max_num_tokens));
     let config = model.engine_config(build)?;
     let mut cpu = args.cpu.open()?;
@@ -85,7 +86,7 @@ pub fn run(args: Args) -> Result<()> {
     let b = &config.build;
     if args.json {
         let summary = json!({
-            "engine_dir": dir, "config": config.to_json(), "weight_bytes": done.weight_bytes,
+            "engine_dir": dir.display().to_string(), "config": config.to_json(), "weight_bytes": done.weight_bytes,
             "tensors": done.tensors, "seconds": seconds, "simd_tier": cpu.tier().name(), "threads": cpu.threads(),
         });
         output::line(&format!("{summary:#}"));

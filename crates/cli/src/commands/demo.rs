@@ -10,11 +10,11 @@ use strobe_analyze::{Comparison, budget_by_kind, budgets, compare};
 use strobe_engine::engine_dir::{self, LoadedModel};
 use strobe_engine::staged_dir::StagedDir;
 use strobe_engine::window::Window;
-use strobe_engine::{BuildConfig, CacheSize, EngineOptions, ModelRef, SamplingParams};
+use strobe_engine::{BuildConfig, EngineOptions, ModelRef, SamplingParams};
 use strobe_report::html::{Card, Page};
 use strobe_report::human;
 use strobe_report::svg::{self, BarChart, BarSeries, StackedChart, StackedRow, Unit};
-use strobe_report::table::Table;
+use strobe_report::table::{Cell, Table};
 use strobe_workload::{
     Lengths, NormDist, PercentileRule, SyntheticSpec, median, read_dataset, synthetic, write_dataset,
 };
@@ -47,6 +47,8 @@ pub struct Args {
 }
 
 const MODEL: &str = "micro";
+const BATCH: usize = 16;
+const STEP_TOKENS: usize = 1024;
 const REQUESTS: usize = 24;
 const INPUT_TOKENS: f64 = 1024.0;
 const OUTPUT_TOKENS: f64 = 64.0;
@@ -70,7 +72,7 @@ struct Side {
 pub fn run(args: Args) -> Result<()> {
     let start = Instant::now();
     // The demo may always replace its own earlier output, but nothing else.
-    let own = args.output_dir == Path::new("strobe-demo") && args.output_dir.join(PAGE).exists();
+    let own = args.output_dir == Path::new("strobe-demo") && holds_only_a_demo(&args.output_dir);
     let staged = StagedDir::create(&args.output_dir, args.overwrite || own, &[PAGE, DATASET], "demo directory")?;
     let mut cpu = args.cpu.open()?;
     let say = |text: String| if args.json { output::note(&text) } else { output::line(&text) };
@@ -104,7 +106,10 @@ pub fn run(args: Args) -> Result<()> {
     for side in &sides {
         build(&mut cpu, &staged.path().join(side.engine), side.fmha)?;
         let switch = if side.fmha { "enable" } else { "disable" };
-        say(format!("build     strobe build --model {MODEL} --context-fmha {switch} --output-dir {}", side.engine));
+        say(format!(
+            "build     strobe build --model {MODEL} --max-batch-size {BATCH} --max-num-tokens {STEP_TOKENS} --context-fmha {switch} --output-dir {}",
+            side.engine
+        ));
     }
     let dataset = staged.path().join(DATASET);
     make_dataset(&dataset)?;
@@ -137,7 +142,7 @@ pub fn run(args: Args) -> Result<()> {
     for (outcome, name) in [(&mut *a_last, a.run), (&mut *b_last, b.run)] {
         outcome.dataset = Some(args.output_dir.join(DATASET).display().to_string());
         let run = StagedDir::create(&staged.path().join(name), false, &run_dir::MARKS, "run directory")?;
-        write::run_directory(outcome, run)?;
+        write::run_directory(outcome, &outcome.report(), run)?;
     }
     let (a, b) = (&sides[0], &sides[1]);
     let verdict = verdict(a, b)?;
@@ -152,7 +157,7 @@ pub fn run(args: Args) -> Result<()> {
             "verdict": verdict.sentence, "faster": verdict.faster, "ratio": verdict.ratio, "seconds": seconds,
             "output_tok_s": {a.name: a.throughputs, b.name: b.throughputs},
             "by_category": verdict.comparison.by_category, "by_op": verdict.comparison.by_op,
-            "output_dir": args.output_dir,
+            "output_dir": args.output_dir.display().to_string(),
         });
         output::line(&format!("{document:#}"));
         return Ok(());
@@ -180,12 +185,19 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
+/// Whether a directory holds what an earlier demo wrote, and nothing of the user's.
+fn holds_only_a_demo(dir: &Path) -> bool {
+    let own = [PAGE, DATASET, "engine-fmha-enable", "engine-fmha-disable", "run-fmha-enable", "run-fmha-disable"];
+    let Ok(entries) = std::fs::read_dir(dir) else { return false };
+    entries.flatten().all(|entry| own.iter().any(|name| entry.file_name() == *name))
+}
+
 fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Result<()> {
     let model = ModelRef::open(MODEL, 0)?;
     let config = model.engine_config(BuildConfig {
         dtype: model.config.dtype,
-        max_batch_size: 16,
-        max_num_tokens: 1024,
+        max_batch_size: BATCH,
+        max_num_tokens: STEP_TOKENS,
         max_seq_len: 2048,
         tokens_per_block: 32,
         gemm_plugin: true,
@@ -214,7 +226,7 @@ fn make_dataset(path: &Path) -> Result<()> {
 
 fn measure(args: &Args, engine: &Path, dataset: &Path, peaks: &MeasuredPeaks, side: &Side) -> Result<Outcome> {
     let model = LoadedModel::open(engine)?;
-    let jobs = bench::jobs(read_dataset(dataset)?, &model)?;
+    let jobs = bench::jobs(dataset, read_dataset(dataset)?, &model)?;
     let spec = Spec {
         load: Load {
             arrivals_ns: vec![0; jobs.len()],
@@ -224,7 +236,7 @@ fn measure(args: &Args, engine: &Path, dataset: &Path, peaks: &MeasuredPeaks, si
             log_iterations: false,
         },
         jobs,
-        engine: EngineOptions { cache: CacheSize::FreeFraction(0.5), ..EngineOptions::default() },
+        engine: EngineOptions::default(),
         warmup: 1,
         repeat: 1,
         windows: vec![WINDOW],
@@ -282,6 +294,13 @@ fn verdict(a: &Side, b: &Side) -> Result<Verdict> {
         ops.sort_by(|x, y| y.1.total_cmp(&x.1));
         ops.iter().map(|(name, ns)| format!("{name} {}", human::ns(*ns))).collect::<Vec<_>>().join(" + ")
     };
+    if saved <= 0.0 {
+        let sentence = format!(
+            "{} is {ratio:.2}x faster than {} ({figures}), but the iterations recorded in the last round do not show it: the difference comes from elsewhere in the run, or that round was disturbed.",
+            fast.name, slow.name
+        );
+        return Ok(Verdict { sentence, faster: Some(fast.name), ratio, comparison });
+    }
     let rest = saved - main.1;
     let (fast_ops, slow_ops) = (ops(std::ptr::eq(fast, a)), ops(std::ptr::eq(slow, a)));
     let sentence = format!(
@@ -302,10 +321,10 @@ fn side_by_side(a: &Side, b: &Side) -> Table {
     let mut row = |label: &str, of: &dyn Fn(&Outcome) -> Option<f64>, digits: usize| {
         let value = |side: &Side| side.last.as_ref().and_then(of);
         let (x, y) = (value(a), value(b));
-        let show = |v: Option<f64>| v.map_or(human::NOT_KNOWN.to_string(), |v| format!("{v:.digits$}"));
-        let ratio =
-            x.zip(y).filter(|(_, y)| *y != 0.0).map_or(human::NOT_KNOWN.into(), |(x, y)| format!("{:.2}x", x / y));
-        table.push([label.to_string(), show(x), show(y), ratio]);
+        let show = |v: Option<f64>| v.map_or(human::NOT_KNOWN.into(), |v| Cell::number(format!("{v:.digits$}"), v));
+        let ratio = x.zip(y).filter(|(_, y)| *y != 0.0).map(|(x, y)| x / y);
+        let ratio = ratio.map_or(human::NOT_KNOWN.into(), |r| Cell::number(format!("{r:.2}x"), r));
+        table.push([Cell::from(label), show(x), show(y), ratio]);
     };
     let m = |of: &'static dyn Fn(&strobe_workload::Metrics) -> Option<f64>| {
         move |o: &Outcome| o.metrics.as_ref().ok().and_then(of)
@@ -331,10 +350,10 @@ fn delta_table(comparison: &Comparison, a: &Side, b: &Side) -> Table {
     let mut table = Table::new(["per recorded iteration", a.name, b.name, "difference"]);
     for delta in &comparison.by_category {
         table.push([
-            delta.name.clone(),
-            human::ns(delta.a_ns_per_iter),
-            human::ns(delta.b_ns_per_iter),
-            format!("{}{}", if delta.delta_ns < 0.0 { "-" } else { "+" }, human::ns(delta.delta_ns.abs())),
+            Cell::from(delta.name.as_str()),
+            Cell::number(human::ns(delta.a_ns_per_iter), delta.a_ns_per_iter),
+            Cell::number(human::ns(delta.b_ns_per_iter), delta.b_ns_per_iter),
+            Cell::number(signed(delta.delta_ns), delta.delta_ns),
         ]);
     }
     let difference = comparison.b_wall_ns - comparison.a_wall_ns;
@@ -342,8 +361,13 @@ fn delta_table(comparison: &Comparison, a: &Side, b: &Side) -> Table {
         "wall".to_string(),
         human::ns(comparison.a_wall_ns),
         human::ns(comparison.b_wall_ns),
-        format!("{}{}", if difference < 0.0 { "-" } else { "+" }, human::ns(difference.abs())),
+        signed(difference),
     ])
+}
+
+/// A time with its sign.
+fn signed(ns: f64) -> String {
+    format!("{}{}", if ns < 0.0 { "-" } else { "+" }, human::ns(ns.abs()))
 }
 
 /// One bar per round, so that the noise shows as well.

@@ -87,7 +87,7 @@ enum Kind {
         /// Draw output lengths from a normal distribution instead
         #[arg(long, value_name = "MEAN,STDEV", conflicts_with = "output_key")]
         output_len_dist: Option<String>,
-        /// Use at most this many lines
+        /// Use at most this many lines; 0 is all
         #[arg(long, value_name = "N")]
         num_requests: Option<usize>,
     },
@@ -138,7 +138,7 @@ pub fn run(args: Args) -> Result<()> {
     let n = samples.len() as f64;
     if args.json {
         let summary = json!({
-            "path": path, "num_requests": samples.len(), "avg_input_tokens": inputs as f64 / n,
+            "path": path.display().to_string(), "num_requests": samples.len(), "avg_input_tokens": inputs as f64 / n,
             "avg_output_tokens": outputs as f64 / n, "vocabulary": vocabulary.name, "vocab_size": vocabulary.size,
             "random_seed": args.random_seed,
         });
@@ -192,7 +192,7 @@ fn real(
         bail!("say how long the answers are: --output-key KEY or --output-len-dist MEAN,STDEV");
     }
     let mut lines = read_real_dataset(file, prompt_key, output_key)?;
-    lines.truncate(limit.unwrap_or(usize::MAX));
+    lines.truncate(limit.filter(|&n| n > 0).unwrap_or(usize::MAX)); // 0 is all, as in `bench`
     let drawn = match dist {
         Some(dist) => {
             let (input, output) = (Lengths::Uniform(UnifDist { min: 1, max: 1 }), Lengths::Normal(dist));
@@ -221,6 +221,9 @@ fn parse_dist(text: &str) -> Result<NormDist> {
     let Some((mean, stdev)) = parsed else {
         bail!("--output-len-dist: expected MEAN,STDEV such as 128,16, found `{text}`");
     };
+    if !(mean >= 1.0 && f64::is_finite(mean) && stdev >= 0.0 && f64::is_finite(stdev)) {
+        bail!("--output-len-dist: expected a mean of at least 1 and a stdev of at least 0, found `{text}`");
+    }
     Ok(NormDist { mean, stdev })
 }
 

@@ -57,7 +57,7 @@ impl FusedBlock<'_, '_> {
 }
 
 impl Kernel for FusedBlock<'_, '_> {
-    /// Row by row: all scores, their softmax in two passes, the weighted sum.
+    /// Row by row: the largest score, the sum of the exponentials, the weighted sum.
     fn scalar(self) {
         let (job, block, d) = (self.job, &self.block, self.job.shape.head_dim);
         let scale = 1.0 / (d as f32).sqrt();
@@ -65,18 +65,18 @@ impl Kernel for FusedBlock<'_, '_> {
             let token = block.tokens.start + row / job.group;
             let q = block.packed_row(token) * job.shape.row() + job.head(block, row) * d;
             let seen = job.visible(block.position(token));
-            let mut p: Vec<f32> = seen
-                .clone()
-                .map(|position| self.cache.score(job, block, &job.qkv[q..q + d], position) * scale)
-                .collect();
-            softmax(&mut p);
-            for i in 0..d {
-                let mut sum = 0.0;
-                for (p, position) in p.iter().zip(seen.clone()) {
-                    sum += p * self.cache.value(job, block, position, i);
+            // Scores are computed three times over rather than kept: the reference needs no memory of its own.
+            let score = |position| self.cache.score(job, block, &job.qkv[q..q + d], position) * scale;
+            let max = seen.clone().map(score).fold(f32::NEG_INFINITY, f32::max);
+            let sum: f32 = seen.clone().map(|position| (score(position) - max).exp()).sum();
+            // SAFETY: within the output, and no other block writes this row and head.
+            let out = unsafe { std::slice::from_raw_parts_mut(self.out_row(row), d) };
+            out.fill(0.0);
+            for position in seen {
+                let p = (score(position) - max).exp() / sum;
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out += p * self.cache.value(job, block, position, i);
                 }
-                // SAFETY: within the output, and no other block writes this row and head.
-                unsafe { *self.out_row(row).add(i) = sum };
             }
         }
     }

@@ -123,7 +123,7 @@ fn windows_follow_the_rules_of_each_family() {
     let mistral = |window: &str| {
         let text = format!(
             r#"{{"architectures":["MistralForCausalLM"],"vocab_size":9,"hidden_size":8,"intermediate_size":8,
-            "num_hidden_layers":3,"num_attention_heads":1{window}}}"#
+            "num_hidden_layers":3,"num_attention_heads":1,"num_key_value_heads":1{window}}}"#
         );
         from_text(&text).map(|config| config.sliding_window)
     };

@@ -74,12 +74,15 @@ pub enum DatasetError {
     },
     /// A token id that the model does not have.
     #[error(
-        "vocab id out of range: sample {sample} (task_id {task_id}), input_ids[{position}] is {id}, but the model has ids 0 to {} (vocabulary {vocab_size}); make the dataset with this model's tokenizer",
+        "dataset {}, {place} (task_id {task_id}): vocab id out of range: input_ids[{position}] is {id}, but the model has ids 0 to {} (vocabulary {vocab_size}); make the dataset with this model's tokenizer",
+        path.display(),
         vocab_size.saturating_sub(1)
     )]
     IdOutOfRange {
-        /// The sample's place in the dataset, from 0.
-        sample: usize,
+        /// The file.
+        path: PathBuf,
+        /// The line, or the sample of a single-document file.
+        place: String,
         /// Its `task_id`.
         task_id: i64,
         /// The place in `input_ids`, from 0.

@@ -7,6 +7,7 @@ mod real;
 mod synthetic;
 
 use std::io::{self, Write};
+use std::path::Path;
 
 pub use error::DatasetError;
 pub use read::read_dataset;
@@ -57,15 +58,16 @@ pub fn write_dataset(out: &mut dyn Write, samples: &[Sample]) -> io::Result<()> 
     Ok(())
 }
 
-/// Checks that every token id is below `vocab_size`. Text prompts have no ids to check.
-pub fn check_ids(samples: &[Sample], vocab_size: u32) -> Result<(), DatasetError> {
+/// Checks that every token id of the samples read from `path` is below `vocab_size`. Text prompts have no ids to check.
+pub fn check_ids(path: &Path, samples: &[Sample], vocab_size: u32) -> Result<(), DatasetError> {
     for (sample, entry) in samples.iter().enumerate() {
         let Prompt::Ids(ids) = &entry.prompt else {
             continue;
         };
         if let Some(position) = ids.iter().position(|&id| id >= vocab_size) {
             return Err(DatasetError::IdOutOfRange {
-                sample,
+                place: read::place_of_sample(path, sample),
+                path: path.to_path_buf(),
                 task_id: entry.task_id,
                 position,
                 id: ids[position],

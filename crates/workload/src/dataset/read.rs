@@ -33,6 +33,20 @@ pub fn read_dataset(path: &Path) -> Result<Vec<Sample>, DatasetError> {
     Ok(samples)
 }
 
+/// Where the sample with this index stands in the file. Only errors ask, so the file is looked at again instead of
+/// keeping a line number for every sample.
+pub(super) fn place_of_sample(path: &Path, index: usize) -> String {
+    let whole = || format!("sample {index}");
+    let Ok(bytes) = read_bytes(path) else { return whole() };
+    if !matches!(single_document(path, &bytes), Ok(None)) {
+        return whole();
+    }
+    match lines(path, &bytes).nth(index) {
+        Some(Ok((number, _))) => format!("line {number}"),
+        _ => whole(),
+    }
+}
+
 /// The whole file as one document, if that is what it is: an object with `samples`.
 fn single_document(path: &Path, bytes: &[u8]) -> Result<Option<Value>, DatasetError> {
     let Some(Ok((_, first_line))) = lines(path, bytes).next() else {

@@ -7,6 +7,9 @@ use super::{DatasetError, Prompt, Sample};
 /// No model reads a longer sequence, and a slip of the pen should not fill the memory.
 const LONGEST_TOKENS: u32 = 1 << 24;
 
+/// More requests than any run takes; a slip of the keyboard must not fill the memory.
+const MOST_REQUESTS: usize = 10_000_000;
+
 /// Lengths `max(1, ceil(normal(mean, stdev)))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormDist {
@@ -55,6 +58,10 @@ pub struct SyntheticSpec {
 pub fn synthetic(spec: &SyntheticSpec) -> Result<Vec<Sample>, DatasetError> {
     if spec.num_requests == 0 {
         return Err(bad_option("--num-requests", "at least 1", "0"));
+    }
+    if spec.num_requests > MOST_REQUESTS {
+        let found = spec.num_requests.to_string();
+        return Err(bad_option("--num-requests", format!("at most {MOST_REQUESTS}"), &found));
     }
     spec.input.validate("input")?;
     spec.output.validate("output")?;
