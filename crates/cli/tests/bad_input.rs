@@ -273,10 +273,21 @@ fn numbers_out_of_range() {
         ("--tokens-per-block 33", ["--tokens-per-block", "power of two"]),
         ("--max-seq-len 4096", ["--max-seq-len", "2048"]),
         ("--trace-out t.json", ["--trace-out", "--profile"]),
+        ("--arrival gamma", ["--arrival", "--request-rate"]),
+        ("--warmup 18446744073709551615", ["--warmup", "at most"]),
+        ("--kv-cache-blocks 1000000000000000", ["--kv-cache-blocks", "between 1 and"]),
+        ("--kv-cache-blocks 4000000000", ["not enough memory", "GiB available"]),
+        ("--profile 0-18446744073709551615", ["0-18446744073709551615", "too large"]),
+        ("--measure-profiler-overhead --trace-out t.json", ["--trace-out", "without --measure-profiler-overhead"]),
     ] {
         let words = format!("bench throughput --model micro --dataset d.jsonl --output-dir run {option}");
         assert_names(&sandbox.refused(&words), &named);
     }
+    let words = "eval logits --model micro --ids 1 --output l.json --decode 18446744073709551615";
+    assert_names(&sandbox.refused(words), &["--decode", "2048"]);
+    let words = "prepare-dataset --model micro --output o.jsonl token-norm-dist --num-requests 18446744073709551615 \
+         --input-mean 1 --output-mean 1";
+    assert_names(&sandbox.refused(words), &["--num-requests", "at most"]);
     let message = sandbox.refused("bench latency --model micro --dataset d.jsonl --concurrency 4");
     assert_names(&message, &["--concurrency 4", "one request at a time"]);
 }

@@ -210,6 +210,7 @@ fn report_json_has_the_anchors_keys() {
     let world =
         ["tp_size", "pp_size", "ep_size", "world_size", "max_batch_size", "max_num_tokens", "scheduling_policy"];
     has("world_info", &world);
+    has("world_info", &["issue_rate"]);
     has("request_info", &["num_requests", "avg_num_concurrent_requests", "avg_input_length", "avg_output_length"]);
     has("dataset", &["isl_stats", "osl_stats", "seq_len_stats", "num_requests", "dataset_path", "max_isl", "max_osl"]);
     assert_eq!(int(report, "/world_info/max_batch_size"), 3);
@@ -450,6 +451,21 @@ fn single_files_and_old_style_lines() {
 }
 
 #[test]
+fn single_files_may_go_into_the_run_directory() {
+    let sandbox = Sandbox::new();
+    sandbox.dataset("d.jsonl", &LENGTHS);
+    let words = "bench throughput --model micro --dataset d.jsonl --output-dir run --profile 1 \
+         --report-json run/again.json --trace-out run/trace.json";
+    sandbox.ok(words);
+    assert!(sandbox.exists("run/again.json") && sandbox.exists("run/trace.json") && sandbox.exists("run/trace.sqlite"));
+    sandbox.ok(&format!("{words} --overwrite"));
+    assert!(sandbox.exists("run/again.json") && sandbox.exists("run/trace.json"));
+    std::fs::create_dir(sandbox.path("empty")).unwrap();
+    sandbox.ok(&words.replace("run/", "empty/").replace("--output-dir run", "--output-dir empty"));
+    assert!(sandbox.exists("empty/again.json") && sandbox.exists("empty/run.json"));
+}
+
+#[test]
 fn repeats_give_a_spread() {
     let run = bench("throughput --repeat 3");
     assert_names(&run.done.stdout, &["SPREAD OVER 3 RUNS", "Output throughput (tokens/sec)", "stdev"]);
@@ -460,6 +476,8 @@ fn repeats_give_a_spread() {
     let (low, high) = throughputs.iter().fold((f64::INFINITY, 0.0), |(l, h): (f64, f64), &t| (l.min(t), h.max(t)));
     assert_close(num(spread, "/min"), low, "min");
     assert_close(num(spread, "/max"), high, "max");
+    // Every run has all its iterations, the last one too.
+    assert!(repeats.iter().all(|r| r["prefill_mfu"].is_number() && r["decode_mbu"].is_number()));
     // The report is about the last one, and so are the files.
     assert_close(num(&run.report, "/performance/system_output_throughput_tok_s"), throughputs[2], "last");
     assert_eq!(run.requests.len(), LENGTHS.len());

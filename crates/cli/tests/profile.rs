@@ -183,6 +183,19 @@ fn windows_beyond_the_end_are_reported() {
     let done = sandbox.ok(&format!("{BENCH} --profile 500"));
     assert_names(&done.stderr, &["window 500", "never reached"]);
     assert!(!sandbox.exists("run/trace.sqlite"));
+    assert_eq!(sandbox.json("run/report.json")["strobe"]["windows"][0]["state"], "never reached");
+}
+
+#[test]
+fn every_recorded_iteration_has_its_budget_in_the_report() {
+    let run = profiled(&[], "--profile 1-3,5");
+    let budgets = run.report["strobe"]["profile"]["iterations"].as_array().unwrap();
+    let numbers: Vec<_> = budgets.iter().map(|b| int(b, "/iter")).collect();
+    assert_eq!(numbers, [1, 2, 3, 5]);
+    for budget in budgets {
+        let parts: u64 = budget["parts"].as_array().unwrap().iter().map(|part| int(part, "/1")).sum();
+        assert_eq!(parts, int(budget, "/wall_ns"));
+    }
 }
 
 #[test]
