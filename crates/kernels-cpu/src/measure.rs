@@ -13,8 +13,10 @@ const BUDGET: Duration = Duration::from_millis(350);
 const CHAINS: usize = 12;
 /// Multiply-adds per chain and task: about a millisecond.
 const LINKS: usize = 250_000;
-/// Bytes that one pass over memory reads: well above any cache.
-const STREAM_BYTES: usize = 512 << 20;
+/// Bytes that one pass over memory reads at least, and at most.
+const STREAM_BYTES: std::ops::RangeInclusive<usize> = 512 << 20..=2 << 30;
+/// A pass is this many times as large as the last cache, so that hardly any of it is still there in the next pass.
+const TIMES_THE_CACHE: usize = 4;
 /// Shares of a pass that workers claim.
 const STREAM_TASKS: usize = 64;
 
@@ -43,7 +45,7 @@ pub fn peak_flops_f32(cpu: &mut Cpu) -> f64 {
 
 /// Bytes per second that all workers together read from memory; the best of several passes.
 pub fn read_bandwidth(cpu: &mut Cpu) -> f64 {
-    let source = touched(cpu, STREAM_BYTES / size_of::<f32>());
+    let source = touched(cpu, stream_bytes() / size_of::<f32>());
     let tier = cpu.tier();
     let part = source.len() / STREAM_TASKS;
     let mut sums = vec![0.0f32; STREAM_TASKS];
@@ -61,7 +63,7 @@ pub fn read_bandwidth(cpu: &mut Cpu) -> f64 {
 
 /// Bytes per second that all workers together copy, counting a byte read and written as two; the best of several passes.
 pub fn copy_bandwidth(cpu: &mut Cpu) -> f64 {
-    let source = touched(cpu, STREAM_BYTES / 2 / size_of::<f32>());
+    let source = touched(cpu, stream_bytes() / 2 / size_of::<f32>());
     let mut target = touched(cpu, source.len());
     let part = source.len() / STREAM_TASKS;
     let target = SharedMut::new(&mut target);
@@ -73,6 +75,29 @@ pub fn copy_bandwidth(cpu: &mut Cpu) -> f64 {
         });
     });
     (2 * part * STREAM_TASKS * size_of::<f32>()) as f64 / seconds
+}
+
+/// Bytes of one pass on this machine: server processors have last caches of hundreds of megabytes.
+fn stream_bytes() -> usize {
+    let sizes = (0..8).filter_map(|index| {
+        let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
+        cache_bytes(std::fs::read_to_string(path).ok()?.trim())
+    });
+    let last = sizes.max().unwrap_or(0);
+    let wanted = last.saturating_mul(TIMES_THE_CACHE).clamp(*STREAM_BYTES.start(), *STREAM_BYTES.end());
+    wanted.next_multiple_of(STREAM_TASKS << 20)
+}
+
+/// The size of a cache as Linux writes it, such as `32768K`.
+fn cache_bytes(text: &str) -> Option<usize> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit = match &text[digits.len()..] {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        _ => return None,
+    };
+    digits.parse::<usize>().ok()?.checked_mul(unit)
 }
 
 /// Memory that is really there: a page never written is one shared page of zeroes.
@@ -180,5 +205,17 @@ impl Kernel for Sum<'_> {
             }
             *self.sum = S::sum(total);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn cache_sizes_are_read() {
+        assert_eq!(super::cache_bytes("32768K"), Some(32 << 20));
+        assert_eq!(super::cache_bytes("2M"), Some(2 << 20));
+        assert_eq!(super::cache_bytes("512"), Some(512));
+        assert_eq!(super::cache_bytes("big"), None);
+        assert!(super::stream_bytes() >= 512 << 20);
     }
 }
