@@ -3,6 +3,7 @@
 # command. Takes about 20 minutes on 2 cores; leave the machine alone meanwhile.
 #
 #   bench/spine.sh [WORK_DIR]
+#   ONLY='decode' bench/spine.sh      only the results whose name matches
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results="$PWD/bench/results"
@@ -21,6 +22,7 @@ keep() {
 }
 bench() {
   local name="$1"; shift
+  [[ "$name" =~ ${ONLY:-.} ]] || return 0
   echo "== $name: strobe bench $*"
   "$strobe" bench "$@" --report-json "$name.json" > "$name.txt"
   keep "$name" "$name.json" "strobe bench $*"
@@ -30,8 +32,14 @@ dataset() {
     token-norm-dist --num-requests "$2" --input-mean "$3" --output-mean "$4"
 }
 
-"$strobe" doctor --json > doctor.json
-keep doctor doctor.json "strobe doctor --json"
+if [[ doctor =~ ${ONLY:-.} ]]; then
+  "$strobe" doctor --json > doctor.json
+  keep doctor doctor.json "strobe doctor --json"
+fi
+if [[ demo =~ ${ONLY:-.} ]]; then
+  "$strobe" demo --output-dir demo --overwrite --json > demo.json
+  keep demo demo.json "strobe demo --json"
+fi
 dataset prefill.jsonl 4 512 1
 dataset decode.jsonl 2 16 64
 dataset seed.jsonl 64 128 128
@@ -41,4 +49,5 @@ for dtype in float32 bfloat16; do
   bench "tinyllama-$dtype-decode" latency --engine-dir "$dtype" --dataset decode.jsonl --repeat 5
   bench "tinyllama-$dtype-64x128-128" throughput --engine-dir "$dtype" --dataset seed.jsonl --streaming
 done
+bench tinyllama-float32-decode-mapped latency --engine-dir float32 --dataset decode.jsonl --repeat 5 --weights-memory map
 bench tinyllama-float32-profiler-overhead latency --engine-dir float32 --dataset decode.jsonl --measure-profiler-overhead
