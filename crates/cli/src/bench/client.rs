@@ -155,7 +155,7 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> 
                 run.iterations.last().map_or(0.0, |i| f64::from(i.kv_used) / engine.info().limits.kv_blocks as f64);
             let total: u64 = jobs.iter().map(|j| u64::from(j.output_tokens)).sum();
             let eta = if tokens > 0 { elapsed * (total.saturating_sub(tokens)) as f64 / tokens as f64 } else { 0.0 };
-            bar.set_message(format!("{:.1} tok/s, KV {:.0} %, eta {eta:.0} s", tokens as f64 / elapsed, 100.0 * kv));
+            bar.set_message(format!("{:.1} tok/s, KV {:.1} %, eta {eta:.0} s", tokens as f64 / elapsed, 100.0 * kv));
         }
         if !alive {
             break;

@@ -4,7 +4,7 @@ use super::canvas::{Anchor, Canvas, WIDTH, text_width};
 use super::palette::series;
 use super::scale::Axis;
 use super::{Svg, Unit};
-use crate::human::NOT_KNOWN;
+use crate::human::{self, NOT_KNOWN};
 use crate::table::shorten;
 
 /// A bar chart. All values share one unit and an axis that starts at 0.
@@ -73,6 +73,11 @@ pub fn bars(chart: &BarChart) -> Svg {
                 let tip = format!("{} · {group}: {label}", run.name);
                 canvas.rect(x + 1.0, from, bar_width - 2.0, to - from, series(s), &tip);
             }
+            // The axis names a plain unit already, and the shorter text fits narrower bars.
+            let label = match (&chart.unit, value) {
+                (Unit::Plain(_), Some(value)) => human::number(value),
+                _ => label,
+            };
             if text_width(&label) * 0.92 <= bar_width {
                 let above = y(value.unwrap_or(0.0).max(0.0)) - 4.0;
                 canvas.text(x + bar_width / 2.0, above, "muted", Anchor::Middle, &label);
