@@ -11,9 +11,12 @@ use crate::tier::Tier;
 
 /// Columns of x (and of weight panels) that are multiplied at a time: a panel block of 32 KiB.
 pub(crate) const K_BLOCK: usize = 256;
-/// Panels that the GEMV streams side by side.
-pub(crate) const GEMV_PANELS: usize = 4;
+/// Panels that the GEMV streams side by side. Two against four: 22 % more bandwidth for f32 weights on 16 cores of an
+/// Emerald Rapids, no difference on a Zen 4.
+pub(crate) const GEMV_PANELS: usize = 2;
 /// How far ahead of its loads the GEMV asks for memory, in bytes per panel.
+const GEMV_PREFETCH_BYTES: usize = 2048;
+/// How far ahead a single strip of tiles asks for memory.
 const PREFETCH_BYTES: usize = 1024;
 const CACHE_LINE: usize = 64;
 /// Rows up to which an AVX2 tile is as wide as a panel: 12 accumulators.
@@ -309,16 +312,13 @@ impl<W: Element> Kernel for Gemv<'_, W> {
         let mut panel = self.panels.start;
         // SAFETY: the panels lie within weight and output.
         unsafe {
-            if S::LANES == 16 {
-                while panel + 4 <= self.panels.end {
-                    self.group::<S, 4, 2>(panel);
-                    panel += 4;
+            while panel + GEMV_PANELS <= self.panels.end {
+                if S::LANES == 16 {
+                    self.group::<S, GEMV_PANELS, 2>(panel);
+                } else {
+                    self.group::<S, GEMV_PANELS, 4>(panel);
                 }
-            } else {
-                while panel + 2 <= self.panels.end {
-                    self.group::<S, 2, 4>(panel);
-                    panel += 2;
-                }
+                panel += GEMV_PANELS;
             }
             while panel < self.panels.end {
                 if S::LANES == 16 {
@@ -345,7 +345,7 @@ impl<W: Element> Gemv<'_, W> {
                 let x = S::splat(x);
                 for p in 0..P {
                     let b = b.add(p * panel_len);
-                    let ahead = b.cast::<u8>().wrapping_add(PREFETCH_BYTES);
+                    let ahead = b.cast::<u8>().wrapping_add(GEMV_PREFETCH_BYTES);
                     let mut line = 0;
                     while line < PANEL * size_of::<W>() {
                         S::prefetch(ahead.wrapping_add(line));

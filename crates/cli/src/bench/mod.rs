@@ -100,7 +100,7 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
         let windows = if last { spec.windows.clone() } else { Vec::new() };
         run = client::run(&engine, &spec.jobs, &spec.load, windows)?;
         if let Some(frame) = frame.as_mut().filter(|_| !interrupt::requested()) {
-            framed = frame.close(peaks);
+            framed = frame.close(peaks, utilization::bytes_per_s(&run.iterations));
         }
         if !run.partial
             && let Ok(metrics) = metrics(&run.records, &options)

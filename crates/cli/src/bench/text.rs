@@ -113,6 +113,9 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
     }
     text.push_str(&table.render(width));
     text.push_str("MFU = model FLOPs / (wall of these iterations x peak); MBU = (weights once per iteration + KV read + KV written) / (wall x bandwidth)\n");
+    if outcome.utilization.iter().any(|row| row.mbu > 1.0) {
+        text.push_str("MBU above 100 %: memory was faster during this run than in any reading, or small weights stayed in a cache\n");
+    }
     let recomputed: u64 = outcome.utilization.last().map_or(0, |u| u.recomputed_tokens);
     if recomputed > 0 {
         let _ =

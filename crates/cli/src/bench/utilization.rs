@@ -41,6 +41,16 @@ pub fn kind_of(record: &IterationRecord) -> IterationKind {
     }
 }
 
+/// Bytes per second of the kind of iteration that moved most.
+pub fn bytes_per_s(iterations: &[IterationRecord]) -> f64 {
+    let rate = |kind: IterationKind| {
+        let chosen = || iterations.iter().filter(move |i| kind_of(i) == kind);
+        let bytes: f64 = chosen().map(|i| i.work.bytes as f64).sum();
+        bytes / chosen().map(|i| i.wall_ns() as f64 / 1e9).sum::<f64>().max(1e-9)
+    };
+    IterationKind::ALL.into_iter().map(rate).fold(0.0, f64::max)
+}
+
 /// One row per kind that occurred, and one for all.
 pub fn by_kind(iterations: &[IterationRecord], peaks: &MeasuredPeaks) -> Vec<Utilization> {
     let total_ns: u64 = iterations.iter().map(IterationRecord::wall_ns).sum();
