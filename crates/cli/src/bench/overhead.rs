@@ -14,7 +14,7 @@ pub struct Overhead {
     pub on_ms: f64,
     /// Median over pairs of `on / off - 1`.
     pub relative: f64,
-    /// 95 % bootstrap interval of that median.
+    /// 95 % bootstrap interval of that median; absent below ten pairs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
 }
@@ -43,6 +43,7 @@ pub fn measure(iterations: &[IterationRecord]) -> Option<Overhead> {
         off_ms: median(&off)?,
         on_ms: median(&on)?,
         relative: median(&ratios)?,
-        interval: bootstrap_interval(&ratios, median, 2000, 0.95, 1),
+        // A handful of pairs has no interval worth printing.
+        interval: (ratios.len() >= 10).then(|| bootstrap_interval(&ratios, median, 2000, 0.95, 1)).flatten(),
     })
 }
