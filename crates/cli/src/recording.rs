@@ -3,7 +3,8 @@
 use strobe_engine::EngineInfo;
 use strobe_engine::recorder::Recording;
 use strobe_engine::window::Window;
-use strobe_trace::{Iteration, Meta, Op, Process, Range, RangeKind, Thread, Trace};
+use strobe_trace::recorded::{Meta, Op, Process, Range, Thread, Trace};
+use strobe_trace::{Iteration, RangeKind};
 
 use crate::machine::MeasuredPeaks;
 

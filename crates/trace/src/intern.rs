@@ -7,11 +7,76 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StrId(pub u32);
 
+impl StrId {
+    /// No string.
+    pub const NONE: StrId = StrId(u32::MAX);
+
+    /// Whether there is a string.
+    pub fn is_some(self) -> bool {
+        self != Self::NONE
+    }
+}
+
+impl Default for StrId {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+/// Builds the hash of tables with millions of small keys. Keys come from trace files that a user chose to read: the
+/// worst that a hostile one can do is to be slow.
+pub(crate) type FastHash = std::hash::BuildHasherDefault<FastHasher>;
+
+/// Multiply and rotate, eight bytes at a time.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct FastHasher(u64);
+
+impl FastHasher {
+    fn add(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+}
+
+impl std::hash::Hasher for FastHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        words.iter().for_each(|word| self.add(u64::from_le_bytes(*word)));
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        self.add(u64::from_le_bytes(last));
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.add(u64::from(value));
+    }
+
+    fn write_u16(&mut self, value: u16) {
+        self.add(u64::from(value));
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.add(u64::from(value));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.add(value);
+    }
+
+    fn write_i64(&mut self, value: i64) {
+        self.add(value as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        // The table takes its buckets from the low bits, which a product mixes least.
+        self.0 ^ (self.0 >> 32)
+    }
+}
+
 /// A table of distinct strings, numbered from 0 in order of first appearance.
 #[derive(Clone, Default)]
 pub struct Interner {
     strings: Vec<Arc<str>>,
-    numbers: HashMap<Arc<str>, StrId>,
+    numbers: HashMap<Arc<str>, StrId, FastHash>,
 }
 
 impl Interner {

@@ -1,50 +1,273 @@
-//! The event model: what a recording holds, whoever made it.
+//! The one event model: what a trace holds, whoever recorded it.
+//!
+//! Events stand in tables by column ([`Ops`], [`Calls`], [`Ranges`]); what repeats (names, launch shapes, what an op
+//! means in the model) is stored once and named by a small number. An importer pushes rows in any order and calls
+//! [`Trace::finish`], which sorts and links; analyses rely on the order it makes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::{Interner, StrId, TraceError};
+use crate::columns::{columns, order_by};
+use crate::{Interner, Iteration, Peaks, RangeKind, StrId, Window};
 
-/// One recording. All times are nanoseconds on one clock, relative to [`Meta::session_start_utc_ns`];
-/// they may be negative.
+/// The value of an index column where there is nothing to point to.
+pub const NONE: u32 = u32::MAX;
+
+/// One trace, or several of one run put together. All times are nanoseconds on one clock, relative to
+/// [`Meta::session_start_utc_ns`]; they may be negative.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
     /// Every string that events refer to.
     pub strings: Interner,
-    /// What computed: one entry per executed op, in no promised order.
-    pub ops: Vec<Op>,
-    /// Named spans of host time, in no promised order.
-    pub ranges: Vec<Range>,
-    /// The forward steps that were recorded.
+    /// What ran on a device: kernels, copies, graphs; ops of a CPU engine too. By start after [`Trace::finish`].
+    pub ops: Ops,
+    /// Calls of the host: CUDA/HIP runtime and driver, operating system. By start after [`Trace::finish`].
+    pub calls: Calls,
+    /// Named spans of host time: NVTX, annotations, operators. By start, outer before inner, after [`Trace::finish`].
+    pub ranges: Ranges,
+    /// Distinct launch shapes and the like, see [`OpRow::detail`].
+    pub details: Vec<OpDetail>,
+    /// Distinct meanings of ops, see [`OpRow::work`].
+    pub works: Vec<Work>,
+    /// Series of measured values: GPU metrics, memory in use.
+    pub counters: Vec<Counter>,
+    /// Device memory taken and given back, in order of time.
+    pub allocations: Vec<Allocation>,
+    /// Nodes of CUDA graphs, as they were made.
+    pub graph_nodes: Vec<GraphNode>,
+    /// The forward steps that the engine itself recorded. Empty for other tools' traces: there they are detected.
     pub iterations: Vec<Iteration>,
-    /// The threads that events refer to.
+    /// The devices that ops refer to.
+    pub devices: Vec<Device>,
+    /// The processes that events refer to.
+    pub processes: Vec<Process>,
+    /// The threads that calls and ranges refer to.
     pub threads: Vec<Thread>,
-    /// The process that was recorded.
-    pub process: Process,
-    /// What is known about the recording as a whole.
+    /// What is known about the trace as a whole.
     pub meta: Meta,
 }
 
-/// One execution of one op.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Op {
+columns! {
+    /// What ran on devices.
+    table Ops;
+    /// One thing that ran on a device.
+    row OpRow {
+        /// When it began.
+        start: i64,
+        /// When it ended; not before `start` after [`Trace::finish`].
+        end: i64,
+        /// The kernel's full (demangled) name, e.g. `void foo<float>(float*)`; for copies e.g. `[CUDA memcpy Host-to-Device]`
+        /// as `nsys stats` labels them; for a graph launch `[CUDA graph]`; for an op of a CPU engine its implementation.
+        name: StrId,
+        /// What it is.
+        kind: OpKind,
+        /// Index into [`Trace::devices`].
+        device: u16,
+        /// The stream (queue) it ran on, as the file numbers it; for a CPU engine the index of the thread.
+        stream: u32,
+        /// The context it ran in, as the file numbers it; 0 where the file does not say.
+        context: u32,
+        /// Index into [`Trace::processes`].
+        process: u16,
+        /// What joins it to the call that launched it, within its process; 0 = none.
+        correlation: i64,
+        /// Index into [`Trace::calls`] of the call that launched it, or [`NONE`]. Set by [`Trace::finish`].
+        launch: u32,
+        /// The node of a CUDA graph that it executed; 0 = none.
+        graph_node: u64,
+        /// Bytes copied or set; 0 for kernels.
+        bytes: u64,
+        /// Index into [`Trace::details`], or [`NONE`].
+        detail: u32,
+        /// Index into [`Trace::works`], or [`NONE`].
+        work: u32,
+        /// The number of the iteration it ran for where the recorder knew it, or [`NONE`].
+        iteration: u32,
+    }
+}
+
+columns! {
+    /// Calls of the host.
+    table Calls;
+    /// One call of the host into CUDA, HIP or the operating system.
+    row CallRow {
+        /// When it began.
+        start: i64,
+        /// When it returned.
+        end: i64,
+        /// The function as the file writes it, e.g. `cudaLaunchKernel_v7000` or `cudaLaunchKernel`.
+        name: StrId,
+        /// Index into [`Trace::threads`].
+        thread: u32,
+        /// What joins it to the ops it launched, within its process; 0 = none.
+        correlation: i64,
+        /// Which interface.
+        kind: CallKind,
+        /// What it returned; 0 = success or not known.
+        result: i32,
+    }
+}
+
+columns! {
+    /// Named spans of host time.
+    table Ranges;
+    /// A named span of time on one thread.
+    row RangeRow {
+        /// When it began.
+        start: i64,
+        /// When it ended. A range that was never closed ends where its importer says and is marked in `flags`.
+        end: i64,
+        /// What it is called, without the domain.
+        name: StrId,
+        /// Index into [`Trace::threads`] of the thread that opened it.
+        thread: u32,
+        /// The NVTX domain; `StrId::NONE` = the default one.
+        domain: StrId,
+        /// Who wrote it.
+        source: RangeSource,
+        /// What it stands for in the engine's loop, where known.
+        kind: RangeKind,
+        /// See [`range_flags`].
+        flags: u8,
+        /// The number of the iteration it belongs to where the recorder knew it, or [`NONE`].
+        iteration: u32,
+        /// For an operator: the dimensions of its inputs as JSON text, e.g. `[[8, 2048], [2048, 2048]]`, or `StrId::NONE`.
+        dims: StrId,
+        /// For an operator: the types of its inputs as JSON text, or `StrId::NONE`.
+        types: StrId,
+    }
+}
+
+/// Bits of [`RangeRow::flags`].
+pub mod range_flags {
+    /// The file has no end for it.
+    pub const UNCLOSED: u8 = 1;
+    /// It was closed by another thread.
+    pub const CROSS_THREAD: u8 = 2;
+    /// An instant, not a span.
+    pub const MARK: u8 = 4;
+}
+
+/// What an op is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpKind {
+    /// A GPU kernel.
+    #[default]
+    Kernel,
+    /// A copy.
+    Memcpy,
+    /// Filling of memory.
+    Memset,
+    /// A whole CUDA graph of which the single kernels were not recorded.
+    Graph,
+    /// An op of an engine that computes on the CPU.
+    CpuOp,
+}
+
+impl OpKind {
+    /// Copies and fills.
+    pub fn is_memory(self) -> bool {
+        matches!(self, OpKind::Memcpy | OpKind::Memset)
+    }
+}
+
+/// Which interface a call belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallKind {
+    /// CUDA or HIP, runtime or driver.
+    #[default]
+    Gpu,
+    /// The operating system's (nsys' OS runtime).
+    OsRuntime,
+    /// What the profiler itself took.
+    Profiler,
+}
+
+/// Who wrote a range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RangeSource {
+    /// NVTX push and pop: nests on its thread.
+    #[default]
+    PushPop,
+    /// NVTX start and end: may overlap others of its thread.
+    StartEnd,
+    /// A user annotation of the PyTorch profiler, e.g. `ProfilerStep#3`.
+    Annotation,
+    /// The same projected onto the device by the profiler: its thread is the stream, its times are device times.
+    GpuAnnotation,
+    /// A PyTorch operator.
+    CpuOp,
+    /// A Python function.
+    Python,
+    /// Anything else of a Chrome trace that has a duration.
+    Other,
+}
+
+/// What else is known of an op, shared by all that have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OpDetail {
+    /// How a kernel was launched.
+    Kernel(KernelDetail),
+    /// What a copy copied. Kinds are CUPTI's numbers.
+    Memcpy {
+        /// 1 host to device, 2 device to host, 8 device to device, 10 peer to peer, ...
+        copy_kind: u8,
+        /// Kind of the source memory: 0 pageable, 1 pinned, 2 device, 4 managed, 7 unknown, 255 not recorded.
+        src_kind: u8,
+        /// Kind of the destination memory.
+        dst_kind: u8,
+        /// The devices by the file's numbers, where recorded.
+        src_device: Option<u32>,
+        /// See `src_device`.
+        dst_device: Option<u32>,
+    },
+    /// What a fill set.
+    Memset {
+        /// The value.
+        value: u32,
+        /// Kind of the memory.
+        mem_kind: u8,
+    },
+    /// Which graph was launched.
+    Graph {
+        /// The graph.
+        graph: u32,
+        /// Its executable form.
+        exec: u32,
+    },
+}
+
+/// How a kernel was launched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct KernelDetail {
+    /// Short name (without template arguments and parameters), or `StrId::NONE`.
+    pub short_name: StrId,
+    /// Blocks in x, y, z; 0 = not recorded.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y, z; 0 = not recorded.
+    pub block: [u32; 3],
+    /// Registers of a thread; 0 = not recorded.
+    pub registers: u32,
+    /// Bytes of static shared memory of a block.
+    pub static_shared: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub dynamic_shared: u32,
+}
+
+/// What an op means in the model, as strobe's engine records it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Work {
     /// What it does in the model, e.g. `qkv_proj`.
-    pub name: StrId,
+    pub op: StrId,
     /// The family it is summed under: gemm, attention, norm, rope, activation, sampling, embedding, ...
     pub category: StrId,
-    /// The implementation that ran, e.g. `gemm_packed_f32_avx512`.
-    pub kernel: StrId,
     /// The transformer layer it belongs to, if it belongs to one.
     pub layer: Option<u32>,
-    /// The iteration it ran for.
-    pub iteration: u64,
-    /// The thread (tid) it ran on, or was dispatched from.
-    pub thread: u32,
-    /// When it began.
-    pub start: i64,
-    /// When it ended.
-    pub end: i64,
     /// m, n, k; 0 where it does not apply.
     pub shape: [u64; 3],
     /// Bytes it has to move at least; 0 = not known.
@@ -53,316 +276,314 @@ pub struct Op {
     pub flops: u64,
 }
 
-impl Op {
-    /// Its duration in nanoseconds, never negative.
-    pub fn duration(&self) -> i64 {
-        self.end.saturating_sub(self.start).max(0)
-    }
-}
-
-/// A named span of host time on one thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// What it is called, e.g. `[Executor] _forward_step 7: 1 ctx reqs, 3 gen reqs`.
-    pub name: StrId,
-    /// The thread (tid) it was opened and closed on.
-    pub thread: u32,
-    /// When it began.
-    pub start: i64,
-    /// When it ended.
-    pub end: i64,
-    /// What it stands for.
-    pub kind: RangeKind,
-    /// The iteration it belongs to, if it belongs to one.
-    pub iteration: Option<u64>,
-}
-
-/// What a [`Range`] stands for in the engine's loop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RangeKind {
-    /// The forward pass of one iteration.
-    ForwardStep,
-    /// Choosing what runs next.
-    Schedule,
-    /// Making the step's inputs.
-    Prepare,
-    /// Turning logits into tokens.
-    Sample,
-    /// Handing results back.
-    Respond,
-    /// One layer of the model.
-    Layer,
-    /// Anything else.
-    Other,
-}
-
-impl RangeKind {
-    /// Every kind, in the order of an iteration.
-    pub const ALL: [RangeKind; 7] = [
-        RangeKind::ForwardStep,
-        RangeKind::Schedule,
-        RangeKind::Prepare,
-        RangeKind::Sample,
-        RangeKind::Respond,
-        RangeKind::Layer,
-        RangeKind::Other,
-    ];
-
-    /// The name used in files.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            RangeKind::ForwardStep => "forward_step",
-            RangeKind::Schedule => "schedule",
-            RangeKind::Prepare => "prepare",
-            RangeKind::Sample => "sample",
-            RangeKind::Respond => "respond",
-            RangeKind::Layer => "layer",
-            RangeKind::Other => "other",
-        }
-    }
-
-    /// The kind with this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|k| k.as_str() == name)
-    }
-}
-
-/// One real forward step, with the host work around it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Iteration {
-    /// Its number: the same in log, range name, trace and report.
-    pub iter: u64,
-    /// The start of scheduling.
-    pub start: i64,
-    /// The end of responding.
-    pub end: i64,
-    /// Requests in their context (prefill) phase.
-    pub context_requests: u32,
-    /// Requests in their generation (decode) phase.
-    pub generation_requests: u32,
-    /// Tokens of the context requests.
-    pub context_tokens: u32,
-    /// Tokens of the generation requests.
-    pub generation_tokens: u32,
-    /// The index of the profile window it was recorded in.
-    pub window: u32,
-}
-
-impl Iteration {
-    /// Prefill, decode or both, by the requests in it.
-    pub fn kind(&self) -> IterationKind {
-        match (self.context_requests > 0, self.generation_requests > 0) {
-            (true, false) => IterationKind::Prefill,
-            (true, true) => IterationKind::Mixed,
-            (false, _) => IterationKind::Decode,
-        }
-    }
-
-    /// Its wall time in nanoseconds, never negative.
-    pub fn wall_ns(&self) -> i64 {
-        self.end.saturating_sub(self.start).max(0)
-    }
-}
-
-/// What an iteration worked on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum IterationKind {
-    /// Context requests only.
-    Prefill,
-    /// Context and generation requests together.
-    Mixed,
-    /// Generation requests only.
-    Decode,
-}
-
-impl IterationKind {
-    /// Every kind, in the order tables show them.
-    pub const ALL: [IterationKind; 3] = [Self::Prefill, Self::Mixed, Self::Decode];
-
-    /// Its name in tables and files.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            IterationKind::Prefill => "prefill",
-            IterationKind::Mixed => "mixed",
-            IterationKind::Decode => "decode",
-        }
-    }
-}
-
-impl std::fmt::Display for IterationKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-/// A thread of the recorded process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Thread {
-    /// The thread id that events carry.
-    pub tid: u32,
-    /// What the thread is called.
+/// A series of measured values.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counter {
+    /// What was measured, e.g. `SM Active [Throughput %]`.
     pub name: String,
+    /// Index into [`Trace::devices`], if it belongs to one.
+    pub device: Option<u16>,
+    /// When, in order.
+    pub times: Vec<i64>,
+    /// What was read, as the file holds it.
+    pub values: Vec<f64>,
 }
 
-/// The recorded process.
+/// Memory taken or given back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Allocation {
+    /// When.
+    pub time: i64,
+    /// Index into [`Trace::devices`], or `None` for host memory.
+    pub device: Option<u16>,
+    /// Index into [`Trace::processes`].
+    pub process: u16,
+    /// Where.
+    pub address: u64,
+    /// How much: positive when taken, negative when given back.
+    pub bytes: i64,
+    /// CUPTI's kind of memory: 1 pinned, 2 device, 4 managed, 5 device static, ...; 255 not recorded.
+    pub mem_kind: u8,
+    /// Whose it is, e.g. the symbol of a static variable, or `StrId::NONE`.
+    pub name: StrId,
+    /// Bytes that the framework's allocator had handed out after this, where recorded.
+    pub total_allocated: Option<u64>,
+    /// Bytes that the framework's allocator held after this, where recorded.
+    pub total_reserved: Option<u64>,
+}
+
+/// A node of a CUDA graph when it was made (captured or cloned).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphNode {
+    /// Its id; the upper 32 bits are the graph's.
+    pub node: u64,
+    /// The node it is a clone of; 0 = none.
+    pub original: u64,
+    /// When it was made.
+    pub start: i64,
+    /// When making it ended.
+    pub end: i64,
+    /// Index into [`Trace::threads`].
+    pub thread: u32,
+}
+
+/// What ops run on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Device {
+    /// Its number in its file.
+    pub ordinal: u32,
+    /// Index into [`Meta::sources`].
+    pub source: u16,
+    /// What it is called, e.g. `NVIDIA H200`; empty when not recorded.
+    pub name: String,
+    /// Whether it is the host's CPU.
+    pub is_cpu: bool,
+    /// Bytes of memory, where recorded.
+    pub memory_bytes: Option<u64>,
+    /// Memory bandwidth in bytes per second, where recorded.
+    pub bytes_per_s: Option<f64>,
+    /// Multiprocessors, where recorded.
+    pub multiprocessors: Option<u32>,
+    /// Clock in Hz, where recorded.
+    pub clock_hz: Option<f64>,
+    /// Compute capability, where recorded.
+    pub compute_capability: Option<(u32, u32)>,
+}
+
+/// A process that was recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// Its process id.
-    pub pid: u32,
-    /// Its name, e.g. `strobe`. Never a command line: those hold secrets.
+    /// Its process id, as the file writes it.
+    pub pid: i64,
+    /// Its name, e.g. `python3`. Never a command line: those hold secrets.
+    pub name: String,
+    /// Its rank in a distributed run, where recorded.
+    pub rank: Option<u32>,
+    /// Index into [`Meta::sources`].
+    pub source: u16,
+}
+
+/// A thread that was recorded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Thread {
+    /// Index into [`Trace::processes`].
+    pub process: u16,
+    /// Its thread id, as the file writes it.
+    pub tid: i64,
+    /// What it is called; empty when not recorded.
     pub name: String,
 }
 
-/// What is known about a recording as a whole.
+/// What is known about a trace as a whole.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Meta {
-    /// Time 0 of the trace, in nanoseconds since 1970-01-01 UTC.
-    pub session_start_utc_ns: i64,
-    /// Who recorded it, e.g. `strobe 0.1.0`.
+    /// Time 0 of the trace, in nanoseconds since 1970-01-01 UTC; `None` when the file does not say.
+    pub session_start_utc_ns: Option<i64>,
+    /// Who recorded it, e.g. `strobe 0.1.0`, `Nsight Systems 2025.3.2`, `PyTorch profiler`.
     pub producer: String,
+    /// The files it was read from, in order. Empty for a trace made in memory.
+    pub sources: Vec<Source>,
+    /// How CUDA graphs were recorded, where that can be told.
+    pub graph_mode: Option<GraphMode>,
     /// Whether the run was cut short.
     pub partial: bool,
     /// The profile windows that were asked for.
     pub windows: Vec<Window>,
     /// What the hardware could do at most, where it was measured.
     pub peaks: Option<Peaks>,
+    /// Things a reader of any report should know, e.g. `1,810 of 3,442 kernels have no launch row`.
+    pub notices: Vec<String>,
     /// Anything else worth keeping, e.g. the model's name.
     pub extra: BTreeMap<String, String>,
 }
 
-/// One profile window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Its place among the windows, counted from 0.
-    pub index: u32,
-    /// The first iteration asked for.
-    pub first: u64,
-    /// The last iteration asked for, inclusive.
-    pub last: u64,
-    /// Whether all of it was recorded.
-    pub complete: bool,
+/// A file that a trace was read from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Source {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its format, e.g. `Nsight Systems SQLite, schema 3.20.3`.
+    pub format: String,
+    /// Bytes read, decompressed.
+    pub bytes: u64,
+    /// Events read.
+    pub events: u64,
+    /// Events that the file has but could not be read.
+    pub lost: u64,
+    /// Its rank in a distributed run, where recorded.
+    pub rank: Option<u32>,
 }
 
-/// The ceilings a roofline is drawn from.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Peaks {
-    /// Floating-point operations per second.
-    pub flops_per_s: f64,
-    /// Memory bandwidth in bytes per second.
-    pub bytes_per_s: f64,
-    /// How they were obtained, e.g. `measured, 2 threads, f32`.
-    pub note: String,
+/// How CUDA graphs were recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GraphMode {
+    /// One row per launched graph: its kernels are hidden.
+    Graph,
+    /// One row per node.
+    Node,
 }
-
-/// The largest process or thread id that fits Nsight Systems' global ids.
-pub(crate) const MAX_ID: u32 = 0xFF_FFFF;
 
 impl Trace {
-    /// The kind of every iteration, by number.
-    pub fn iteration_kinds(&self) -> std::collections::HashMap<u64, IterationKind> {
-        self.iterations.iter().map(|i| (i.iter, i.kind())).collect()
+    /// The text of a string.
+    pub fn text(&self, id: StrId) -> &str {
+        self.strings.get(id)
     }
 
-    /// Checks what every writer relies on: strings exist, nothing ends before it starts, ids fit.
-    pub fn validate(&self) -> Result<(), TraceError> {
-        for (i, op) in self.ops.iter().enumerate() {
-            for (field, id) in [("name", op.name), ("category", op.category), ("kernel", op.kernel)] {
-                self.check_string(id, || format!("ops[{i}].{field}"))?;
-            }
-            check_span(op.start, op.end, || format!("ops[{i}]"))?;
-            check_id(op.thread, || format!("ops[{i}].thread"))?;
-        }
-        for (i, range) in self.ranges.iter().enumerate() {
-            self.check_string(range.name, || format!("ranges[{i}].name"))?;
-            check_span(range.start, range.end, || format!("ranges[{i}]"))?;
-            check_id(range.thread, || format!("ranges[{i}].thread"))?;
-        }
-        for (i, iteration) in self.iterations.iter().enumerate() {
-            check_span(iteration.start, iteration.end, || format!("iterations[{i}]"))?;
-        }
-        for (i, thread) in self.threads.iter().enumerate() {
-            check_id(thread.tid, || format!("threads[{i}].tid"))?;
-        }
-        check_id(self.process.pid, || "process.pid".to_owned())
+    /// The name of op `index`.
+    pub fn op_name(&self, index: usize) -> &str {
+        self.strings.get(self.ops.name[index])
     }
 
-    fn check_string(&self, id: StrId, place: impl Fn() -> String) -> Result<(), TraceError> {
-        if (id.0 as usize) < self.strings.len() {
-            return Ok(());
+    /// The call that launched op `index`, if the trace has it.
+    pub fn launch_of(&self, index: usize) -> Option<CallRow> {
+        let call = self.ops.launch[index];
+        (call != NONE).then(|| self.calls.get(call as usize))
+    }
+
+    /// What op `index` means in the model, if recorded.
+    pub fn work_of(&self, index: usize) -> Option<&Work> {
+        self.works.get(self.ops.work[index] as usize)
+    }
+
+    /// How op `index` was launched, if recorded.
+    pub fn detail_of(&self, index: usize) -> Option<&OpDetail> {
+        self.details.get(self.ops.detail[index] as usize)
+    }
+
+    /// First and last moment of ops, calls and ranges (marks and counters aside); `None` for an empty trace.
+    pub fn extent(&self) -> Option<(i64, i64)> {
+        let of = |starts: &[i64], ends: &[i64]| Some((*starts.iter().min()?, *ends.iter().max()?));
+        let all = [
+            of(&self.ops.start, &self.ops.end),
+            of(&self.calls.start, &self.calls.end),
+            of(&self.ranges.start, &self.ranges.end),
+        ];
+        all.into_iter().flatten().reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+    }
+
+    /// Ops that no call in the trace launched, though their kind is launched by calls.
+    pub fn ops_without_launch(&self) -> usize {
+        let launched = self.ops.kind.iter().zip(&self.ops.launch);
+        launched.filter(|&(&kind, &launch)| kind != OpKind::CpuOp && launch == NONE).count()
+    }
+
+    /// Sorts every table by time and joins ops to the calls that launched them, by correlation within the process.
+    /// Every importer ends with it; calling it again changes nothing.
+    pub fn finish(&mut self) {
+        let ends = self.ops.end.iter_mut().zip(&self.ops.start);
+        ends.for_each(|(end, &start)| *end = (*end).max(start));
+        let ends = self.calls.end.iter_mut().zip(&self.calls.start);
+        ends.for_each(|(end, &start)| *end = (*end).max(start));
+        let ends = self.ranges.end.iter_mut().zip(&self.ranges.start);
+        ends.for_each(|(end, &start)| *end = (*end).max(start));
+        if let Some(order) = order_by(self.ops.len(), |i| self.ops.start[i]) {
+            self.ops.reorder(&order);
         }
-        Err(TraceError::Invalid {
-            place: place(),
-            problem: format!("string {} does not exist, the trace holds {} strings", id.0, self.strings.len()),
-        })
+        if let Some(order) = order_by(self.calls.len(), |i| self.calls.start[i]) {
+            self.calls.reorder(&order);
+        }
+        let outer_first = |i: usize| (self.ranges.start[i], std::cmp::Reverse(self.ranges.end[i]));
+        if let Some(order) = order_by(self.ranges.len(), outer_first) {
+            self.ranges.reorder(&order);
+        }
+        self.allocations.sort_by_key(|a| a.time);
+        self.iterations.sort_by_key(|i| (i.start, i.iter));
+        self.link_launches();
+    }
+
+    fn link_launches(&mut self) {
+        let mut launches: HashMap<(u16, i64), u32, crate::intern::FastHash> = HashMap::default();
+        launches.reserve(self.calls.len());
+        let rows = self.calls.thread.iter().zip(&self.calls.correlation).zip(&self.calls.kind);
+        for (index, ((&thread, &correlation), &kind)) in rows.enumerate() {
+            let process = self.threads.get(thread as usize).map(|t| t.process);
+            let Some(process) = process.filter(|_| correlation != 0 && kind == CallKind::Gpu) else { continue };
+            // A runtime call may contain a driver call with the same correlation: the outer one, which starts first, counts.
+            launches.entry((process, correlation)).or_insert(index as u32);
+        }
+        let rows = self.ops.process.iter().zip(&self.ops.correlation);
+        self.ops.launch = rows.map(|(&p, &c)| launches.get(&(p, c)).copied().unwrap_or(NONE)).collect();
     }
 }
 
-fn check_span(start: i64, end: i64, place: impl Fn() -> String) -> Result<(), TraceError> {
-    if start <= end {
-        return Ok(());
-    }
-    Err(TraceError::Invalid { place: place(), problem: format!("it ends at {end} ns, before its start at {start} ns") })
+/// Collects distinct values and numbers them in order of first appearance: for [`Trace::details`] and [`Trace::works`].
+#[derive(Clone, Debug)]
+pub struct Distinct<T> {
+    numbers: HashMap<T, u32, crate::intern::FastHash>,
+    values: Vec<T>,
 }
 
-fn check_id(id: u32, place: impl Fn() -> String) -> Result<(), TraceError> {
-    if id <= MAX_ID {
-        return Ok(());
+impl<T> Default for Distinct<T> {
+    fn default() -> Self {
+        Self { numbers: HashMap::default(), values: Vec::new() }
     }
-    Err(TraceError::Invalid {
-        place: place(),
-        problem: format!("{id} is more than the {MAX_ID} that trace files can hold"),
-    })
+}
+
+impl<T: Copy + Eq + std::hash::Hash> Distinct<T> {
+    /// The number of `value`, which is stored if it is new.
+    pub fn number(&mut self, value: T) -> u32 {
+        if let Some(&number) = self.numbers.get(&value) {
+            return number;
+        }
+        let number = self.values.len() as u32;
+        self.values.push(value);
+        self.numbers.insert(value, number);
+        number
+    }
+
+    /// The values by number.
+    pub fn into_values(self) -> Vec<T> {
+        self.values
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn kind_follows_the_requests() {
-        let iteration = |context_requests, generation_requests| Iteration {
-            iter: 0,
-            start: 0,
-            end: 1,
-            context_requests,
-            generation_requests,
-            context_tokens: 0,
-            generation_tokens: 0,
-            window: 0,
-        };
-        assert_eq!(iteration(1, 0).kind(), IterationKind::Prefill);
-        assert_eq!(iteration(2, 3).kind(), IterationKind::Mixed);
-        assert_eq!(iteration(0, 3).kind(), IterationKind::Decode);
-    }
-
-    #[test]
-    fn range_kinds_have_distinct_names() {
-        for kind in RangeKind::ALL {
-            assert_eq!(RangeKind::from_name(kind.as_str()), Some(kind));
+    fn op(start: i64, process: u16, correlation: i64) -> OpRow {
+        OpRow {
+            start,
+            end: start + 5,
+            name: StrId(0),
+            kind: OpKind::Kernel,
+            device: 0,
+            stream: 7,
+            context: 1,
+            process,
+            correlation,
+            launch: NONE,
+            graph_node: 0,
+            bytes: 0,
+            detail: NONE,
+            work: NONE,
+            iteration: NONE,
         }
     }
 
+    fn call(start: i64, thread: u32, correlation: i64) -> CallRow {
+        CallRow { start, end: start + 1, name: StrId(0), thread, correlation, kind: CallKind::Gpu, result: 0 }
+    }
+
     #[test]
-    fn validation_names_the_event() {
+    fn finish_sorts_and_joins_within_the_process() {
         let mut trace = Trace::default();
-        trace.ranges.push(Range {
-            name: StrId(4),
-            thread: 1,
-            start: 0,
-            end: 1,
-            kind: RangeKind::Other,
-            iteration: None,
-        });
-        let text = trace.validate().unwrap_err().to_string();
-        assert!(text.contains("ranges[0].name") && text.contains("string 4"), "{text}");
-        trace.ranges[0].name = trace.strings.intern("x");
-        trace.ranges[0].start = 2;
-        let text = trace.validate().unwrap_err().to_string();
-        assert!(text.contains("ranges[0]: it ends at 1 ns"), "{text}");
-        trace.ranges[0].start = 0;
-        trace.ranges[0].thread = 1 << 24;
-        assert!(trace.validate().unwrap_err().to_string().contains("ranges[0].thread"));
+        trace.threads = vec![Thread { process: 0, ..Thread::default() }, Thread { process: 1, ..Thread::default() }];
+        trace.calls.push(call(3, 1, 9)); // another process with the same correlation
+        trace.calls.push(call(2, 0, 9));
+        trace.calls.push(call(1, 0, 0));
+        trace.ops.push(op(20, 0, 9));
+        trace.ops.push(op(10, 1, 9));
+        trace.ops.push(op(5, 0, 4));
+        trace.finish();
+        assert_eq!(trace.calls.start, [1, 2, 3]);
+        assert_eq!(trace.ops.start, [5, 10, 20]);
+        assert_eq!(trace.ops.launch, [NONE, 2, 1]);
+        assert_eq!(trace.ops_without_launch(), 1);
+        assert_eq!(trace.extent(), Some((1, 25)));
+        let before = trace.clone();
+        trace.finish();
+        assert_eq!(trace, before);
     }
 }

@@ -4,7 +4,7 @@ mod common;
 
 use proptest::prelude::*;
 use serde_json::Value;
-use strobe_trace::{Trace, chrome};
+use strobe_trace::recorded::{Trace, chrome};
 
 fn export(trace: &Trace) -> (String, Vec<Value>) {
     let mut out = Vec::new();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags};
-use strobe_trace::nsys_sqlite;
+use strobe_trace::recorded::nsys_sqlite;
 
 /// Column names and types of every table.
 fn schema(path: &Path) -> BTreeMap<String, Vec<(String, String)>> {

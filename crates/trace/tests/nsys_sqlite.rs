@@ -6,7 +6,8 @@ use std::fs;
 
 use proptest::prelude::*;
 use rusqlite::Connection;
-use strobe_trace::{Range, RangeKind, StrId, Trace, TraceError, nsys_sqlite};
+use strobe_trace::recorded::{Range, Trace, nsys_sqlite};
+use strobe_trace::{RangeKind, StrId, TraceError};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
@@ -162,7 +163,7 @@ fn a_damaged_table_is_named() {
 fn every_truncation_is_an_error() {
     let mut trace = common::small();
     let op = trace.ops[0];
-    trace.ops.extend((0..2_000).map(|i| strobe_trace::Op { iteration: i, ..op }));
+    trace.ops.extend((0..2_000).map(|i| strobe_trace::recorded::Op { iteration: i, ..op }));
     let path = common::scratch("whole.sqlite");
     nsys_sqlite::write(&trace, &path).unwrap();
     let whole = fs::read(&path).unwrap();

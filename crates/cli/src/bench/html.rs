@@ -1,11 +1,11 @@
 //! The run as one page that can be mailed.
 
 use serde_json::Value;
-use strobe_analyze::{budget_by_kind, budgets, top_ops};
+use strobe_analyze::spine::{budget_by_kind, budgets, top_ops};
 use strobe_report::html::{Card, Page};
 use strobe_report::human;
 use strobe_report::svg::{self, CdfChart, CdfSeries, IterationStrip, StackedChart, StackedRow, StripCell, Unit};
-use strobe_trace::Trace;
+use strobe_trace::recorded::Trace;
 
 use super::outcome::Outcome;
 use super::text;

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use strobe_analyze::{budget_by_kind, budgets, top_ops};
+use strobe_analyze::spine::{budget_by_kind, budgets, top_ops};
 use strobe_engine::window::Window;
 use strobe_engine::{CacheSize, EngineConfig, EngineInfo, WeightsOrigin};
-use strobe_trace::Trace;
+use strobe_trace::recorded::Trace;
 use strobe_workload::{
     Metrics, PercentileRule, ReportContext, Spread, WorldInfo, anchor_json::EngineInfo as AnchorEngine,
     anchor_json::MachineInfo, anchor_report, spread,

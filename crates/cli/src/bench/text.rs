@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use strobe_analyze::{Bound, IterationBudget, OpSummary, Part, budget_by_kind, budgets, top_ops};
+use strobe_analyze::spine::{Bound, IterationBudget, OpSummary, Part, budget_by_kind, budgets, top_ops};
 use strobe_report::human;
 use strobe_report::table::{Cell, Table};
-use strobe_trace::{IterationKind, Trace};
+use strobe_trace::IterationKind;
+use strobe_trace::recorded::Trace;
 use strobe_workload::{anchor_text, strobe_text};
 
 use super::outcome::Outcome;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use strobe_engine::staged_dir::StagedDir;
 use strobe_model::Tokenizer;
-use strobe_trace::{Trace, chrome, nsys_sqlite};
+use strobe_trace::recorded::{Trace, chrome, nsys_sqlite};
 use strobe_workload::anchor_requests_with_text;
 
 use super::html;

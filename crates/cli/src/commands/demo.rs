@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use strobe_analyze::{Comparison, budget_by_kind, budgets, compare};
+use strobe_analyze::spine::{Comparison, budget_by_kind, budgets, compare};
 use strobe_engine::engine_dir::{self, LoadedModel};
 use strobe_engine::staged_dir::StagedDir;
 use strobe_engine::window::Window;
@@ -168,7 +168,7 @@ pub fn run(args: Args) -> Result<()> {
     for side in [a, b] {
         if let Some(trace) = side.last.as_ref().and_then(|o| o.trace.as_ref()) {
             for kind in text::kinds(trace) {
-                let ops = strobe_analyze::top_ops_by_kind(trace, kind);
+                let ops = strobe_analyze::spine::top_ops_by_kind(trace, kind);
                 let table = text::ops_table(&ops, 5).title(format!("{}: top ops of {kind} iterations", side.name));
                 output::print(&table.render(output::width()));
             }
@@ -425,7 +425,9 @@ fn page(a: &Side, b: &Side, verdict: &Verdict) -> String {
         .table(&delta_table(&verdict.comparison, a, b));
     for (name, outcome) in &runs {
         if let Some(trace) = &outcome.trace {
-            page = page.section(format!("Ops, {name}")).table(&text::ops_table(&strobe_analyze::top_ops(trace), 30));
+            page = page
+                .section(format!("Ops, {name}"))
+                .table(&text::ops_table(&strobe_analyze::spine::top_ops(trace), 30));
         }
     }
     page.finish()

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use proptest::prelude::*;
-use strobe_trace::{Interner, Iteration, Meta, Op, Peaks, Process, Range, RangeKind, StrId, Thread, Trace, Window};
+use strobe_trace::recorded::{Meta, Op, Process, Range, Thread, Trace};
+use strobe_trace::{Interner, Iteration, Peaks, RangeKind, StrId, Window};
 
 /// A path of its own in the build's scratch directory.
 pub fn scratch(name: &str) -> PathBuf {

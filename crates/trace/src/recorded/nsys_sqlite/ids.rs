@@ -1,6 +1,6 @@
 //! Nsight Systems' 64-bit ids: bits 56-63 hardware, 48-55 virtual machine, 24-47 process, 0-23 thread.
 
-use crate::model::MAX_ID;
+use crate::recorded::MAX_ID;
 
 /// The one virtual machine of a recording, as in nsys' own exports.
 pub(super) const GLOBAL_VID: i64 = 1 << 48;

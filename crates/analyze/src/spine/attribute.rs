@@ -11,7 +11,8 @@
 
 use std::collections::{BinaryHeap, HashMap};
 
-use strobe_trace::{Iteration, Op, RangeKind, Trace};
+use strobe_trace::recorded::{Op, Trace};
+use strobe_trace::{Iteration, RangeKind};
 
 /// What a moment belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

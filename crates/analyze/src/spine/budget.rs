@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 
 use serde::{Serialize, Serializer};
-use strobe_trace::{IterationKind, RangeKind, Trace};
+use strobe_trace::recorded::Trace;
+use strobe_trace::{IterationKind, RangeKind};
 
-use crate::attribute::{Owner, attribute};
+use super::attribute::{Owner, attribute};
 use crate::stats::Summary;
 
 /// Something an iteration spends its time on.

@@ -1,7 +1,8 @@
 //! Small traces for tests, built by names.
 
 use proptest::prelude::*;
-use strobe_trace::{Iteration, Op, Range, RangeKind, Trace};
+use strobe_trace::recorded::{Op, Range, Trace};
+use strobe_trace::{Iteration, RangeKind};
 
 /// Adds an op named and implemented like its category.
 #[allow(dead_code)] // not every test binary needs it

@@ -7,8 +7,9 @@ use rusqlite::{Connection, Statement, params};
 use super::ids::{GLOBAL_VID, global_pid, global_tid};
 use super::schema::{self, key};
 use crate::atomic::write_whole;
-use crate::nesting::{Event, place};
-use crate::{Interner, Op, Trace, TraceError, utc};
+use crate::recorded::nesting::{Event, place};
+use crate::recorded::{Op, Trace};
+use crate::{Interner, TraceError, utc};
 
 /// Writes the trace to `path`, replacing what is there. The file appears whole or not at all.
 pub fn write(trace: &Trace, path: &Path) -> Result<(), TraceError> {

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use serde::Serialize;
-use strobe_trace::{IterationKind, Op, Peaks, StrId, Trace};
+use strobe_trace::recorded::{Op, Trace};
+use strobe_trace::{IterationKind, Peaks, StrId};
 
 use crate::stats::Summary;
 

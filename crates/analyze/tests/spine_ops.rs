@@ -1,11 +1,12 @@
 //! Op summary, roofline and comparison.
 
-mod common;
+mod spine_common;
 
-use common::{any_trace, iteration, named_op, op, range};
 use proptest::prelude::*;
-use strobe_analyze::{Bound, compare, compare_ops, top_ops, top_ops_by_kind};
-use strobe_trace::{IterationKind, Peaks, RangeKind, Trace};
+use spine_common::{any_trace, iteration, named_op, op, range};
+use strobe_analyze::spine::{Bound, compare, compare_ops, top_ops, top_ops_by_kind};
+use strobe_trace::recorded::Trace;
+use strobe_trace::{IterationKind, Peaks, RangeKind};
 
 #[test]
 fn ops_are_summed_and_set_against_the_roofline() {

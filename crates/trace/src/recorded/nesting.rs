@@ -3,7 +3,7 @@
 //! Viewers draw the events of a thread as a flame: each must lie wholly inside the one above it. Recordings
 //! nearly always do; where two events overlap in part, the later one is moved to another lane.
 
-use crate::Trace;
+use super::Trace;
 
 /// A range or an op of a trace, by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,8 @@ pub fn place(trace: &Trace) -> Vec<Placed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Range, RangeKind};
+    use crate::RangeKind;
+    use crate::recorded::Range;
     use proptest::prelude::*;
 
     fn trace_of(spans: &[(u32, i64, i64)]) -> Trace {

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
-use strobe_trace::{IterationKind, Trace};
+use strobe_trace::IterationKind;
+use strobe_trace::recorded::Trace;
 
-use crate::attribute::{Owner, attribute};
-use crate::budget::Part;
+use super::attribute::{Owner, attribute};
+use super::budget::Part;
 
 /// Two recordings, iteration against iteration.
 ///

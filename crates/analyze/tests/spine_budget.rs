@@ -1,13 +1,14 @@
 //! The iteration budget: known splits, an independent oracle, and sums that hold for any trace.
 
-mod common;
+mod spine_common;
 
 use std::collections::BTreeMap;
 
-use common::{iteration, op, range};
 use proptest::prelude::*;
-use strobe_analyze::{Part, budget_by_kind, budgets};
-use strobe_trace::{Iteration, IterationKind, RangeKind, Trace};
+use spine_common::{iteration, op, range};
+use strobe_analyze::spine::{Part, budget_by_kind, budgets};
+use strobe_trace::recorded::Trace;
+use strobe_trace::{Iteration, IterationKind, RangeKind};
 
 fn category(name: &str) -> Part {
     Part::Category(name.to_owned())
@@ -119,7 +120,7 @@ fn oracle(trace: &Trace, it: &Iteration) -> BTreeMap<Part, i64> {
 
 proptest! {
     #[test]
-    fn parts_add_up_and_follow_the_rule(trace in common::any_trace()) {
+    fn parts_add_up_and_follow_the_rule(trace in spine_common::any_trace()) {
         let budgets = budgets(&trace);
         prop_assert_eq!(budgets.len(), trace.iterations.len());
         for (budget, it) in budgets.iter().zip(&trace.iterations) {

@@ -10,9 +10,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::nesting::{Event, place};
+use super::{Op, Range, Trace};
 use crate::atomic::write_whole;
-use crate::nesting::{Event, place};
-use crate::{Iteration, Op, Range, Trace, TraceError};
+use crate::{Iteration, TraceError};
 
 /// Writes the trace as one JSON object. Give it a buffered writer.
 pub fn write(trace: &Trace, out: &mut dyn Write) -> Result<(), TraceError> {
@@ -70,7 +71,7 @@ pub fn write_file(trace: &Trace, path: &Path) -> Result<(), TraceError> {
 
 /// Which track every event is drawn on.
 struct Tracks {
-    placed: Vec<crate::nesting::Placed>,
+    placed: Vec<super::nesting::Placed>,
     /// Track numbers of lanes above 0, which no thread has.
     overlaps: HashMap<(u32, u32), u32>,
     /// The track of the iterations.

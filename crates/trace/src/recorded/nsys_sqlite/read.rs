@@ -10,9 +10,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Row};
 
 use super::ids::tid_of;
 use super::schema::{self, key};
-use crate::{
-    Interner, Iteration, Meta, Op, Peaks, Process, Range, RangeKind, StrId, Thread, Trace, TraceError, Window,
-};
+use crate::recorded::{Meta, Op, Process, Range, Thread, Trace};
+use crate::{Interner, Iteration, Peaks, RangeKind, StrId, TraceError, Window};
 
 const EXPECTED: &str = "a trace.sqlite recorded by strobe";
 const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";

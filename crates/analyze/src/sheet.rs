@@ -1,0 +1,184 @@
+//! What every report returns: tables of plain values, with the words a reader needs beside them.
+//!
+//! A [`Report`] knows what its numbers are (time, bytes, share, ...), not how they are printed: terminals, CSV, JSON and
+//! pages each render the same values.
+
+use serde::Serialize;
+
+/// The answer to one question about a trace.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// Its name on the command line, e.g. `kern-sum`.
+    pub name: &'static str,
+    /// What it shows, for people.
+    pub title: String,
+    /// The tables, the main one first.
+    pub sheets: Vec<Sheet>,
+    /// Sentences to read with the tables: coverage, denominators, what was left out.
+    pub notes: Vec<String>,
+    /// Why the report has nothing to show; then there are no sheets.
+    pub not_applicable: Option<String>,
+}
+
+impl Report {
+    /// A report with tables.
+    pub fn new(name: &'static str, title: impl Into<String>) -> Self {
+        Self { name, title: title.into(), ..Self::default() }
+    }
+
+    /// A report that does not apply, and why.
+    pub fn absent(name: &'static str, title: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { not_applicable: Some(why.into()), ..Self::new(name, title) }
+    }
+
+    /// Adds a table.
+    pub fn sheet(mut self, sheet: Sheet) -> Self {
+        self.sheets.push(sheet);
+        self
+    }
+
+    /// Adds a sentence.
+    pub fn note(mut self, text: impl Into<String>) -> Self {
+        self.notes.push(text.into());
+        self
+    }
+}
+
+/// One table.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Sheet {
+    /// Its name for machines, e.g. `kernels`.
+    pub name: String,
+    /// Its title for people; empty when the report's says it all.
+    pub title: String,
+    /// The columns.
+    pub columns: Vec<Column>,
+    /// The rows, each as long as `columns`.
+    pub rows: Vec<Vec<Value>>,
+    /// A last row that sums up, where one makes sense.
+    pub total: Option<Vec<Value>>,
+}
+
+impl Sheet {
+    /// An empty table.
+    pub fn new(name: impl Into<String>, columns: impl IntoIterator<Item = Column>) -> Self {
+        Self { name: name.into(), columns: columns.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Gives it a title.
+    pub fn title(mut self, title: impl Into<String>) -> Self {
+        self.title = title.into();
+        self
+    }
+
+    /// Adds a row.
+    pub fn push(&mut self, row: impl IntoIterator<Item = Value>) {
+        let row: Vec<Value> = row.into_iter().collect();
+        debug_assert_eq!(row.len(), self.columns.len(), "sheet {}", self.name);
+        self.rows.push(row);
+    }
+}
+
+/// A column of a table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Column {
+    /// Its header, e.g. `Total Time (ns)` in CSV; terminals show it as it is.
+    pub name: String,
+    /// What its values are.
+    pub unit: Unit,
+}
+
+impl Column {
+    /// A column.
+    pub fn new(name: impl Into<String>, unit: Unit) -> Self {
+        Self { name: name.into(), unit }
+    }
+}
+
+/// What the values of a column are. Times are stored in nanoseconds, sizes in bytes, shares as fractions of 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Words.
+    Text,
+    /// A whole number of things.
+    Count,
+    /// A plain number without unit.
+    Number,
+    /// Nanoseconds.
+    Ns,
+    /// Nanoseconds, a difference: shown with its sign.
+    NsChange,
+    /// Bytes.
+    Bytes,
+    /// Bytes per second.
+    BytesPerS,
+    /// Floating-point operations per second.
+    FlopsPerS,
+    /// A fraction of 1, shown in per cent.
+    Share,
+    /// A fraction of 1, a difference: shown in per cent with its sign.
+    ShareChange,
+}
+
+/// A value of a table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Value {
+    /// Not known, or not applicable.
+    Unknown,
+    /// A whole number.
+    Int(i64),
+    /// A number.
+    Float(f64),
+    /// Words.
+    Text(String),
+}
+
+impl From<i64> for Value {
+    fn from(value: i64) -> Self {
+        Value::Int(value)
+    }
+}
+
+impl From<usize> for Value {
+    fn from(value: usize) -> Self {
+        Value::Int(value as i64)
+    }
+}
+
+impl From<u64> for Value {
+    fn from(value: u64) -> Self {
+        i64::try_from(value).map_or(Value::Float(value as f64), Value::Int)
+    }
+}
+
+impl From<u32> for Value {
+    fn from(value: u32) -> Self {
+        Value::Int(i64::from(value))
+    }
+}
+
+impl From<f64> for Value {
+    fn from(value: f64) -> Self {
+        if value.is_finite() { Value::Float(value) } else { Value::Unknown }
+    }
+}
+
+impl From<&str> for Value {
+    fn from(value: &str) -> Self {
+        Value::Text(value.to_owned())
+    }
+}
+
+impl From<String> for Value {
+    fn from(value: String) -> Self {
+        Value::Text(value)
+    }
+}
+
+impl<T: Into<Value>> From<Option<T>> for Value {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Value::Unknown, Into::into)
+    }
+}
