@@ -2,6 +2,7 @@
 
 pub mod categories;
 pub mod context;
+pub mod critical_path;
 pub mod intervals;
 pub mod iterations;
 pub mod sheet;

@@ -1,0 +1,139 @@
+//! Traces made by hand, and the real ones where they are at hand.
+#![allow(dead_code)] // every test file uses its own part of this
+
+use std::path::{Path, PathBuf};
+
+use strobe_analyze::{Context, Options};
+use strobe_trace::{
+    CallKind, CallRow, Device, NONE, OpDetail, OpKind, OpRow, Process, RangeKind, RangeRow, RangeSource, StrId, Thread,
+    Trace,
+};
+
+/// A trace of one process with one GPU and one thread, to which events are added.
+pub struct Builder {
+    pub trace: Trace,
+}
+
+impl Builder {
+    pub fn new() -> Self {
+        let mut trace = Trace::default();
+        trace.processes.push(Process { pid: 1, ..Process::default() });
+        trace.threads.push(Thread { process: 0, tid: 1, ..Thread::default() });
+        trace.devices.push(Device { name: "NVIDIA H200".to_owned(), ..Device::default() });
+        Self { trace }
+    }
+
+    pub fn name(&mut self, text: &str) -> StrId {
+        self.trace.strings.intern(text)
+    }
+
+    pub fn call(&mut self, name: &str, start: i64, end: i64, correlation: i64) -> &mut Self {
+        let name = self.name(name);
+        self.trace.calls.push(CallRow { start, end, name, thread: 0, correlation, kind: CallKind::Gpu, result: 0 });
+        self
+    }
+
+    pub fn kernel(&mut self, name: &str, start: i64, end: i64, correlation: i64) -> &mut Self {
+        self.op(OpKind::Kernel, name, 7, start, end, correlation)
+    }
+
+    pub fn op(&mut self, kind: OpKind, name: &str, stream: u32, start: i64, end: i64, correlation: i64) -> &mut Self {
+        let name = self.name(name);
+        self.trace.ops.push(OpRow {
+            start,
+            end,
+            name,
+            kind,
+            device: 0,
+            stream,
+            context: 1,
+            process: 0,
+            correlation,
+            launch: NONE,
+            graph_node: 0,
+            bytes: 0,
+            detail: NONE,
+            work: NONE,
+            iteration: NONE,
+        });
+        self
+    }
+
+    /// A copy between kinds of memory, given by CUPTI's numbers.
+    pub fn copy(&mut self, kinds: [u8; 3], bytes: u64, start: i64, end: i64, correlation: i64) -> &mut Self {
+        let [copy_kind, src_kind, dst_kind] = kinds;
+        let detail = OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device: None, dst_device: None };
+        self.trace.details.push(detail);
+        self.op(OpKind::Memcpy, "[CUDA memcpy]", 7, start, end, correlation);
+        let last = self.trace.ops.len() - 1;
+        self.trace.ops.detail[last] = self.trace.details.len() as u32 - 1;
+        self.trace.ops.bytes[last] = bytes;
+        self
+    }
+
+    pub fn range(&mut self, source: RangeSource, name: &str, start: i64, end: i64) -> &mut Self {
+        self.operator(source, name, start, end, "", "")
+    }
+
+    /// A range with the dimensions and types of its inputs as JSON text.
+    pub fn operator(
+        &mut self,
+        source: RangeSource,
+        name: &str,
+        start: i64,
+        end: i64,
+        dims: &str,
+        types: &str,
+    ) -> &mut Self {
+        let name = self.name(name);
+        let mut text = |text: &str| if text.is_empty() { StrId::NONE } else { self.trace.strings.intern(text) };
+        let (dims, types) = (text(dims), text(types));
+        self.trace.ranges.push(RangeRow {
+            start,
+            end,
+            name,
+            thread: 0,
+            domain: StrId::NONE,
+            source,
+            kind: RangeKind::Other,
+            flags: 0,
+            iteration: NONE,
+            dims,
+            types,
+        });
+        self
+    }
+
+    /// A kernel and the call that launches it.
+    pub fn launch(&mut self, name: &str, call: (i64, i64), kernel: (i64, i64)) -> &mut Self {
+        let correlation = 1 + self.trace.calls.len() as i64;
+        self.call("cudaLaunchKernel", call.0, call.1, correlation).kernel(name, kernel.0, kernel.1, correlation)
+    }
+
+    pub fn build(&mut self) -> Trace {
+        self.trace.finish();
+        self.trace.clone()
+    }
+}
+
+/// A trace with its categories and iterations.
+pub fn context(trace: &Trace) -> Context<'_> {
+    let categories = strobe_analyze::categories::Categories {
+        list: vec![strobe_analyze::categories::Category {
+            name: "x".into(),
+            class: strobe_analyze::categories::Class::Compute,
+        }],
+        of_op: vec![0; trace.ops.len()],
+    };
+    let _ = Options::default();
+    Context { trace, categories, iterations: Default::default() }
+}
+
+/// The folder of real traces; says so when it is not given.
+pub fn real_data() -> Option<PathBuf> {
+    let folder = std::env::var_os("STROBE_TEST_DATA").map(|data| Path::new(&data).join("traces"));
+    if folder.is_none() {
+        println!("skipped: STROBE_TEST_DATA is not set");
+    }
+    folder
+}
