@@ -1,4 +1,5 @@
 //! Traces made by hand, and the real ones where they are at hand.
+#![allow(clippy::needless_update)]
 #![allow(dead_code)] // every test file uses its own part of this
 
 use std::path::{Path, PathBuf};
@@ -124,6 +125,7 @@ pub fn context(trace: &Trace) -> Context<'_> {
             class: strobe_analyze::categories::Class::Compute,
         }],
         of_op: vec![0; trace.ops.len()],
+        ..Default::default()
     };
     let _ = Options::default();
     Context { trace, categories, iterations: Default::default() }
