@@ -6,6 +6,7 @@
 mod atomic;
 mod columns;
 mod error;
+pub mod export;
 mod intern;
 mod iteration;
 mod model;

@@ -1,0 +1,134 @@
+//! The Chrome trace: valid JSON in Kineto's dialect, exact times, slices that nest on every track.
+
+mod export_common;
+
+use std::io::Read;
+
+use export_common::{any_trace, cpu, gpu, scratch};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use strobe_trace::Trace;
+use strobe_trace::export::{Format, write};
+
+fn export(trace: &Trace, name: &str) -> (String, Value) {
+    let path = scratch(name);
+    let written = write(trace, Format::ChromeJson, &path).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!((written.files, written.bytes), (vec![path], text.len() as u64));
+    let root: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let is_event = |e: &&Value| ["X", "i", "C"].iter().any(|ph| e["ph"] == **ph);
+    let events = root["traceEvents"].as_array().unwrap().iter().filter(is_event).count();
+    assert_eq!(written.events, events as u64);
+    (text, root)
+}
+
+fn ns(value: &Value) -> i64 {
+    (value.as_f64().unwrap() * 1e3).round() as i64
+}
+
+#[test]
+fn a_gpu_trace_in_the_dialect_of_kineto() {
+    let (text, root) = export(&gpu(), "gpu.json");
+    assert!(text.contains("\"ts\":-0.500,\"dur\":1.000"), "{text}");
+    assert!(!text.contains("secret") && text.contains("micro.gguf"));
+    assert_eq!(root["baseTimeNanoseconds"], 1_794_711_319_973_357_605_i64);
+    assert_eq!(root["distributedInfo"]["rank"], 3);
+    let properties = json!({"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 150_000_000_000_u64, "computeMajor": 9,
+        "computeMinor": 0, "numSms": 132, "memoryBandwidth": 4_814_300_000_000_u64});
+    assert_eq!(root["deviceProperties"], json!([properties]));
+
+    let events = root["traceEvents"].as_array().unwrap();
+    let find = |name: &str| events.iter().find(|e| e["name"] == name).unwrap();
+    let kernel = find("void gemm<\"a\\b\">(float*)");
+    let args = json!({"device": 0, "context": 1, "stream": 7, "correlation": 9, "registers per thread": 64,
+        "shared memory": 1040, "static shared memory": 16, "grid": [4, 2, 1], "block": [128, 1, 1],
+        "graph node id": 1_u64 << 33});
+    assert_eq!(
+        (&kernel["cat"], &kernel["pid"], &kernel["tid"], &kernel["args"]),
+        (&"kernel".into(), &0.into(), &7.into(), &args)
+    );
+    // The kernel that overlaps it is still on stream 7, but on another track.
+    let overlapping = find("reduce");
+    assert_eq!((&overlapping["pid"], &overlapping["args"]["stream"]), (&0.into(), &7.into()));
+    assert_ne!(overlapping["tid"], 7);
+    let copy = find("Memcpy HtoD (Pageable -> Device)");
+    assert_eq!((&copy["args"]["bytes"], &copy["args"]["memory bandwidth (GB/s)"]), (&4096.into(), &4.096.into()));
+    assert_eq!(copy["args"]["recorded name"], "[CUDA memcpy Host-to-Device]");
+    let launch = find("cudaGraphLaunch");
+    assert_eq!((&launch["cat"], &launch["pid"], &launch["tid"]), (&"cuda_runtime".into(), &4242.into(), &4243.into()));
+    assert_eq!(launch["args"], json!({"correlation": 9, "recorded name": "cudaGraphLaunch_v10000"}));
+    assert_eq!(find("poll")["cat"], "os_runtime");
+    assert_eq!(find("aten::mm")["args"], json!({"Input Dims": [[8, 2048], []], "Input type": "not JSON"}));
+    assert_eq!((&find("now")["ph"], &find("step 1\n")["cat"]), (&"i".into(), &"user_annotation".into()));
+    let loading = find("loading");
+    assert_eq!((&loading["args"]["recorded thread"], &loading["args"]["domain"]), (&4243.into(), &"NCCL".into()));
+    assert_ne!(loading["tid"], 4243);
+    // The value that is not a number is not written as one.
+    let counters: Vec<_> = events.iter().filter(|e| e["ph"] == "C").map(|e| &e["args"]["value"]).collect();
+    assert_eq!(counters, [&json!(12.5), &json!(100)]);
+    let memory = &find("[memory]")["args"];
+    assert_eq!(
+        (&memory["Addr"], &memory["Bytes"], &memory["Device Id"]),
+        (&(u64::MAX - 1).into(), &(-4096).into(), &0.into())
+    );
+    assert!(memory.get("Total Reserved").is_none());
+    // One chain of arrows from the graph launch through both kernels, one for the copy.
+    let phases: String = events.iter().filter(|e| e["cat"] == "ac2g").filter_map(|e| e["ph"].as_str()).collect();
+    assert_eq!(phases, "ssftf");
+}
+
+#[test]
+fn a_cpu_trace_has_its_ops_on_the_thread_under_the_ranges() {
+    let (_, root) = export(&cpu(), "cpu.json");
+    let events = root["traceEvents"].as_array().unwrap();
+    let find = |name: &str| events.iter().find(|e| e["name"] == name).unwrap();
+    let op = find("qkv_proj");
+    assert_eq!((&op["pid"], &op["tid"]), (&10.into(), &11.into()));
+    let args = json!({"kernel": "gemm_packed_f32_avx512", "op": "qkv_proj", "category": "gemm", "layer": 2, "m": 3,
+        "n": 96, "bytes": 4000, "flops": 60_000, "iter": 7, "GB/s": 2, "GFLOP/s": 30});
+    assert_eq!(op["args"], args);
+    assert!(find("norm")["args"].get("flops").is_none());
+    assert_eq!(find("iteration 7 (decode)")["args"]["generation_tokens"], 3);
+    let tokens: Vec<_> =
+        events.iter().filter(|e| e["ph"] == "C").map(|e| (ns(&e["ts"]), &e["args"]["generation"])).collect();
+    assert_eq!(tokens, [(-500, &json!(3)), (5_500, &json!(0))]);
+    assert_eq!(root["otherData"]["windows"], json!([{"first": 7, "last": 9, "complete": false}]));
+}
+
+#[test]
+fn compressed_it_is_the_same_text() {
+    let (plain, _) = export(&gpu(), "same.json");
+    let path = scratch("same.json.gz");
+    let written = write(&gpu(), Format::from_path(&path).unwrap(), &path).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    assert_eq!(written.bytes, bytes.len() as u64);
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(&bytes[..]).read_to_string(&mut text).unwrap();
+    assert_eq!(text, plain);
+}
+
+#[test]
+fn a_file_that_cannot_be_made_is_an_error() {
+    let missing = scratch("nowhere").join("trace.json");
+    let error = write(&gpu(), Format::ChromeJson, &missing).unwrap_err();
+    assert!(error.to_string().starts_with("cannot create"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn slices_nest_on_every_track_and_none_is_lost(trace in any_trace()) {
+        let (_, root) = export(&trace, "nest.json");
+        let slices: Vec<_> = root["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").map(|e| {
+            ((e["pid"].as_i64().unwrap(), e["tid"].as_i64().unwrap()), ns(&e["ts"]), ns(&e["ts"]) + ns(&e["dur"]))
+        }).collect();
+        prop_assert_eq!(slices.len(), trace.ops.len() + trace.ranges.len() + trace.calls.len());
+        for (i, a) in slices.iter().enumerate() {
+            for b in slices.iter().skip(i + 1).filter(|b| b.0 == a.0) {
+                let apart = b.1 >= a.2 || a.1 >= b.2;
+                let inside = (a.1 <= b.1 && b.2 <= a.2) || (b.1 <= a.1 && a.2 <= b.2);
+                prop_assert!(apart || inside, "{:?} and {:?}", a, b);
+            }
+        }
+    }
+}
