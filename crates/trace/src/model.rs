@@ -568,8 +568,8 @@ mod tests {
 
     #[test]
     fn finish_sorts_and_joins_within_the_process() {
-        let mut trace = Trace::default();
-        trace.threads = vec![Thread { process: 0, ..Thread::default() }, Thread { process: 1, ..Thread::default() }];
+        let thread = |process| Thread { process, ..Thread::default() };
+        let mut trace = Trace { threads: vec![thread(0), thread(1)], ..Trace::default() };
         trace.calls.push(call(3, 1, 9)); // another process with the same correlation
         trace.calls.push(call(2, 0, 9));
         trace.calls.push(call(1, 0, 0));
