@@ -38,6 +38,16 @@ pub enum TraceError {
         /// What was looked for.
         expected: &'static str,
     },
+    /// The file holds nothing that can be analysed.
+    #[error("{} cannot be read as a trace: it is {found}; {advice}", path.display())]
+    NotATrace {
+        /// The file.
+        path: PathBuf,
+        /// What it is, as far as can be told.
+        found: String,
+        /// What to do instead.
+        advice: String,
+    },
     /// The file is a trace of strobe's, but damaged.
     #[error("{} is damaged at {place}: {problem}; record the trace again or restore the file", path.display())]
     Corrupt {

@@ -1,0 +1,397 @@
+//! Traces of the PyTorch profiler (Kineto), and Chrome traces in general.
+//!
+//! The file is read once, in chunks, and never held in memory. Damage costs the events it hits: the reader goes on at
+//! the next one and says how many were lost.
+
+mod builder;
+mod event;
+mod json;
+mod number;
+
+use std::io::Read;
+use std::path::Path;
+
+use builder::{Builder, grouped};
+use event::Event;
+use json::{Cursor, Input, Skip, Stop};
+
+use crate::{Trace, TraceError};
+
+/// No real event is larger. A string without an end would otherwise draw the rest of the file into memory.
+const MAX_EVENT: usize = 64 << 20;
+
+/// The largest value of the root object that is looked into.
+const MAX_ROOT_VALUE: usize = 4 << 20;
+
+/// Reads a trace. `path` is for messages and [`crate::Source::path`]; `progress` is told the bytes read so far.
+pub fn read(mut reader: impl Read, path: &Path, progress: &mut dyn FnMut(u64)) -> Result<Trace, TraceError> {
+    let mut file = File {
+        input: Input::new(&mut reader),
+        builder: Builder::new(),
+        progress,
+        index: 0,
+        lost: 0,
+        cut: None,
+        unclosed: false,
+        saw_events: false,
+    };
+    let outcome = file.all();
+    outcome.map_err(|source| TraceError::Io { action: "read", path: path.to_path_buf(), source })?;
+    let File { input, builder, lost, cut, unclosed, saw_events, .. } = file;
+    if builder.events == 0 {
+        let found = match (input.taken, saw_events, lost) {
+            (0, ..) => "an empty file".to_string(),
+            (_, _, 1..) => "JSON in which no event of a trace is whole".to_string(),
+            (_, true, _) => "a trace without any event".to_string(),
+            _ => "JSON without trace events".to_string(),
+        };
+        let advice = "expected a PyTorch profiler or Chrome trace: an object with `traceEvents`, or an array of events";
+        return Err(TraceError::NotATrace { path: path.to_path_buf(), found, advice: advice.into() });
+    }
+    let untimed = builder.untimed;
+    let damage = input.damage.as_ref().map(|error| {
+        let bytes = grouped(input.taken);
+        format!("the compressed data is damaged after {bytes} bytes of JSON ({error}): what follows is lost")
+    });
+    let mut trace = builder.finish(path, input.taken, lost + untimed);
+    let mut notices: Vec<String> = damage.into_iter().collect();
+    let event = |count: u64| if count == 1 { "1 event".to_string() } else { format!("{} events", grouped(count)) };
+    if let Some(index) = cut {
+        notices.push(format!("the file ends in the middle of event {}: 1 event lost", grouped(index)));
+    }
+    if unclosed && cut.is_none() && input.damage.is_none() {
+        notices.push("the file ends before its list of events does: later events are missing".into());
+    }
+    let broken = lost - u64::from(cut.is_some());
+    if broken > 0 {
+        notices.push(format!("{} lost: the JSON is invalid there", event(broken)));
+    }
+    if untimed > 0 {
+        notices.push(format!("{} lost: no time that 64 bits of nanoseconds can hold", event(untimed)));
+    }
+    trace.meta.partial = unclosed || cut.is_some() || input.damage.is_some();
+    notices.append(&mut trace.meta.notices);
+    trace.meta.notices = notices;
+    Ok(trace)
+}
+
+struct File<'r> {
+    input: Input<'r>,
+    builder: Builder,
+    progress: &'r mut dyn FnMut(u64),
+    /// Events met so far, in the order of the file.
+    index: u64,
+    lost: u64,
+    /// The event in the middle of which the file ends.
+    cut: Option<u64>,
+    /// Whether the file ends before its list of events does.
+    unclosed: bool,
+    saw_events: bool,
+}
+
+/// What a search for the next event found.
+enum Found {
+    /// An event that is whole, or nothing more of the file.
+    EventOrEnd,
+    /// The end of the array of events.
+    ArrayEnd,
+}
+
+impl File<'_> {
+    fn fill(&mut self) -> std::io::Result<bool> {
+        let more = self.input.fill()?;
+        (self.progress)(self.input.taken);
+        Ok(more)
+    }
+
+    /// Skips white space and looks at the next byte; `None` at the end of the file.
+    fn next(&mut self) -> std::io::Result<Option<u8>> {
+        loop {
+            let bytes = self.input.bytes();
+            if let Some(at) = bytes.iter().position(|&b| b > b' ') {
+                let byte = bytes[at];
+                self.input.consume(at);
+                return Ok(Some(byte));
+            }
+            self.input.consume(bytes.len());
+            if !self.fill()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Whether the file goes on with `text`.
+    fn starts_with(&mut self, text: &[u8]) -> std::io::Result<bool> {
+        while self.input.bytes().len() < text.len() && self.fill()? {}
+        Ok(self.input.bytes().starts_with(text))
+    }
+
+    fn all(&mut self) -> std::io::Result<()> {
+        if self.starts_with(b"\xef\xbb\xbf")? {
+            self.input.consume(3);
+        }
+        while let Some(byte) = self.next()? {
+            match byte {
+                b'[' => {
+                    self.input.consume(1);
+                    self.events()?;
+                    self.builder.end_root();
+                }
+                b'{' if self.is_event()? => self.events()?, // one event per line, without an array around them
+                b'{' => {
+                    self.root()?;
+                    self.builder.end_root();
+                }
+                // Between and behind roots: garbage, the closing brackets of what was damaged.
+                _ => self.input.consume(1),
+            }
+        }
+        self.builder.end_root();
+        Ok(())
+    }
+
+    /// Whether the object that starts here is an event rather than the root of a trace, by its first key.
+    fn is_event(&mut self) -> std::io::Result<bool> {
+        loop {
+            let mut cursor = Cursor::new(self.input.bytes());
+            match cursor.take(b'{').and_then(|()| cursor.string()).map(is_event_key) {
+                Ok(is_event) => return Ok(is_event),
+                Err(Stop::Incomplete) if self.input.bytes().len() < 4096 && self.fill()? => {}
+                Err(_) => return Ok(false),
+            }
+        }
+    }
+
+    /// Reads a root object. Objects within it are entered, so that the events are found wherever they are.
+    fn root(&mut self) -> std::io::Result<()> {
+        let mut depth = 0usize;
+        loop {
+            match self.next()? {
+                None => return Ok(()),
+                Some(b'{') => {
+                    depth += 1;
+                    self.input.consume(1);
+                }
+                Some(b'}') => {
+                    self.input.consume(1);
+                    depth -= 1;
+                    if depth == 0 {
+                        return Ok(());
+                    }
+                }
+                Some(b',') => self.input.consume(1),
+                Some(b'"') => {
+                    let Some(key) = self.key()? else {
+                        if !self.find_events()? {
+                            return Ok(());
+                        }
+                        self.events()?;
+                        continue;
+                    };
+                    match (&key[..], self.next()?) {
+                        (b"traceEvents", Some(b'[')) => {
+                            self.input.consume(1);
+                            self.events()?;
+                            self.unclosed |= self.input.ended && self.input.bytes().is_empty();
+                        }
+                        (b"deviceProperties" | b"distributedInfo" | b"baseTimeNanoseconds", Some(_)) => {
+                            let mut text = Vec::new();
+                            self.root_value(Some(&mut text))?;
+                            self.builder.root_value(&key, &text);
+                        }
+                        (_, Some(b'{')) => {} // entered in the next round
+                        (_, Some(_)) => self.root_value(None)?,
+                        (_, None) => return Ok(()),
+                    }
+                }
+                Some(_) => {
+                    if !self.find_events()? {
+                        return Ok(());
+                    }
+                    self.events()?;
+                }
+            }
+        }
+    }
+
+    /// A key of the root object with its colon; `None` where there is no such thing.
+    fn key(&mut self) -> std::io::Result<Option<Vec<u8>>> {
+        loop {
+            let mut cursor = Cursor::new(self.input.bytes());
+            let key = cursor.string().and_then(|key| cursor.take(b':').map(|()| key.to_vec()));
+            let length = cursor.at;
+            match key {
+                Ok(key) => {
+                    self.input.consume(length);
+                    return Ok(Some(key));
+                }
+                Err(Stop::Incomplete) if self.input.bytes().len() < MAX_ROOT_VALUE && self.fill()? => {}
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// Skips a value of the root object, keeping its text if that is wanted.
+    fn root_value(&mut self, mut keep: Option<&mut Vec<u8>>) -> std::io::Result<()> {
+        let Some(first) = self.next()? else { return Ok(()) };
+        let is_word = !matches!(first, b'"' | b'{' | b'[');
+        let mut skip = Skip::default();
+        loop {
+            let bytes = self.input.bytes();
+            let (length, done) = if is_word {
+                let end = bytes.iter().position(|b| matches!(b, b',' | b'}' | b']' | 0..=b' '));
+                (end.unwrap_or(bytes.len()), end.is_some())
+            } else {
+                // Too deep or unbalanced: the keys that follow will make no sense, and the search for events begins.
+                let Ok(length) = skip.over(bytes) else {
+                    self.input.consume(1);
+                    return Ok(());
+                };
+                (length, skip.done())
+            };
+            if let Some(kept) = keep.as_mut().filter(|kept| kept.len() < MAX_ROOT_VALUE) {
+                kept.extend_from_slice(&bytes[..length]);
+            }
+            self.input.consume(length);
+            if done || !self.fill()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Goes to the array of events when what stands before it makes no sense.
+    fn find_events(&mut self) -> std::io::Result<bool> {
+        const KEY: &[u8] = b"\"traceEvents\"";
+        loop {
+            let bytes = self.input.bytes();
+            if let Some(at) = bytes.windows(KEY.len()).position(|window| window == KEY) {
+                self.input.consume(at + KEY.len());
+                if self.next()? == Some(b':') {
+                    self.input.consume(1);
+                    if self.next()? == Some(b'[') {
+                        self.input.consume(1);
+                        return Ok(true);
+                    }
+                }
+                continue;
+            }
+            self.input.consume(bytes.len().saturating_sub(KEY.len() - 1));
+            if !self.fill()? {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Reads events up to the end of their array.
+    fn events(&mut self) -> std::io::Result<()> {
+        self.saw_events = true;
+        loop {
+            match self.next()? {
+                None => return Ok(()),
+                Some(b',') => self.input.consume(1),
+                Some(b']') => {
+                    self.input.consume(1);
+                    return Ok(());
+                }
+                Some(b'{') => {
+                    self.index += 1;
+                    if self.event()? {
+                        continue;
+                    }
+                    self.lost += 1;
+                    if self.input.ended && self.only_cut() {
+                        self.cut = Some(self.index);
+                    }
+                    self.input.consume(1);
+                    if let Found::ArrayEnd = self.next_event()? {
+                        return Ok(());
+                    }
+                }
+                Some(_) => {
+                    if let Found::ArrayEnd = self.next_event()? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the event that starts here. `false`: it is not whole, and nothing was consumed.
+    fn event(&mut self) -> std::io::Result<bool> {
+        loop {
+            let mut cursor = Cursor::new(self.input.bytes());
+            match Event::parse(&mut cursor) {
+                Ok(event) => {
+                    self.builder.add(&event);
+                    let length = cursor.at;
+                    self.input.consume(length);
+                    return Ok(true);
+                }
+                Err(Stop::Incomplete) if self.input.bytes().len() < MAX_EVENT => {
+                    if !self.fill()? {
+                        return Ok(false);
+                    }
+                }
+                Err(_) => return Ok(false),
+            }
+        }
+    }
+
+    /// Whether the event that starts here is fine as far as the file goes.
+    fn only_cut(&self) -> bool {
+        matches!(Event::parse(&mut Cursor::new(self.input.bytes())), Err(Stop::Incomplete))
+    }
+
+    /// Goes to the next object that is an element of an array or follows another one, and reads like an event. Objects
+    /// that follow a colon are arguments.
+    fn next_event(&mut self) -> std::io::Result<Found> {
+        let mut before = b' ';
+        loop {
+            let Some(byte) = self.next()? else { return Ok(Found::EventOrEnd) };
+            match byte {
+                b'{' if matches!(before, b',' | b'[' | b'}') => {
+                    if self.is_event()? {
+                        return Ok(Found::EventOrEnd);
+                    }
+                    if before == b'}' {
+                        return Ok(Found::ArrayEnd); // another root
+                    }
+                }
+                b']' if self.ends_events()? => return Ok(Found::ArrayEnd),
+                _ => {}
+            }
+            before = byte;
+            self.input.consume(1);
+        }
+    }
+
+    /// Whether the bracket here closes the array of events: a key of the root follows.
+    fn ends_events(&mut self) -> std::io::Result<bool> {
+        while self.input.bytes().len() < 64 && self.fill()? {}
+        let mut cursor = Cursor::new(self.input.bytes());
+        cursor.at = 1;
+        let key = cursor.take(b',').and_then(|()| cursor.string());
+        let known = key.is_ok_and(|key| {
+            let keys: [&[u8]; 6] = [
+                b"traceName",
+                b"displayTimeUnit",
+                b"baseTimeNanoseconds",
+                b"deviceProperties",
+                b"distributedInfo",
+                b"schemaVersion",
+            ];
+            keys.contains(&key)
+        });
+        if known {
+            self.input.consume(1);
+        }
+        Ok(known)
+    }
+}
+
+/// Whether a key is one that an event begins with.
+fn is_event_key(key: &[u8]) -> bool {
+    let keys: [&[u8]; 12] =
+        [b"ph", b"cat", b"name", b"pid", b"tid", b"ts", b"dur", b"args", b"id", b"s", b"bp", b"tts"];
+    keys.contains(&key)
+}
