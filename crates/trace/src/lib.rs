@@ -12,6 +12,7 @@ mod intern;
 mod iteration;
 pub mod kineto;
 mod model;
+pub mod nsys;
 pub mod recorded;
 mod utc;
 

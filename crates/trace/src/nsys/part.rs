@@ -1,0 +1,535 @@
+//! What a scan of one piece of a table yields: events whose names, threads and devices still have the numbers of the
+//! file. [`super::merge`] puts the parts together.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+
+use super::ids::process_of;
+use super::pages::Row;
+use super::strobe::{OpExtra, Side};
+use crate::intern::FastHash;
+use crate::{
+    Allocation, CallKind, CallRow, Calls, Distinct, GraphNode, KernelDetail, NONE, OpDetail, OpKind, OpRow, Ops,
+    RangeKind, RangeRow, RangeSource, Ranges, StrId, range_flags,
+};
+
+/// No run lasts this long: a time further away from the start of the session is a fault of the recording.
+const TEN_YEARS_NS: i64 = 10 * 366 * 86_400 * 1_000_000_000;
+
+/// Numbers keys in order of first appearance. Neighbouring rows mostly share their thread, device and process.
+pub(super) struct Keys<K> {
+    last: Option<(K, u32)>,
+    numbers: HashMap<K, u32, FastHash>,
+    pub(super) keys: Vec<K>,
+}
+
+impl<K> Default for Keys<K> {
+    fn default() -> Self {
+        Self { last: None, numbers: HashMap::default(), keys: Vec::new() }
+    }
+}
+
+impl<K: Copy + Eq + Hash> Keys<K> {
+    pub(super) fn number(&mut self, key: K) -> u32 {
+        if let Some((last, number)) = self.last
+            && last == key
+        {
+            return number;
+        }
+        let next = self.keys.len() as u32;
+        let number = *self.numbers.entry(key).or_insert(next);
+        if number == next {
+            self.keys.push(key);
+        }
+        self.last = Some((key, number));
+        number
+    }
+}
+
+/// Where a name stands in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum NameKey {
+    /// In `StringIds`.
+    Id(i64),
+    /// In the row itself.
+    Text(Box<[u8]>),
+    /// Made by the importer.
+    Fixed(&'static str),
+    /// The label of a kind of copy.
+    Copy(i64),
+}
+
+/// The names that a part refers to, in order of first appearance.
+#[derive(Default)]
+pub(super) struct Names {
+    /// Numbers of small ids, which almost all are: number + 1, or 0.
+    small: Vec<u32>,
+    large: HashMap<i64, u32, FastHash>,
+    texts: HashMap<Box<[u8]>, u32, FastHash>,
+    others: Vec<(NameKey, u32)>,
+    pub(super) keys: Vec<NameKey>,
+}
+
+impl Names {
+    /// The name with this id in `StringIds`.
+    pub(super) fn id(&mut self, id: i64) -> StrId {
+        const SMALL: i64 = 1 << 22;
+        let next = self.keys.len() as u32;
+        let number = if (0..SMALL).contains(&id) {
+            let id = id as usize;
+            if self.small.len() <= id {
+                self.small.resize((id + 1).next_power_of_two(), 0);
+            }
+            if self.small[id] == 0 {
+                self.small[id] = next + 1;
+            }
+            self.small[id] - 1
+        } else {
+            *self.large.entry(id).or_insert(next)
+        };
+        if number == next {
+            self.keys.push(NameKey::Id(id));
+        }
+        StrId(number)
+    }
+
+    pub(super) fn text(&mut self, text: &[u8]) -> StrId {
+        if let Some(&number) = self.texts.get(text) {
+            return StrId(number);
+        }
+        let number = self.keys.len() as u32;
+        self.texts.insert(text.into(), number);
+        self.keys.push(NameKey::Text(text.into()));
+        StrId(number)
+    }
+
+    fn other(&mut self, key: NameKey) -> StrId {
+        if let Some(&(_, number)) = self.others.iter().find(|(k, _)| *k == key) {
+            return StrId(number);
+        }
+        let number = self.keys.len() as u32;
+        self.others.push((key.clone(), number));
+        self.keys.push(key);
+        StrId(number)
+    }
+
+    pub(super) fn fixed(&mut self, text: &'static str) -> StrId {
+        self.other(NameKey::Fixed(text))
+    }
+
+    fn copy(&mut self, kind: i64) -> StrId {
+        self.other(NameKey::Copy(kind))
+    }
+
+    fn id_or_none(&mut self, id: Option<i64>) -> StrId {
+        id.map_or(StrId::NONE, |id| self.id(id))
+    }
+}
+
+/// Rows that are not as they should be.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Faults {
+    /// Left out: more than ten years away from the start of the session.
+    pub(super) absurd: u64,
+    /// Kept with no length: they end before they start.
+    pub(super) backward: u64,
+    /// Left out: graph launches without time stamps or started on the host.
+    pub(super) untimed_graphs: u64,
+    /// Left out: no start, which no version of the schema allows.
+    pub(super) no_time: u64,
+}
+
+impl Faults {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.absurd += other.absurd;
+        self.backward += other.backward;
+        self.untimed_graphs += other.untimed_graphs;
+        self.no_time += other.no_time;
+    }
+}
+
+/// A series of GPU metric samples: the type (which names the GPU) and the metric.
+pub(super) type SeriesKey = (i64, i64);
+
+/// Times and values of a series, in the order of the file.
+pub(super) type Series = (Vec<i64>, Vec<f64>);
+
+/// A device as rows name it: process and the number it has there.
+pub(super) type DeviceKey = (i64, i64);
+
+/// What one piece of a table holds.
+#[derive(Default)]
+pub(super) struct Part {
+    pub(super) ops: Ops,
+    pub(super) calls: Calls,
+    pub(super) ranges: Ranges,
+    pub(super) details: Distinct<OpDetail>,
+    pub(super) names: Names,
+    pub(super) threads: Keys<i64>,
+    pub(super) processes: Keys<i64>,
+    pub(super) devices: Keys<DeviceKey>,
+    /// Process and domain of ranges.
+    pub(super) domains: Keys<(i64, i64)>,
+    /// Names that NVTX rows give to domains.
+    pub(super) domain_names: Vec<((i64, i64), StrId)>,
+    /// Names that NVTX rows give to threads.
+    pub(super) thread_names: Vec<(i64, StrId)>,
+    pub(super) series: BTreeMap<SeriesKey, Series>,
+    pub(super) allocations: Vec<Allocation>,
+    pub(super) graph_nodes: Vec<GraphNode>,
+    pub(super) faults: Faults,
+    /// The last moment that an NVTX row names.
+    pub(super) last_nvtx: i64,
+    pub(super) has_graph_nodes: bool,
+    pub(super) rows: u64,
+}
+
+/// A table of events: its name, the columns that are read, and what becomes of a row.
+pub(super) struct EventTable {
+    pub(super) name: &'static str,
+    pub(super) columns: &'static [&'static str],
+    pub(super) row: fn(&mut Part, &Row, &Side),
+}
+
+/// Every table of events that is imported.
+pub(super) const EVENT_TABLES: [EventTable; 12] = [
+    EventTable { name: KERNEL, columns: KERNEL_COLUMNS, row: Part::kernel },
+    EventTable { name: MEMCPY, columns: MEMCPY_COLUMNS, row: Part::memcpy },
+    EventTable { name: MEMSET, columns: MEMSET_COLUMNS, row: Part::memset },
+    EventTable { name: GRAPH_TRACE, columns: GRAPH_TRACE_COLUMNS, row: Part::graph },
+    EventTable { name: RUNTIME, columns: CALL_COLUMNS, row: Part::gpu_call },
+    EventTable { name: "OSRT_API", columns: CALL_COLUMNS, row: Part::os_call },
+    EventTable { name: "PROFILER_OVERHEAD", columns: CALL_COLUMNS, row: Part::profiler_call },
+    EventTable { name: OVERHEAD, columns: CALL_COLUMNS, row: Part::profiler_overhead },
+    EventTable { name: "NVTX_EVENTS", columns: NVTX_COLUMNS, row: Part::nvtx },
+    EventTable { name: "GPU_METRICS", columns: &["timestamp", "typeId", "metricId", "value"], row: Part::sample },
+    EventTable { name: "CUDA_GPU_MEMORY_USAGE_EVENTS", columns: MEMORY_COLUMNS, row: Part::allocation },
+    EventTable { name: "CUDA_GRAPH_NODE_EVENTS", columns: NODE_COLUMNS, row: Part::graph_node },
+];
+
+pub(super) const KERNEL: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
+pub(super) const MEMCPY: &str = "CUPTI_ACTIVITY_KIND_MEMCPY";
+pub(super) const MEMSET: &str = "CUPTI_ACTIVITY_KIND_MEMSET";
+pub(super) const GRAPH_TRACE: &str = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE";
+pub(super) const RUNTIME: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";
+pub(super) const OVERHEAD: &str = "CUPTI_ACTIVITY_KIND_OVERHEAD";
+
+/// What every row of a GPU operation begins with.
+macro_rules! op_columns {
+    ($($more:literal),*) => {
+        &[
+            "start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid", "graphNodeId", $($more),*
+        ]
+    };
+}
+/// The first cell after those of every GPU operation.
+const MORE: usize = 8;
+
+const KERNEL_COLUMNS: &[&str] = op_columns![
+    "demangledName",
+    "shortName",
+    "gridX",
+    "gridY",
+    "gridZ",
+    "blockX",
+    "blockY",
+    "blockZ",
+    "registersPerThread",
+    "staticSharedMemory",
+    "dynamicSharedMemory"
+];
+const MEMCPY_COLUMNS: &[&str] = op_columns!["bytes", "copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId"];
+const MEMSET_COLUMNS: &[&str] = op_columns!["bytes", "value", "memKind"];
+const GRAPH_TRACE_COLUMNS: &[&str] = op_columns!["graphId", "graphExecId"];
+const CALL_COLUMNS: &[&str] = &["start", "end", "globalTid", "correlationId", "nameId", "returnValue", "eventClass"];
+const NVTX_COLUMNS: &[&str] = &["start", "end", "eventType", "globalTid", "endGlobalTid", "textId", "text", "domainId"];
+const MEMORY_COLUMNS: &[&str] =
+    &["start", "globalPid", "deviceId", "address", "bytes", "memKind", "memoryOperationType", "name"];
+const NODE_COLUMNS: &[&str] = &["start", "end", "globalTid", "graphNodeId", "originalGraphNodeId"];
+
+/// `eventClass` of the row that says when tracing of the operating system's functions began.
+const OSRT_START: i64 = 31;
+
+impl Part {
+    /// Start and end of a row, or `None` if it has to be left out.
+    fn span(&mut self, row: &Row, side: &Side) -> Option<(i64, i64)> {
+        let Some(start) = row.int(0) else {
+            self.faults.no_time += 1;
+            return None;
+        };
+        let end = row.int(1).unwrap_or(start);
+        // What strobe converted from a profiler with an absolute clock is far from zero.
+        let limit = if side.own { i64::MAX } else { TEN_YEARS_NS };
+        if start.saturating_abs() > limit || end.saturating_abs() > limit {
+            self.faults.absurd += 1;
+            return None;
+        }
+        if end < start {
+            self.faults.backward += 1;
+        }
+        Some((start, end.max(start)))
+    }
+
+    fn op(&mut self, row: &Row, side: &Side, kind: OpKind) -> Option<OpRow> {
+        let (start, end) = self.span(row, side)?;
+        let process = row.int(6).map_or(0, process_of);
+        let graph_node = row.int(7).unwrap_or(0) as u64;
+        self.has_graph_nodes |= graph_node != 0;
+        Some(OpRow {
+            start,
+            end,
+            name: StrId::NONE,
+            kind,
+            device: self.devices.number((process, row.int(2).unwrap_or(0))) as u16,
+            stream: row.int(4).unwrap_or(0) as u32,
+            context: row.int(3).unwrap_or(0) as u32,
+            process: self.processes.number(process) as u16,
+            correlation: row.int(5).unwrap_or(0),
+            launch: NONE,
+            graph_node,
+            bytes: 0,
+            detail: NONE,
+            work: NONE,
+            iteration: NONE,
+        })
+    }
+
+    /// Adds an op with its detail, after what strobe's own tables say of it.
+    fn push_op(&mut self, row: &Row, side: &Side, mut op: OpRow, mut detail: Option<OpDetail>) {
+        if let Some(extra) = side.ops.get(&(op.kind, row.id)) {
+            let OpExtra { name, work, iteration, no_detail, no_short_name } = *extra;
+            if let Some(name) = name {
+                op.name = self.names.id(name);
+            }
+            op.work = work;
+            op.iteration = iteration;
+            if let Some(OpDetail::Kernel(kernel)) = detail.as_mut().filter(|_| no_short_name) {
+                kernel.short_name = StrId::NONE;
+            }
+            detail = detail.filter(|_| !no_detail);
+        }
+        op.detail = detail.map_or(NONE, |detail| self.details.number(detail));
+        self.ops.push(op);
+        self.rows += 1;
+    }
+
+    fn kernel(&mut self, row: &Row, side: &Side) {
+        let Some(mut op) = self.op(row, side, OpKind::Kernel) else { return };
+        let (full, short) = (row.int(MORE), row.int(MORE + 1));
+        op.name = self.names.id_or_none(full.or(short));
+        let number = |cell: usize| row.int(MORE + cell).unwrap_or(0) as u32;
+        let detail = KernelDetail {
+            short_name: self.names.id_or_none(short),
+            grid: [number(2), number(3), number(4)],
+            block: [number(5), number(6), number(7)],
+            registers: number(8),
+            static_shared: number(9),
+            dynamic_shared: number(10),
+        };
+        self.push_op(row, side, op, Some(OpDetail::Kernel(detail)));
+    }
+
+    fn memcpy(&mut self, row: &Row, side: &Side) {
+        let Some(mut op) = self.op(row, side, OpKind::Memcpy) else { return };
+        let copy_kind = row.int(MORE + 1).unwrap_or(0);
+        op.name = self.names.copy(copy_kind);
+        op.bytes = row.int(MORE).unwrap_or(0) as u64;
+        let device = |cell| row.int(cell).and_then(|device| u32::try_from(device).ok());
+        let detail = OpDetail::Memcpy {
+            copy_kind: copy_kind as u8,
+            src_kind: memory_kind(row, MORE + 2),
+            dst_kind: memory_kind(row, MORE + 3),
+            src_device: device(MORE + 4),
+            dst_device: device(MORE + 5),
+        };
+        self.push_op(row, side, op, Some(detail));
+    }
+
+    fn memset(&mut self, row: &Row, side: &Side) {
+        let Some(mut op) = self.op(row, side, OpKind::Memset) else { return };
+        op.name = self.names.fixed("[CUDA memset]");
+        op.bytes = row.int(MORE).unwrap_or(0) as u64;
+        let detail =
+            OpDetail::Memset { value: row.int(MORE + 1).unwrap_or(0) as u32, mem_kind: memory_kind(row, MORE + 2) };
+        self.push_op(row, side, op, Some(detail));
+    }
+
+    fn graph(&mut self, row: &Row, side: &Side) {
+        let on_host = row.int(2) == Some(i64::from(i32::MAX));
+        if !side.own && (on_host || (row.int(0) == Some(0) && row.int(1) == Some(0))) {
+            self.faults.untimed_graphs += 1;
+            return;
+        }
+        let Some(mut op) = self.op(row, side, OpKind::Graph) else { return };
+        op.name = self.names.fixed("[CUDA graph]");
+        let number = |cell| row.int(cell).unwrap_or(0) as u32;
+        self.push_op(row, side, op, Some(OpDetail::Graph { graph: number(MORE), exec: number(MORE + 1) }));
+    }
+
+    fn call(&mut self, row: &Row, side: &Side, kind: CallKind) {
+        let Some((start, end)) = self.span(row, side) else { return };
+        let mut call = CallRow {
+            start,
+            end,
+            name: self.names.id_or_none(row.int(4)),
+            thread: self.threads.number(row.int(2).unwrap_or(0)),
+            correlation: row.int(3).unwrap_or(0),
+            kind,
+            result: row.int(5).unwrap_or(0) as i32,
+        };
+        if let Some(extra) = side.calls.get(&(kind, row.id)) {
+            (call.correlation, call.result) = *extra;
+        }
+        self.calls.push(call);
+        self.rows += 1;
+    }
+
+    fn gpu_call(&mut self, row: &Row, side: &Side) {
+        self.call(row, side, CallKind::Gpu);
+    }
+
+    fn os_call(&mut self, row: &Row, side: &Side) {
+        if row.int(6) != Some(OSRT_START) {
+            self.call(row, side, CallKind::OsRuntime);
+        }
+    }
+
+    fn profiler_call(&mut self, row: &Row, side: &Side) {
+        self.call(row, side, CallKind::Profiler);
+    }
+
+    /// The newer table of overheads. Its rows are not those of `PROFILER_OVERHEAD`, so they have no extras.
+    fn profiler_overhead(&mut self, row: &Row, side: &Side) {
+        self.call(row, &Side { own: side.own, ..Side::default() }, CallKind::Profiler);
+    }
+
+    fn nvtx(&mut self, row: &Row, side: &Side) {
+        const MARK: i64 = 34;
+        const THREAD_NAME: i64 = 39;
+        const DOMAIN: i64 = 75;
+        let event_type = row.int(2).unwrap_or(0);
+        let thread = row.int(3).unwrap_or(0);
+        let domain = (process_of(thread), row.int(7).unwrap_or(0));
+        let source = match event_type {
+            59 | 70 | MARK => RangeSource::PushPop,
+            60 | 71 => RangeSource::StartEnd,
+            THREAD_NAME | DOMAIN => {
+                let name = self.nvtx_name(row);
+                if event_type == DOMAIN {
+                    self.domain_names.push((domain, name));
+                } else {
+                    self.thread_names.push((thread, name));
+                }
+                return;
+            }
+            _ => return,
+        };
+        if side.op_events.contains(&row.id) {
+            return;
+        }
+        let Some((start, end)) = self.span(row, side) else { return };
+        self.last_nvtx = self.last_nvtx.max(end);
+        let mut flags = 0;
+        if event_type == MARK {
+            flags |= range_flags::MARK;
+        } else if row.int(1).is_none() {
+            flags |= range_flags::UNCLOSED;
+        }
+        if row.int(4).is_some_and(|closer| closer != thread) {
+            flags |= range_flags::CROSS_THREAD;
+        }
+        let mut range = RangeRow {
+            start,
+            end,
+            name: self.nvtx_name(row),
+            thread: self.threads.number(thread),
+            domain: if domain.1 == 0 { StrId::NONE } else { StrId(self.domains.number(domain)) },
+            source,
+            kind: RangeKind::Other,
+            flags,
+            iteration: NONE,
+            dims: StrId::NONE,
+            types: StrId::NONE,
+        };
+        if let Some(extra) = side.ranges.get(&row.id) {
+            range.kind = extra.kind;
+            range.iteration = extra.iteration;
+            range.source = extra.source.unwrap_or(range.source);
+            range.flags = extra.flags.unwrap_or(range.flags);
+            range.end = extra.end.unwrap_or(range.end);
+            range.dims = self.names.id_or_none(extra.dims);
+            range.types = self.names.id_or_none(extra.types);
+        }
+        self.ranges.push(range);
+        self.rows += 1;
+    }
+
+    /// Registered strings have their text in `StringIds` only.
+    fn nvtx_name(&mut self, row: &Row) -> StrId {
+        match row.int(5) {
+            Some(id) => self.names.id(id),
+            None => self.names.text(row.raw(6).unwrap_or_default()),
+        }
+    }
+
+    fn sample(&mut self, row: &Row, _side: &Side) {
+        let (Some(time), Some(value)) = (row.int(0), row.real(3)) else {
+            self.faults.no_time += 1;
+            return;
+        };
+        let key = (row.int(1).unwrap_or(0), row.int(2).unwrap_or(0));
+        let (times, values) = self.series.entry(key).or_default();
+        times.push(time);
+        values.push(value);
+        self.rows += 1;
+    }
+
+    fn allocation(&mut self, row: &Row, side: &Side) {
+        const PAGEABLE: u8 = 0;
+        const PINNED: u8 = 1;
+        let Some(time) = row.int(0) else {
+            self.faults.no_time += 1;
+            return;
+        };
+        let process = row.int(1).map_or(0, process_of);
+        let mem_kind = memory_kind(row, 5);
+        let on_host = matches!(mem_kind, PAGEABLE | PINNED);
+        let bytes = row.int(4).unwrap_or(0);
+        let mut allocation = Allocation {
+            time,
+            device: (!on_host).then(|| self.devices.number((process, row.int(2).unwrap_or(0))) as u16),
+            process: self.processes.number(process) as u16,
+            address: row.int(3).unwrap_or(0) as u64,
+            bytes: if row.int(6) == Some(1) { bytes.saturating_neg() } else { bytes },
+            mem_kind,
+            name: row.raw(7).map_or(StrId::NONE, |name| self.names.text(name)),
+            total_allocated: None,
+            total_reserved: None,
+        };
+        if let Some(extra) = side.allocations.get(&row.id) {
+            allocation.device = extra.device.map(|device| self.devices.number((process, device)) as u16);
+            allocation.mem_kind = extra.mem_kind;
+            allocation.total_allocated = extra.total_allocated;
+            allocation.total_reserved = extra.total_reserved;
+        }
+        self.allocations.push(allocation);
+        self.rows += 1;
+    }
+
+    fn graph_node(&mut self, row: &Row, side: &Side) {
+        let Some((start, end)) = self.span(row, side) else { return };
+        self.graph_nodes.push(GraphNode {
+            node: row.int(3).unwrap_or(0) as u64,
+            original: row.int(4).unwrap_or(0) as u64,
+            start,
+            end,
+            thread: self.threads.number(row.int(2).unwrap_or(0)),
+        });
+        self.rows += 1;
+    }
+}
+
+/// CUPTI's kind of memory; 255 = not recorded.
+fn memory_kind(row: &Row, cell: usize) -> u8 {
+    row.int(cell).and_then(|kind| u8::try_from(kind).ok()).unwrap_or(u8::MAX)
+}
