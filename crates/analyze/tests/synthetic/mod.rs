@@ -139,3 +139,32 @@ pub fn real_data() -> Option<PathBuf> {
     }
     folder
 }
+
+/// Reads real traces as one run.
+pub fn read(paths: &[PathBuf]) -> Trace {
+    let trace = match paths {
+        [path] if path.extension().is_some_and(|e| e == "sqlite") => strobe_trace::nsys::read(path, &mut |_, _| {}),
+        _ => strobe_trace::import::read_files(paths, &mut |_| {}),
+    };
+    trace.unwrap_or_else(|error| panic!("{paths:?}: {error}"))
+}
+
+/// Every trace in the folder of real data.
+pub fn all_traces(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.to_string_lossy();
+            if path.is_dir() {
+                folders.push(path);
+            } else if name.ends_with(".sqlite") || name.ends_with(".json.gz") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    assert!(!found.is_empty());
+    found
+}

@@ -1,0 +1,289 @@
+//! Launches: how long the call took, how long the device took to begin, how far the host ran ahead.
+
+use std::collections::{BTreeMap, HashMap};
+
+use strobe_trace::{NONE, OpKind, StrId, Trace};
+
+use crate::context::Context;
+use crate::nsys_stats::without_version;
+use crate::sheet::{Column, Report, Sheet, Unit, Value};
+
+/// A queue of this depth is taken for full: CUDA lets the host wait at 1,024 launches outstanding.
+pub const FULL_QUEUE: i64 = 1000;
+
+/// A call with the ops that it launched. A graph is one launch, however many ops it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Index of the call.
+    pub call: u32,
+    /// Index of its op that starts first.
+    pub first_op: u32,
+    /// How many ops it launched.
+    pub ops: u32,
+    /// How long the call took.
+    pub call_ns: i64,
+    /// From the return of the call to the start of its first op; negative when the op started before that.
+    pub delay_ns: i64,
+    /// From the start of its first op to the end of its last.
+    pub device_ns: i64,
+}
+
+/// The launches of a trace in the order of their calls.
+pub fn launches(trace: &Trace) -> Vec<Launch> {
+    let (ops, calls) = (&trace.ops, &trace.calls);
+    let mut number_of_call = vec![NONE; calls.len()];
+    let mut found: Vec<Launch> = Vec::new();
+    let mut last_end: Vec<i64> = Vec::new();
+    // Ops are in order of start: the first that is met is the first that started.
+    for op in 0..ops.len() {
+        let Some(number) = number_of_call.get_mut(ops.launch[op] as usize) else { continue };
+        let call = ops.launch[op] as usize;
+        if *number == NONE {
+            *number = found.len() as u32;
+            let delay_ns = ops.start[op].saturating_sub(calls.end[call]);
+            let call_ns = calls.duration(call);
+            found.push(Launch { call: call as u32, first_op: op as u32, ops: 0, call_ns, delay_ns, device_ns: 0 });
+            last_end.push(ops.end[op]);
+        }
+        let launch = &mut found[*number as usize];
+        let last_end = &mut last_end[*number as usize];
+        *last_end = (*last_end).max(ops.end[op]);
+        launch.ops += 1;
+        launch.device_ns = last_end.saturating_sub(ops.start[launch.first_op as usize]);
+    }
+    found.sort_unstable_by_key(|launch| launch.call);
+    found
+}
+
+/// How many launches of a stream were outstanding: called but not begun on the device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueDepth {
+    /// Index of the device.
+    pub device: u16,
+    /// Index of the process.
+    pub process: u16,
+    /// The stream.
+    pub stream: u32,
+    /// When the depth changed, in order.
+    pub times: Vec<i64>,
+    /// The depth from that moment on. Below zero only where the clocks of host and device disagree.
+    pub depths: Vec<i32>,
+}
+
+/// The queues of all streams over time, by device, process and stream.
+pub fn queue_depths(trace: &Trace, launches: &[Launch]) -> Vec<QueueDepth> {
+    let ops = &trace.ops;
+    let mut changes: BTreeMap<(u16, u16, u32), Vec<(i64, i32)>> = BTreeMap::new();
+    for launch in launches {
+        let op = launch.first_op as usize;
+        let of_stream = changes.entry((ops.device[op], ops.process[op], ops.stream[op])).or_default();
+        of_stream.push((trace.calls.start[launch.call as usize], 1));
+        of_stream.push((ops.start[op], -1));
+    }
+    let queue = |((device, process, stream), mut changes): ((u16, u16, u32), Vec<(i64, i32)>)| {
+        // At the same moment a launch comes before a start, so that an op never seems to start unlaunched.
+        changes.sort_unstable_by_key(|&(time, change)| (time, -change));
+        let (times, steps): (Vec<i64>, Vec<i32>) = changes.into_iter().unzip();
+        let running = steps.into_iter().scan(0, |depth, step| {
+            *depth += step;
+            Some(*depth)
+        });
+        QueueDepth { device, process, stream, times, depths: running.collect() }
+    };
+    changes.into_iter().map(queue).collect()
+}
+
+impl QueueDepth {
+    /// Time spent at each depth, from 0 up, between the first and the last change.
+    pub fn time_at_depth(&self) -> Vec<i64> {
+        let deepest = self.depths.iter().copied().max().unwrap_or(0).max(0) as usize;
+        let mut time = vec![0i64; deepest + 1];
+        for (moments, &depth) in self.times.windows(2).zip(&self.depths) {
+            let at = &mut time[depth.max(0) as usize];
+            *at = at.saturating_add(moments[1].saturating_sub(moments[0]));
+        }
+        time
+    }
+}
+
+/// The report `launch`.
+pub fn report(context: &Context) -> Report {
+    let (name, title) = ("launch", "Launches: cost of the call, delay to the start, depth of the queue");
+    let trace = context.trace;
+    let launches = launches(trace);
+    if launches.is_empty() {
+        return Report::absent(name, title, why_none(trace));
+    }
+    let call_name = |l: &Launch| trace.calls.name[l.call as usize].0;
+    let by_call = group(&launches, call_name, |name| without_version(trace.text(StrId(name))).to_owned());
+    let category = |l: &Launch| match l.ops {
+        1 => context.categories.of_op.get(l.first_op as usize).map_or(NONE, |&category| u32::from(category)),
+        _ => NONE,
+    };
+    let category_name = |category: u32| match context.categories.list.get(category as usize) {
+        Some(found) => found.name.clone(),
+        None => "several ops (graph)".to_owned(),
+    };
+    let by_category = group(&launches, category, category_name);
+
+    let unlaunched = trace.ops_without_launch();
+    let mut report = Report::new(name, title)
+        .sheet(sheet("by_call", "Call", by_call).title("By call"))
+        .sheet(sheet("by_category", "Category", by_category).title("By category of the first op launched"))
+        .sheet(queues(trace, &launches))
+        .note(
+            "Delay runs from the return of the call to the start of the first op it launched; it is negative when the op \
+             started before the call returned. Short: the device took less time than the call. A graph is one launch.",
+        )
+        .note(format!(
+            "Depth counts launches called and not yet begun; median and p90 are over time. The host waits at 1,024: \
+             `Time Full` is the time at {FULL_QUEUE} or more, its share is of the time between first launch and last start."
+        ));
+    if unlaunched > 0 {
+        let devices = trace.ops.kind.iter().filter(|&&kind| kind != OpKind::CpuOp).count();
+        report = report.note(format!("{unlaunched} of {devices} ops on devices have no launching call in the trace."));
+    }
+    report
+}
+
+fn why_none(trace: &Trace) -> String {
+    let device_ops = trace.ops.kind.iter().filter(|&&kind| kind != OpKind::CpuOp).count();
+    match (trace.ops.is_empty(), device_ops) {
+        (true, _) => "nothing in the trace ran on a device".to_owned(),
+        (false, 0) => "the engine computes on the CPU: nothing is launched".to_owned(),
+        (false, n) => format!(
+            "none of the {n} ops on devices has its launching call in the trace: record the CUDA or HIP calls too, e.g. \
+             with `nsys profile -t cuda`"
+        ),
+    }
+}
+
+/// Launches by the word of their slot (a small number), the group with the most time on the host first.
+fn group(
+    launches: &[Launch],
+    slot: impl Fn(&Launch) -> u32,
+    word: impl Fn(u32) -> String,
+) -> Vec<(String, Vec<&Launch>)> {
+    let mut slots: HashMap<u32, Vec<&Launch>> = HashMap::new();
+    for launch in launches {
+        slots.entry(slot(launch)).or_default().push(launch);
+    }
+    let mut groups: BTreeMap<String, Vec<&Launch>> = BTreeMap::new();
+    for (slot, mut members) in slots {
+        groups.entry(word(slot)).or_default().append(&mut members);
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    let host_time = |group: &[&Launch]| group.iter().fold(0i64, |sum, l| sum.saturating_add(l.call_ns));
+    groups.sort_by_cached_key(|(_, group)| std::cmp::Reverse(host_time(group)));
+    groups
+}
+
+fn sheet(name: &str, first_column: &str, groups: Vec<(String, Vec<&Launch>)>) -> Sheet {
+    let mut columns = vec![Column::new(first_column, Unit::Text)];
+    columns.extend(["Launches", "Ops"].map(|name| Column::new(name, Unit::Count)));
+    for (what, unit) in [("Call", Unit::Ns), ("Delay", Unit::NsChange), ("Device", Unit::Ns)] {
+        columns.extend(["Med", "p90", "Max"].map(|figure| Column::new(format!("{what} {figure}"), unit)));
+    }
+    columns.extend([
+        Column::new("Started Before Return", Unit::Count),
+        Column::new("Short", Unit::Count),
+        Column::new("Short (% of launches)", Unit::Share),
+    ]);
+    let mut sheet = Sheet::new(name, columns);
+    for (word, group) in groups {
+        let count = |keep: fn(&Launch) -> bool| group.iter().filter(|l| keep(l)).count();
+        let ops: usize = group.iter().map(|l| l.ops as usize).sum();
+        let figures = |value: fn(&Launch) -> i64| {
+            let mut values: Vec<i64> = group.iter().map(|l| value(l)).collect();
+            [0.5, 0.9, 1.0].map(|share| Value::from(quantile(&mut values, share)))
+        };
+        let short = count(|l| l.device_ns < l.call_ns);
+        let head = [word.into(), group.len().into(), ops.into()];
+        let times = [figures(|l| l.call_ns), figures(|l| l.delay_ns), figures(|l| l.device_ns)];
+        let early = count(|l| l.delay_ns < 0);
+        let tail = [early.into(), short.into(), (short as f64 / group.len() as f64).into()];
+        sheet.push(head.into_iter().chain(times.into_iter().flatten()).chain(tail));
+    }
+    sheet
+}
+
+fn queues(trace: &Trace, launches: &[Launch]) -> Sheet {
+    let columns = [
+        Column::new("Device", Unit::Text),
+        Column::new("Process", Unit::Number),
+        Column::new("Stream", Unit::Number),
+        Column::new("Launches", Unit::Count),
+        Column::new("Depth Med", Unit::Count),
+        Column::new("Depth p90", Unit::Count),
+        Column::new("Depth Max", Unit::Count),
+        Column::new("Time Full", Unit::Ns),
+        Column::new("Time Full (%)", Unit::Share),
+    ];
+    let mut sheet = Sheet::new("queues", columns).title("Outstanding launches by stream");
+    for queue in queue_depths(trace, launches) {
+        let time = queue.time_at_depth();
+        let total = time.iter().fold(0i64, |sum, &t| sum.saturating_add(t));
+        let full = time.iter().skip(FULL_QUEUE as usize).fold(0i64, |sum, &t| sum.saturating_add(t));
+        let share = (total > 0).then(|| full as f64 / total as f64);
+        sheet.push([
+            device_name(trace, queue.device).into(),
+            trace.processes.get(queue.process as usize).map(|p| p.pid).into(),
+            queue.stream.into(),
+            (queue.times.len() / 2).into(),
+            depth_at(&time, total, 0.5).into(),
+            depth_at(&time, total, 0.9).into(),
+            queue.depths.iter().copied().max().map(i64::from).into(),
+            full.into(),
+            share.into(),
+        ]);
+    }
+    sheet
+}
+
+/// The depth that was not exceeded for `share` of the time; `None` without time.
+fn depth_at(time_at_depth: &[i64], total: i64, share: f64) -> Option<usize> {
+    let mut passed = 0i64;
+    let reached = |&time: &i64| {
+        passed = passed.saturating_add(time);
+        passed as f64 >= share * total as f64
+    };
+    (total > 0).then(|| time_at_depth.iter().position(reached)).flatten()
+}
+
+/// What a device is called in tables: its number in its file and its name.
+pub(crate) fn device_name(trace: &Trace, device: u16) -> String {
+    match trace.devices.get(device as usize) {
+        Some(found) if found.name.is_empty() => found.ordinal.to_string(),
+        Some(found) => format!("{} {}", found.ordinal, found.name),
+        None => device.to_string(),
+    }
+}
+
+/// The value below which `share` of the values lie, interpolated between the two nearest; their order is lost. `None`
+/// when there are none.
+pub(crate) fn quantile(values: &mut [i64], share: f64) -> Option<f64> {
+    let place = share * values.len().checked_sub(1)? as f64;
+    let (_, &mut below, above) = values.select_nth_unstable(place.floor() as usize);
+    let next = above.iter().copied().min().unwrap_or(below);
+    Some(below as f64 + (next as f64 - below as f64) * place.fract())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_interpolate() {
+        let mut values = [4, 1, 3, 2];
+        assert_eq!([0.0, 0.5, 0.75, 1.0].map(|s| quantile(&mut values, s)), [1.0, 2.5, 3.25, 4.0].map(Some));
+        assert_eq!(quantile(&mut [], 0.5), None);
+    }
+
+    #[test]
+    fn depths_by_time() {
+        assert_eq!(depth_at(&[5, 4, 1], 10, 0.5), Some(0));
+        assert_eq!(depth_at(&[5, 4, 1], 10, 0.9), Some(1));
+        assert_eq!(depth_at(&[5, 4, 1], 10, 0.95), Some(2));
+        assert_eq!(depth_at(&[0], 0, 0.5), None);
+    }
+}

@@ -1,0 +1,304 @@
+//! Sums of host ranges (NVTX, annotations): their own time, their time on devices, the kernels in them.
+
+use std::collections::HashMap;
+
+use strobe_trace::{RangeSource, StrId, Trace, range_flags};
+
+use super::projection::{Launches, Projected, takes_part};
+use super::spread::{Spread, summarize};
+use super::sums::{WithHiddenGraphs, is_kernel, slot, slots, time_report};
+use crate::sheet::{Column, Report, Sheet, Unit, Value};
+
+/// Host time of ranges by name (`nvtx_sum`).
+pub(super) fn host_time(trace: &Trace) -> Report {
+    let (name, title) = ("nvtx-sum", "Ranges of the program by name: time on the host");
+    let names = RangeNames::of(trace);
+    let ranges = &trace.ranges;
+    let row = |i: usize| {
+        let listed = names.of_range[i] != LEFT_OUT && ranges.flags[i] & range_flags::MARK == 0;
+        listed.then(|| (names.of_range[i] as usize, ranges.duration(i)))
+    };
+    let sums = summarize(ranges.len(), names.keys.len(), row, |key| (names.label(trace, key), names.style(key)));
+    if sums.is_empty() {
+        return Report::absent(name, title, NO_RANGES);
+    }
+    let unclosed =
+        (0..ranges.len()).filter(|&i| row(i).is_some() && ranges.flags[i] & range_flags::UNCLOSED != 0).count();
+    let rows = sums.into_iter().map(|((label, style), s)| (vec![style.into(), label.into()], s));
+    let report = time_report(name, title, &["Instances", "Style", "Range"], rows);
+    match unclosed {
+        0 => report,
+        1 => report.note("1 range was never closed: it is counted up to the last moment of any range."),
+        n => report.note(format!("{n} ranges were never closed: they are counted up to the last moment of any range.")),
+    }
+}
+
+/// Ranges projected onto devices (`nvtx_gpu_proj_sum`).
+pub(super) fn projected(trace: &Trace) -> Report {
+    let (name, title) = ("nvtx-gpu-proj-sum", "Ranges of the program by name: time on the device");
+    let launches = Launches::of(trace);
+    let projected = launches.project(trace);
+    if projected.is_empty() {
+        return Report::absent(name, title, why_no_projection(trace, &launches));
+    }
+    let names = RangeNames::of(trace);
+    let key_of = |p: &Projected| names.of_range[p.range as usize] as usize;
+    let row = |i: usize| Some((key_of(&projected[i]), projected[i].end.saturating_sub(projected[i].start)));
+    let spreads =
+        summarize(projected.len(), names.keys.len(), row, |key| (names.label(trace, key), names.style(key), key));
+
+    #[derive(Clone, Default)]
+    struct Sums {
+        host: i64,
+        launches: i64,
+        levels: i64,
+        children: i64,
+    }
+    let mut sums = vec![Sums::default(); names.keys.len()];
+    for p in &projected {
+        let sum = &mut sums[key_of(p)];
+        sum.host = sum.host.saturating_add(trace.ranges.duration(p.range as usize));
+        sum.launches += i64::from(p.launches);
+        sum.levels += i64::from(p.level);
+        sum.children += i64::from(p.children);
+    }
+
+    let time = |name: &str| Column::new(format!("{name} (ns)"), Unit::Ns);
+    let mut columns = vec![Column::new("Range", Unit::Text), Column::new("Style", Unit::Text)];
+    columns.extend([time("Total Proj Time"), time("Total Range Time"), Column::new("Range Instances", Unit::Count)]);
+    columns.extend(["Proj Avg", "Proj Med", "Proj Min", "Proj Max", "Proj StdDev"].map(time));
+    columns.push(Column::new("Total GPU Ops", Unit::Count));
+    columns.extend(["Avg GPU Ops", "Avg Range Lvl", "Avg Num Child"].map(|name| Column::new(name, Unit::Number)));
+    let mut sheet = Sheet::new(name, columns);
+    for ((label, style, key), spread) in spreads {
+        let sum = &sums[key];
+        let mean = |total: i64| Value::from(total as f64 / spread.count as f64);
+        let head = [label.into(), style.into(), spread.total.into(), sum.host.into(), spread.count.into()];
+        let tail = [sum.launches.into(), mean(sum.launches), mean(sum.levels), mean(sum.children)];
+        sheet.push(head.into_iter().chain(spread.cells()).chain(tail));
+    }
+    let report = Report::new(name, title).sheet(sheet).note(
+        "A range holds the ops whose launching call lies inside it; projected, it lasts from the first start to the last \
+         end of these ops. Enclosed ranges count again in those around them. GPU Ops counts launches: a graph counts once.",
+    );
+    with_unlaunched(report, trace, &launches).with_hidden_graphs(trace)
+}
+
+/// Kernels by the ranges that launched them (`nvtx_kern_sum`).
+pub(super) fn kernels(trace: &Trace) -> Report {
+    let (name, title) = ("nvtx-kern-sum", "Kernels by the range of the program that launched them");
+    let launches = Launches::of(trace);
+    let projected = launches.project(trace);
+    let names = RangeNames::of(trace);
+
+    // Ranges of one name and thread stand together; each such group is summed on its own, so that the durations of
+    // only one group are held at a time.
+    let mut order: Vec<u32> = (0..projected.len() as u32).collect();
+    let group_of = |i: u32| {
+        let range = projected[i as usize].range as usize;
+        (names.of_range[range], trace.ranges.thread[range])
+    };
+    order.sort_by_key(|&i| group_of(i));
+    let mut rows: Vec<KernelRow> = Vec::new();
+    let mut scratch = Scratch::new(slots(trace));
+    for group in order.chunk_by(|&a, &b| group_of(a) == group_of(b)) {
+        let (key, thread) = group_of(group[0]);
+        let owner = trace.threads.get(thread as usize);
+        let process = owner.and_then(|t| trace.processes.get(t.process as usize));
+        let head = (names.label(trace, key as usize), names.style(key as usize));
+        for (kernel, instances, spread) in scratch.sum(trace, &launches, &projected, group) {
+            rows.push(KernelRow {
+                range: head.0.clone(),
+                style: head.1,
+                pid: process.map(|p| p.pid),
+                tid: owner.map(|t| t.tid),
+                instances,
+                spread,
+                kernel: trace.text(StrId(kernel as u32)).to_owned(),
+            });
+        }
+    }
+    if rows.is_empty() {
+        return Report::absent(name, title, why_no_projection(trace, &launches));
+    }
+    rows.sort_by(|a, b| {
+        let place = |r: &KernelRow| (r.style, r.pid, r.tid, std::cmp::Reverse(r.spread.total));
+        a.range.cmp(&b.range).then_with(|| place(a).cmp(&place(b))).then_with(|| a.kernel.cmp(&b.kernel))
+    });
+
+    let time = |name: &str| Column::new(format!("{name} (ns)"), Unit::Ns);
+    let mut columns = vec![Column::new("NVTX Range", Unit::Text), Column::new("Style", Unit::Text)];
+    columns.extend(["PID", "TID"].map(|name| Column::new(name, Unit::Number)));
+    columns.extend(["NVTX Inst", "Kern Inst"].map(|name| Column::new(name, Unit::Count)));
+    columns.extend(["Total Time", "Avg", "Med", "Min", "Max", "StdDev"].map(time));
+    columns.push(Column::new("Kernel Name", Unit::Text));
+    let mut sheet = Sheet::new(name, columns);
+    for row in rows {
+        let spread = row.spread;
+        let head = [row.range.into(), row.style.into(), row.pid.into(), row.tid.into()];
+        let counts = [row.instances.into(), spread.count.into(), spread.total.into()];
+        sheet.push(head.into_iter().chain(counts).chain(spread.cells()).chain([row.kernel.into()]));
+    }
+    let report =
+        Report::new(name, title).sheet(sheet).note("A kernel counts for every range around its launching call.");
+    with_unlaunched(report, trace, &launches).with_hidden_graphs(trace)
+}
+
+struct KernelRow {
+    range: String,
+    style: &'static str,
+    pid: Option<i64>,
+    tid: Option<i64>,
+    instances: usize,
+    spread: Spread,
+    kernel: String,
+}
+
+/// Room to sum the kernels of one group of ranges, by kernel name.
+struct Scratch {
+    counts: Vec<u32>,
+    instances: Vec<u32>,
+    last_instance: Vec<u32>,
+    seen: Vec<u32>,
+    durations: Vec<i64>,
+}
+
+impl Scratch {
+    fn new(slots: usize) -> Self {
+        let none = vec![0; slots];
+        Self {
+            counts: none.clone(),
+            instances: none.clone(),
+            last_instance: none,
+            seen: Vec::new(),
+            durations: Vec::new(),
+        }
+    }
+
+    /// Per kernel name: its slot, how many of the ranges hold it, and its times.
+    fn sum(
+        &mut self,
+        trace: &Trace,
+        launches: &Launches,
+        projected: &[Projected],
+        group: &[u32],
+    ) -> Vec<(usize, usize, Spread)> {
+        let kernels = |&i: &u32| {
+            let ops = launches.ops_of(trace, &projected[i as usize]).filter(|&op| is_kernel(trace.ops.kind[op]));
+            ops.map(|op| (slot(trace, trace.ops.name[op]), op))
+        };
+        for (instance, range) in group.iter().enumerate() {
+            for (name, _) in kernels(range) {
+                if self.counts[name] == 0 {
+                    self.seen.push(name as u32);
+                }
+                self.counts[name] += 1;
+                // Counted from 1: 0 is the state of a name not seen in this group.
+                let instance = instance as u32 + 1;
+                if self.last_instance[name] != instance {
+                    self.last_instance[name] = instance;
+                    self.instances[name] += 1;
+                }
+            }
+        }
+        // `last_instance` is not needed any more: it takes the place of the next duration of each name.
+        let mut total = 0;
+        for &name in &self.seen {
+            self.last_instance[name as usize] = total;
+            total += self.counts[name as usize];
+        }
+        self.durations.resize(self.durations.len().max(total as usize), 0);
+        for (name, op) in group.iter().flat_map(kernels) {
+            self.durations[self.last_instance[name] as usize] = trace.ops.duration(op);
+            self.last_instance[name] += 1;
+        }
+        let mut sums = Vec::with_capacity(self.seen.len());
+        for name in self.seen.drain(..).map(|name| name as usize) {
+            let end = self.last_instance[name] as usize;
+            let mine = &mut self.durations[end - self.counts[name] as usize..end];
+            sums.extend(Spread::of(mine).map(|spread| (name, self.instances[name] as usize, spread)));
+            (self.counts[name], self.instances[name], self.last_instance[name]) = (0, 0, 0);
+        }
+        sums
+    }
+}
+
+const NO_RANGES: &str = "the trace has no ranges of the program: record them with `nsys profile -t nvtx` and NVTX ranges \
+                         in the program, or with record_function in the PyTorch profiler";
+
+fn why_no_projection(trace: &Trace, launches: &Launches) -> String {
+    if !(0..trace.ranges.len()).any(|range| takes_part(trace, range)) {
+        return NO_RANGES.to_owned();
+    }
+    if launches.without_call > 0 {
+        return format!(
+            "no range holds the launch of a kernel; {} ops on devices have no launching call in the trace",
+            launches.without_call
+        );
+    }
+    "no range holds the launch of a kernel: record both with `nsys profile -t cuda,nvtx`".to_owned()
+}
+
+fn with_unlaunched(report: Report, trace: &Trace, launches: &Launches) -> Report {
+    match launches.without_call {
+        0 => report,
+        n => report.note(format!(
+            "{n} of {} ops on devices have no launching call in the trace and count for no range.",
+            trace.ops.len()
+        )),
+    }
+}
+
+/// The value of [`RangeNames::of_range`] for ranges that are no ranges of the program: operators, Python functions.
+const LEFT_OUT: u32 = u32::MAX;
+
+/// The distinct names of ranges.
+struct RangeNames {
+    keys: Vec<(StrId, StrId, RangeSource)>,
+    /// Per range its index in `keys`, or [`LEFT_OUT`].
+    of_range: Vec<u32>,
+}
+
+impl RangeNames {
+    fn of(trace: &Trace) -> Self {
+        let ranges = &trace.ranges;
+        let mut keys: Vec<(StrId, StrId, RangeSource)> = Vec::new();
+        let mut numbers: HashMap<(StrId, StrId, RangeSource), u32> = HashMap::new();
+        // Nearly every name has one domain and source: the last number of a name is right without hashing.
+        let mut last = vec![LEFT_OUT; slots(trace)];
+        let number = |i: usize| {
+            let key = (ranges.name[i], ranges.domain[i], ranges.source[i]);
+            if matches!(key.2, RangeSource::GpuAnnotation | RangeSource::CpuOp | RangeSource::Python) {
+                return LEFT_OUT;
+            }
+            let last = &mut last[slot(trace, key.0)];
+            if keys.get(*last as usize) != Some(&key) {
+                *last = *numbers.entry(key).or_insert_with(|| {
+                    keys.push(key);
+                    keys.len() as u32 - 1
+                });
+            }
+            *last
+        };
+        let of_range = (0..ranges.len()).map(number).collect();
+        Self { keys, of_range }
+    }
+
+    /// What nsys calls it: NVTX ranges bear their domain, the default one is empty.
+    fn label(&self, trace: &Trace, key: usize) -> String {
+        let (name, domain, source) = self.keys[key];
+        match source {
+            RangeSource::PushPop | RangeSource::StartEnd => format!("{}:{}", trace.text(domain), trace.text(name)),
+            _ => trace.text(name).to_owned(),
+        }
+    }
+
+    fn style(&self, key: usize) -> &'static str {
+        match self.keys[key].2 {
+            RangeSource::PushPop => "PushPop",
+            RangeSource::StartEnd => "StartEnd",
+            RangeSource::Annotation => "Annotation",
+            _ => "Other",
+        }
+    }
+}
