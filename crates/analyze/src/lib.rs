@@ -1,6 +1,7 @@
 //! Pure functions from a trace to tables.
 
 pub mod categories;
+pub mod compare;
 pub mod context;
 pub mod critical_path;
 pub mod intervals;
