@@ -75,11 +75,6 @@ impl Plan {
         Some(Self(Resample::Independent(a?, b?)))
     }
 
-    /// Whether pairs are drawn.
-    pub fn is_paired(&self) -> bool {
-        matches!(self.0, Resample::Paired(_))
-    }
-
     /// The interval of mean(b) - mean(a).
     pub fn interval(&self, a: &[f64], b: &[f64]) -> Interval {
         let mut differences = match &self.0 {

@@ -1,6 +1,479 @@
-//! Two sides (each one trace or several repeats): what is different, and what it cost.
+//! Two sides, each one trace or several repeats of a run: what is different, and what it cost.
+//!
+//! Iterations are compared with their like (same kind and size, or same number), never window with window. Times are means
+//! per iteration and device, because means of parts add up to the mean of the whole; iterations that took more than
+//! three times the median of their like (warm-up, a stall) are set aside and listed. Intervals come from resampling iterations, or whole
+//! repeats where each side has three or more.
 
 mod align;
 mod bootstrap;
+mod comparable;
 mod kernels;
 mod normalize;
+mod report;
+mod samples;
+mod split;
+mod verdict;
+mod window;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+use strobe_trace::IterationKind;
+
+pub use align::{LeftOut, Size};
+pub use bootstrap::{FEWEST, Interval, RESAMPLES};
+pub use kernels::{KernelChange, MatchedBy};
+pub use normalize::{base_name, specialisation_free};
+pub use verdict::{Outcome, Regression, SINGLE_RUN_NOISE, Verdict};
+pub use window::{Burst, Window};
+
+use crate::{Context, Summary};
+use align::{Group, SIDES, align};
+use bootstrap::{Plan, seed_of};
+use kernels::{Series, Used, match_kernels};
+use samples::{PartKey, Sample, Side};
+
+/// How to compare.
+#[derive(Clone, Debug)]
+pub struct CompareOptions {
+    /// What to call the two sides, e.g. the names of their files.
+    pub names: [String; 2],
+    /// Rows of a table in the report; the comparison itself holds all.
+    pub rows: usize,
+}
+
+impl Default for CompareOptions {
+    fn default() -> Self {
+        Self { names: SIDES.map(String::from), rows: 12 }
+    }
+}
+
+/// Two sides, compared.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// What the two sides are called.
+    pub names: [String; 2],
+    /// The answer.
+    pub verdict: Verdict,
+    /// What stands between the two sides and a fair comparison.
+    pub warnings: Vec<String>,
+    /// What was compared with what.
+    pub basis: Basis,
+    /// Mean wall time of an iteration of A, groups weighted alike on both sides.
+    pub a_wall_ns: f64,
+    /// The same for B.
+    pub b_wall_ns: f64,
+    /// Each kind and size of iteration that both sides have.
+    pub groups: Vec<GroupComparison>,
+    /// Iterations without a counterpart.
+    pub left_out: Vec<LeftOut>,
+    /// The parts of the wall time, all groups together as weighted: `delta_ns` add up to `b_wall_ns - a_wall_ns`.
+    pub by_category: Vec<Delta>,
+    /// The same with one row per op (kernel) in place of its category.
+    pub by_op: Vec<Delta>,
+    /// The whole windows, for what they are worth.
+    pub windows: Option<[Window; 2]>,
+    /// Work between long pauses, first with first, where the traces have no markers.
+    pub bursts: Vec<BurstPair>,
+    /// Sentences to read with the tables.
+    pub notes: Vec<String>,
+    #[serde(skip)]
+    rows: usize,
+}
+
+/// What was compared with what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// Iteration with iteration.
+    Iterations,
+    /// Everything with everything, because there are no iterations to align.
+    WholeWindow,
+}
+
+/// Iterations of one kind and size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GroupComparison {
+    /// What they are, e.g. `decode, 8 requests`.
+    pub name: String,
+    /// Their kind, where known.
+    pub kind: Option<IterationKind>,
+    /// Its weight among the groups, by iterations of both sides; the weights add up to 1.
+    pub weight: f64,
+    /// Iterations of A that count.
+    pub a_iterations: usize,
+    /// Iterations of B that count.
+    pub b_iterations: usize,
+    /// Whether iterations were compared number by number.
+    pub paired: bool,
+    /// Repeats (runs) of the two sides.
+    pub repeats: [usize; 2],
+    /// Mean wall time in A.
+    pub a_wall_ns: f64,
+    /// Mean wall time in B.
+    pub b_wall_ns: f64,
+    /// Median wall time in A.
+    pub a_median_ns: f64,
+    /// Median wall time in B.
+    pub b_median_ns: f64,
+    /// B minus A.
+    pub delta_ns: f64,
+    /// `delta_ns` as a share of `a_wall_ns`; absent when that is 0.
+    pub change: Option<f64>,
+    /// 95 % interval of `delta_ns`.
+    pub interval_ns: Option<Interval>,
+    /// Why there is no interval.
+    pub no_interval: Option<String>,
+    /// Faster, slower or neither.
+    pub outcome: Outcome,
+    /// Kernels per iteration and device in A.
+    pub a_kernels: f64,
+    /// Kernels per iteration and device in B.
+    pub b_kernels: f64,
+    /// Launches per iteration and device in A: a graph counts once.
+    pub a_launches: f64,
+    /// Launches per iteration and device in B.
+    pub b_launches: f64,
+    /// Parts of the wall time, largest absolute change first. Their `delta_ns` add up to the group's.
+    pub parts: Vec<PartChange>,
+    /// Kernels, copies and fills, largest absolute change first.
+    pub kernels: Vec<KernelChange>,
+    /// The iterations one by one: by number where paired, else by position.
+    pub pairs: Vec<IterationPair>,
+}
+
+impl GroupComparison {
+    /// Kernels that only A has.
+    pub fn only_a(&self) -> impl Iterator<Item = &KernelChange> {
+        self.kernels.iter().filter(|k| k.b.is_empty())
+    }
+
+    /// Kernels that only B has.
+    pub fn only_b(&self) -> impl Iterator<Item = &KernelChange> {
+        self.kernels.iter().filter(|k| k.a.is_empty())
+    }
+
+    /// Kernels that stand in for others.
+    pub fn replaced(&self) -> impl Iterator<Item = &KernelChange> {
+        self.kernels.iter().filter(|k| k.is_replacement())
+    }
+}
+
+/// The change of one part of the wall time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PartChange {
+    /// A category of ops, exposed communication or copies, a cause of idle time, a phase of the host.
+    pub part: String,
+    /// Mean per iteration in A.
+    pub a_ns: f64,
+    /// Mean per iteration in B.
+    pub b_ns: f64,
+    /// B minus A.
+    pub delta_ns: f64,
+    /// 95 % interval of `delta_ns`.
+    pub interval_ns: Option<Interval>,
+}
+
+/// The change of one op, or of one part outside ops, per iteration.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Delta {
+    /// The op or the part.
+    pub name: String,
+    /// The op's category; `host` for time outside ops.
+    pub category: String,
+    /// Time per iteration in A.
+    pub a_ns_per_iter: f64,
+    /// Time per iteration in B.
+    pub b_ns_per_iter: f64,
+    /// B minus A: positive where B takes longer.
+    pub delta_ns: f64,
+}
+
+/// One iteration of A beside one of B.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct IterationPair {
+    /// Number of the iteration of A.
+    pub a_number: Option<u64>,
+    /// Number of the iteration of B.
+    pub b_number: Option<u64>,
+    /// What they are called.
+    pub label: String,
+    /// Wall time in A.
+    pub a_wall_ns: Option<f64>,
+    /// Wall time in B.
+    pub b_wall_ns: Option<f64>,
+    /// Why one of the two does not count in the means.
+    pub set_aside: Option<String>,
+}
+
+/// A burst of A beside one of B.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct BurstPair {
+    /// Of A.
+    pub a: Burst,
+    /// Of B.
+    pub b: Burst,
+}
+
+impl BurstPair {
+    /// The change of its wall time as a share of A's.
+    pub fn change(&self) -> Option<f64> {
+        (self.a.wall_ns > 0).then(|| (self.b.wall_ns - self.a.wall_ns) as f64 / self.a.wall_ns as f64)
+    }
+}
+
+/// The category of time that is not an op's.
+const HOST: &str = "host";
+
+/// Compares two sides, each one trace or several repeats.
+pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Comparison {
+    let mut judged = comparable::judge(a, b);
+    let mut sides = [Side::of_iterations(a), Side::of_iterations(b)];
+    let slots = |side: &Side| side.samples.iter().map(|sample| sample.slot.clone()).collect::<Vec<_>>();
+    let numbered = sides.iter().all(Side::is_numbered);
+    let mut aligned = align(&slots(&sides[0]), &slots(&sides[1]), numbered);
+    let mut notes = std::mem::take(&mut aligned.notes);
+    let left_out = std::mem::take(&mut aligned.left_out);
+    let basis = if aligned.groups.is_empty() { Basis::WholeWindow } else { Basis::Iterations };
+    if basis == Basis::WholeWindow {
+        judged.windows_only(a, b, &sides, &left_out, &mut notes);
+        sides = [Side::of_windows(a), Side::of_windows(b)];
+        aligned = align(&slots(&sides[0]), &slots(&sides[1]), false);
+    }
+    let total: usize = aligned.groups.iter().map(|g| g.a.len() + g.b.len()).sum();
+    let members: Vec<Members> = aligned.groups.iter().map(|group| Members::of(group, &sides)).collect();
+    let groups: Vec<GroupComparison> = aligned
+        .groups
+        .iter()
+        .zip(&members)
+        .map(|(group, members)| {
+            let weight = (group.a.len() + group.b.len()) as f64 / total.max(1) as f64;
+            compare_group(group, members, &sides, weight, [a.len(), b.len()])
+        })
+        .collect();
+    if aligned.groups.iter().any(|g| g.sizes_differ) {
+        notes.push("sizes within a group differ slightly between the sides; see its name".to_owned());
+    }
+    let marked = [a, b].iter().all(|side| side.iter().all(|c| comparable::has_markers(c)));
+    let bursts = match (a, b) {
+        ([a], [b]) if !marked => {
+            let pairs = window::bursts(a).into_iter().zip(window::bursts(b));
+            pairs.map(|(a, b)| BurstPair { a, b }).collect()
+        }
+        _ => Vec::new(),
+    };
+    let weighted = |of: fn(&GroupComparison) -> f64| groups.iter().map(|g| g.weight * of(g)).sum();
+    let mut comparison = Comparison {
+        names: options.names.clone(),
+        verdict: Verdict::default(),
+        warnings: Vec::new(),
+        basis,
+        a_wall_ns: weighted(|g| g.a_wall_ns),
+        b_wall_ns: weighted(|g| g.b_wall_ns),
+        by_category: deltas(&members, &groups, &sides, true),
+        by_op: deltas(&members, &groups, &sides, false),
+        groups,
+        left_out,
+        windows: window::window(a).zip(window::window(b)).map(|(a, b)| [a, b]),
+        bursts,
+        notes,
+        rows: options.rows,
+    };
+    comparison.verdict = verdict::verdict(&comparison, &judged.blockers);
+    comparison.warnings = judged.warnings;
+    comparison
+}
+
+/// An iteration this many times as long as the median of its like does not count in the means.
+const STALLED: f64 = 3.0;
+
+/// From this many iterations on, single ones may be set aside.
+const ENOUGH_TO_SET_ASIDE: usize = 5;
+
+/// Why each of these wall times does not count, if it does not: far above the median, unless that is common.
+fn set_aside(walls: &[f64]) -> Vec<Option<String>> {
+    let none = vec![None; walls.len()];
+    let Some(summary) = Summary::of(walls.iter().copied()) else { return none };
+    let limit = STALLED * summary.median;
+    let stalled = walls.iter().filter(|&&wall| wall > limit).count();
+    if walls.len() < ENOUGH_TO_SET_ASIDE || stalled > (walls.len() / 10).max(1) {
+        return none;
+    }
+    let reason = |wall: f64| format!("{:.1} times the median of its like", wall / summary.median);
+    walls.iter().map(|&wall| (wall > limit).then(|| reason(wall))).collect()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// The iterations of a group.
+struct Members<'s> {
+    /// All, per side.
+    all: [Vec<&'s Sample>; 2],
+    /// Why each does not count, if it does not.
+    aside: [Vec<Option<String>>; 2],
+    /// Those that count.
+    counted: [Vec<&'s Sample>; 2],
+}
+
+impl<'s> Members<'s> {
+    fn of(group: &Group, sides: &'s [Side; 2]) -> Self {
+        let all = [(&group.a, 0), (&group.b, 1)]
+            .map(|(indices, side)| indices.iter().map(|&i| &sides[side].samples[i]).collect::<Vec<&Sample>>());
+        let mut aside = all.each_ref().map(|samples| set_aside(&samples.iter().map(|s| s.wall_ns).collect::<Vec<_>>()));
+        if group.paired {
+            for pair in 0..all[0].len() {
+                let reason = aside[0][pair].clone().or_else(|| aside[1][pair].clone());
+                aside[0][pair].clone_from(&reason);
+                aside[1][pair] = reason;
+            }
+        }
+        let counted = [0, 1].map(|side| {
+            let kept = all[side].iter().zip(&aside[side]).filter(|(_, reason)| reason.is_none());
+            kept.map(|(sample, _)| *sample).collect::<Vec<&Sample>>()
+        });
+        Self { all, aside, counted }
+    }
+}
+
+fn compare_group(
+    group: &Group,
+    members: &Members,
+    sides: &[Side; 2],
+    weight: f64,
+    repeats: [usize; 2],
+) -> GroupComparison {
+    let counted = &members.counted;
+    let walls = counted.each_ref().map(|samples| samples.iter().map(|s| s.wall_ns).collect::<Vec<f64>>());
+    let plan = plan(group.paired, counted, &walls);
+    let no_interval = plan.is_none().then(|| {
+        format!("no interval: {} and {} iterations, {FEWEST} of each are needed", walls[0].len(), walls[1].len())
+    });
+    let interval = |a: &[f64], b: &[f64]| plan.as_ref().map(|plan| plan.interval(a, b));
+    let (a_wall_ns, b_wall_ns) = (mean(&walls[0]), mean(&walls[1]));
+    let delta_ns = b_wall_ns - a_wall_ns;
+    let change = (a_wall_ns > 0.0).then(|| delta_ns / a_wall_ns);
+    let interval_ns = interval(&walls[0], &walls[1]);
+    let of = |side: usize, value: fn(&Sample) -> f64| mean(&counted[side].iter().map(|s| value(s)).collect::<Vec<_>>());
+    let median = |side: usize| Summary::of(walls[side].iter().copied()).map_or(0.0, |s| s.median);
+
+    let keys: BTreeSet<&PartKey> = counted.iter().flatten().flat_map(|sample| sample.parts.keys()).collect();
+    let series = |side: usize, key: &PartKey| {
+        counted[side].iter().map(|s| s.parts.get(key).copied().unwrap_or(0.0)).collect::<Vec<f64>>()
+    };
+    let mut parts: Vec<PartChange> = keys
+        .into_iter()
+        .map(|key| {
+            let (a, b) = (series(0, key), series(1, key));
+            let (a_ns, b_ns) = (mean(&a), mean(&b));
+            PartChange { part: key.name.clone(), a_ns, b_ns, delta_ns: b_ns - a_ns, interval_ns: interval(&a, &b) }
+        })
+        .collect();
+    parts.sort_by(|x, y| y.delta_ns.abs().total_cmp(&x.delta_ns.abs()).then_with(|| x.part.cmp(&y.part)));
+
+    let used = [0, 1].map(|side| used(&counted[side], &sides[side]));
+    GroupComparison {
+        name: group.name.clone(),
+        kind: group.kind,
+        weight,
+        a_iterations: walls[0].len(),
+        b_iterations: walls[1].len(),
+        paired: group.paired,
+        repeats,
+        a_wall_ns,
+        b_wall_ns,
+        a_median_ns: median(0),
+        b_median_ns: median(1),
+        delta_ns,
+        change,
+        interval_ns,
+        no_interval,
+        outcome: verdict::outcome(change, interval_ns, repeats),
+        a_kernels: of(0, |s| s.kernels),
+        b_kernels: of(1, |s| s.kernels),
+        a_launches: of(0, |s| s.launches),
+        b_launches: of(1, |s| s.launches),
+        parts,
+        kernels: match_kernels(&used[0], &used[1], plan.as_ref()),
+        pairs: pairs(&members.all, &members.aside),
+    }
+}
+
+fn plan(paired: bool, counted: &[Vec<&Sample>; 2], walls: &[Vec<f64>; 2]) -> Option<Plan> {
+    if paired {
+        return Plan::paired(walls[0].len());
+    }
+    let repeats = counted.each_ref().map(|samples| {
+        let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+        samples.iter().for_each(|sample| *counts.entry(sample.slot.repeat).or_default() += 1);
+        counts.into_values().collect::<Vec<usize>>()
+    });
+    Plan::independent([&repeats[0], &repeats[1]], walls.each_ref().map(|walls| seed_of(walls)))
+}
+
+fn used(samples: &[&Sample], side: &Side) -> Used {
+    let mut used = Used::new();
+    for (place, sample) in samples.iter().enumerate() {
+        for (&key, time) in &sample.ops {
+            let Some(key) = side.keys.get(key as usize).filter(|_| time.count > 0.0) else { continue };
+            let empty = || Series { count: vec![0.0; samples.len()], ns: vec![0.0; samples.len()] };
+            let series = used.entry(key.clone()).or_insert_with(empty);
+            series.count[place] = time.count;
+            series.ns[place] = time.ns;
+        }
+    }
+    used
+}
+
+fn pairs(all: &[Vec<&Sample>; 2], aside: &[Vec<Option<String>>; 2]) -> Vec<IterationPair> {
+    let count = all[0].len().max(all[1].len());
+    let pair = |place: usize| {
+        let [a, b] = all.each_ref().map(|samples| samples.get(place));
+        let reason = |side: usize| {
+            let reason = aside[side].get(place).cloned().flatten();
+            reason.map(|reason| format!("{}: {reason}", SIDES[side]))
+        };
+        IterationPair {
+            a_number: a.map(|s| s.slot.number),
+            b_number: b.map(|s| s.slot.number),
+            label: a.or(b).map(|s| s.label.clone()).unwrap_or_default(),
+            a_wall_ns: a.map(|s| s.wall_ns),
+            b_wall_ns: b.map(|s| s.wall_ns),
+            set_aside: reason(0).or_else(|| reason(1)),
+        }
+    };
+    (0..count).map(pair).collect()
+}
+
+/// Differences per op or per category, groups weighted, largest absolute change first.
+fn deltas(members: &[Members], groups: &[GroupComparison], sides: &[Side; 2], by_category: bool) -> Vec<Delta> {
+    let mut sums: BTreeMap<(String, String), [f64; 2]> = BTreeMap::new();
+    for (members, compared) in members.iter().zip(groups) {
+        for (side, samples) in members.counted.iter().enumerate() {
+            let share = compared.weight / samples.len().max(1) as f64;
+            for sample in samples {
+                for (part, ns) in sample.parts.iter().filter(|(part, _)| by_category || !part.is_op) {
+                    let category = if part.is_op { part.name.clone() } else { HOST.to_owned() };
+                    sums.entry((part.name.clone(), category)).or_default()[side] += share * ns;
+                }
+                for (&key, time) in sample.ops.iter().filter(|_| !by_category) {
+                    let Some(key) = sides[side].keys.get(key as usize) else { continue };
+                    let name = if key.op.is_empty() { &key.name } else { &key.op };
+                    sums.entry((name.clone(), key.category.clone())).or_default()[side] += share * time.own_ns;
+                }
+            }
+        }
+    }
+    let delta = |((name, category), [a, b]): ((String, String), [f64; 2])| Delta {
+        name,
+        category,
+        a_ns_per_iter: a,
+        b_ns_per_iter: b,
+        delta_ns: b - a,
+    };
+    let mut rows: Vec<Delta> = sums.into_iter().map(delta).collect();
+    rows.sort_by(|x, y| y.delta_ns.abs().total_cmp(&x.delta_ns.abs()));
+    rows
+}

@@ -1,0 +1,301 @@
+//! The comparison as tables.
+
+use super::verdict::short;
+use super::{Basis, Comparison, GroupComparison, Interval, KernelChange};
+use crate::sheet::{Column, Report, Sheet, Unit, Value};
+
+impl Comparison {
+    /// The first screen: the answer, the kinds of iteration, the parts of the difference, the kernels behind them.
+    pub fn report(&self) -> Report {
+        let [a, b] = &self.names;
+        let mut report = Report::new("compare", format!("{}: A = {a}, B = {b}", self.verdict.outcome.as_str()));
+        report = report.note(self.verdict.sentence.clone());
+        report.notes.extend(self.warnings.iter().map(|w| format!("Warning: {w}.")));
+        report.sheets.push(self.kinds());
+        report.sheets.push(self.parts());
+        let kernels = |keep: fn(&KernelChange) -> bool| self.kernels(keep);
+        let sheets = [
+            (kernels(KernelChange::is_replacement), "replaced", "Kernels that stand in for others"),
+            (
+                kernels(|k| k.count_changed() && !k.a.is_empty() && !k.b.is_empty()),
+                "counts",
+                "Kernels that run more or less often",
+            ),
+            (kernels(|k| k.b.is_empty()), "only_a", "Kernels only in A"),
+            (kernels(|k| k.a.is_empty()), "only_b", "Kernels only in B"),
+            (kernels(|k| k.delta_ns != 0.0), "kernels", "Kernels by change of time"),
+        ];
+        for (rows, name, title) in sheets {
+            report = self.kernel_sheet(report, rows, name, title);
+        }
+        report.sheets.extend(self.pairs());
+        report.sheets.extend(self.windows());
+        report.sheets.extend(self.bursts());
+        self.closing_notes(report)
+    }
+
+    fn kinds(&self) -> Sheet {
+        let columns = [
+            Column::new("Iterations", Unit::Text),
+            Column::new("A", Unit::Count),
+            Column::new("B", Unit::Count),
+            Column::new("Wall A", Unit::Ns),
+            Column::new("Wall B", Unit::Ns),
+            Column::new("Change", Unit::NsChange),
+            Column::new("of A", Unit::ShareChange),
+            Column::new("95 % from", Unit::NsChange),
+            Column::new("to", Unit::NsChange),
+            Column::new("Kernels A", Unit::Number),
+            Column::new("Kernels B", Unit::Number),
+            Column::new("Launches A", Unit::Number),
+            Column::new("Launches B", Unit::Number),
+            Column::new("Outcome", Unit::Text),
+        ];
+        let mut sheet = Sheet::new("kinds", columns).title("Mean wall time per iteration and device");
+        for group in &self.groups {
+            let [low, high] = ends(group.interval_ns);
+            sheet.push([
+                group.name.as_str().into(),
+                group.a_iterations.into(),
+                group.b_iterations.into(),
+                group.a_wall_ns.into(),
+                group.b_wall_ns.into(),
+                group.delta_ns.into(),
+                group.change.into(),
+                low,
+                high,
+                group.a_kernels.into(),
+                group.b_kernels.into(),
+                group.a_launches.into(),
+                group.b_launches.into(),
+                group.outcome.as_str().into(),
+            ]);
+        }
+        sheet
+    }
+
+    fn parts(&self) -> Sheet {
+        let columns = [
+            Column::new("Iterations", Unit::Text),
+            Column::new("Part", Unit::Text),
+            Column::new("A", Unit::Ns),
+            Column::new("B", Unit::Ns),
+            Column::new("Change", Unit::NsChange),
+            Column::new("of wall A", Unit::ShareChange),
+            Column::new("95 % from", Unit::NsChange),
+            Column::new("to", Unit::NsChange),
+        ];
+        let title = "Parts of the wall time; their changes add up to the change of the wall time of their iterations";
+        let mut sheet = Sheet::new("parts", columns).title(title);
+        for group in &self.groups {
+            let share = |ns: f64| (group.a_wall_ns > 0.0).then(|| ns / group.a_wall_ns);
+            for part in &group.parts {
+                let [low, high] = ends(part.interval_ns);
+                sheet.push([
+                    group.name.as_str().into(),
+                    part.part.as_str().into(),
+                    part.a_ns.into(),
+                    part.b_ns.into(),
+                    part.delta_ns.into(),
+                    share(part.delta_ns).into(),
+                    low,
+                    high,
+                ]);
+            }
+        }
+        if let [group] = self.groups.as_slice() {
+            let [low, high] = ends(group.interval_ns);
+            sheet.total = Some(vec![
+                group.name.as_str().into(),
+                "wall".into(),
+                group.a_wall_ns.into(),
+                group.b_wall_ns.into(),
+                group.delta_ns.into(),
+                group.change.into(),
+                low,
+                high,
+            ]);
+        }
+        sheet
+    }
+
+    /// The kernels of every group for which `keep` holds, largest change first.
+    fn kernels(&self, keep: fn(&KernelChange) -> bool) -> Vec<(&GroupComparison, &KernelChange)> {
+        let of_group = |g| move |k| (g, k);
+        let mut rows: Vec<(&GroupComparison, &KernelChange)> =
+            self.groups.iter().flat_map(|g| g.kernels.iter().filter(|k| keep(k)).map(of_group(g))).collect();
+        rows.sort_by(|x, y| y.1.delta_ns.abs().total_cmp(&x.1.delta_ns.abs()));
+        rows
+    }
+
+    fn kernel_sheet(
+        &self,
+        mut report: Report,
+        rows: Vec<(&GroupComparison, &KernelChange)>,
+        name: &str,
+        title: &str,
+    ) -> Report {
+        if rows.is_empty() {
+            return report;
+        }
+        let columns = [
+            Column::new("Iterations", Unit::Text),
+            Column::new("Category", Unit::Text),
+            Column::new("Kernel A", Unit::Text),
+            Column::new("Kernel B", Unit::Text),
+            Column::new("Matched by", Unit::Text),
+            Column::new("Runs A", Unit::Number),
+            Column::new("Runs B", Unit::Number),
+            Column::new("Time A", Unit::Ns),
+            Column::new("Time B", Unit::Ns),
+            Column::new("Change", Unit::NsChange),
+            Column::new("95 % from", Unit::NsChange),
+            Column::new("to", Unit::NsChange),
+        ];
+        let mut sheet = Sheet::new(name, columns).title(title);
+        for (group, kernel) in rows.iter().take(self.rows) {
+            let [low, high] = ends(kernel.interval_ns);
+            sheet.push([
+                group.name.as_str().into(),
+                kernel.category.as_str().into(),
+                names(&kernel.a, kernel.op.as_deref()),
+                names(&kernel.b, kernel.op.as_deref()),
+                kernel.matched_by.as_str().into(),
+                kernel.a_count.into(),
+                kernel.b_count.into(),
+                kernel.a_ns.into(),
+                kernel.b_ns.into(),
+                kernel.delta_ns.into(),
+                low,
+                high,
+            ]);
+        }
+        let more = rows.len().saturating_sub(self.rows);
+        report.sheets.push(sheet);
+        if more > 0 {
+            report = report.note(format!("{more} more rows of \"{title}\" are in the JSON."));
+        }
+        report
+    }
+
+    fn pairs(&self) -> Option<Sheet> {
+        if self.basis == Basis::WholeWindow {
+            return None;
+        }
+        let columns = [
+            Column::new("Iterations", Unit::Text),
+            Column::new("Number A", Unit::Count),
+            Column::new("Number B", Unit::Count),
+            Column::new("Wall A", Unit::Ns),
+            Column::new("Wall B", Unit::Ns),
+            Column::new("Change", Unit::NsChange),
+            Column::new("of A", Unit::ShareChange),
+            Column::new("Set aside", Unit::Text),
+        ];
+        let mut sheet = Sheet::new("pairs", columns).title("Iterations one by one");
+        for group in &self.groups {
+            let shown = group.pairs.iter().enumerate();
+            for (_, pair) in shown.filter(|(place, pair)| *place < self.rows || pair.set_aside.is_some()) {
+                let change = pair.a_wall_ns.zip(pair.b_wall_ns).map(|(a, b)| b - a);
+                let share = change.zip(pair.a_wall_ns).filter(|(_, a)| *a > 0.0).map(|(change, a)| change / a);
+                sheet.push([
+                    group.name.as_str().into(),
+                    pair.a_number.into(),
+                    pair.b_number.into(),
+                    pair.a_wall_ns.into(),
+                    pair.b_wall_ns.into(),
+                    change.into(),
+                    share.into(),
+                    pair.set_aside.clone().unwrap_or_default().into(),
+                ]);
+            }
+        }
+        Some(sheet)
+    }
+
+    fn windows(&self) -> Option<Sheet> {
+        let [a, b] = self.windows.as_ref()?;
+        let columns = [
+            Column::new("Whole window", Unit::Text),
+            Column::new("A", Unit::Ns),
+            Column::new("B", Unit::Ns),
+            Column::new("Change", Unit::NsChange),
+        ];
+        let mut sheet = Sheet::new("window", columns).title(
+            "Whole windows, kernels only, summed over devices (not aligned: the windows may hold different work)",
+        );
+        let rows = [
+            ("compute", a.compute_ns, b.compute_ns),
+            ("exposed communication", a.exposed_communication_ns, b.exposed_communication_ns),
+            ("idle (no kernel runs)", a.idle_ns, b.idle_ns),
+            ("  of that copying memory", a.idle_copying_ns, b.idle_copying_ns),
+        ];
+        for (name, of_a, of_b) in rows {
+            sheet.push([name.into(), of_a.into(), of_b.into(), (of_b - of_a).into()]);
+        }
+        sheet.total = Some(vec!["span".into(), a.span_ns.into(), b.span_ns.into(), (b.span_ns - a.span_ns).into()]);
+        Some(sheet)
+    }
+
+    fn bursts(&self) -> Option<Sheet> {
+        if self.bursts.is_empty() {
+            return None;
+        }
+        let columns = [
+            Column::new("Burst", Unit::Count),
+            Column::new("Wall A", Unit::Ns),
+            Column::new("Wall B", Unit::Ns),
+            Column::new("of A", Unit::ShareChange),
+            Column::new("Kernels A", Unit::Count),
+            Column::new("Kernels B", Unit::Count),
+            Column::new("Kernel time A", Unit::Ns),
+            Column::new("Kernel time B", Unit::Ns),
+        ];
+        let title = "Work between pauses of the first device longer than 2 ms, in order (compare the kernels: it may be different work)";
+        let mut sheet = Sheet::new("bursts", columns).title(title);
+        for (place, pair) in self.bursts.iter().enumerate().take(self.rows) {
+            sheet.push([
+                place.into(),
+                pair.a.wall_ns.into(),
+                pair.b.wall_ns.into(),
+                pair.change().into(),
+                pair.a.kernels.into(),
+                pair.b.kernels.into(),
+                pair.a.kernel_ns.into(),
+                pair.b.kernel_ns.into(),
+            ]);
+        }
+        Some(sheet)
+    }
+
+    fn closing_notes(&self, mut report: Report) -> Report {
+        if !self.left_out.is_empty() {
+            let rows: Vec<String> =
+                self.left_out.iter().map(|l| format!("{} x {} ({})", l.iterations, l.name, l.side)).collect();
+            report = report.note(format!("Left out, without a counterpart on the other side: {}.", rows.join("; ")));
+        }
+        let aside: usize = self.groups.iter().flat_map(|g| &g.pairs).filter(|p| p.set_aside.is_some()).count();
+        if aside > 0 {
+            let text = "far longer than their like; they are listed one by one and do not count in the means";
+            report = report.note(format!("{aside} iterations (or pairs) are {text}."));
+        }
+        for group in self.groups.iter() {
+            if let Some(why) = &group.no_interval {
+                report = report.note(format!("{}: {why}.", group.name));
+            }
+        }
+        report.notes.extend(self.notes.iter().map(|n| format!("{n}.")));
+        report
+    }
+}
+
+fn ends(interval: Option<Interval>) -> [Value; 2] {
+    [interval.map(|i| i.low).into(), interval.map(|i| i.high).into()]
+}
+
+fn names(names: &[String], op: Option<&str>) -> Value {
+    let Some(first) = names.first() else { return Value::Unknown };
+    let more = if names.len() > 1 { format!(" and {} more", names.len() - 1) } else { String::new() };
+    let op = op.map(|op| format!("{op}: ")).unwrap_or_default();
+    format!("{op}{}{more}", short(first)).into()
+}
