@@ -142,11 +142,7 @@ pub fn real_data() -> Option<PathBuf> {
 
 /// Reads real traces as one run.
 pub fn read(paths: &[PathBuf]) -> Trace {
-    let trace = match paths {
-        [path] if path.extension().is_some_and(|e| e == "sqlite") => strobe_trace::nsys::read(path, &mut |_, _| {}),
-        _ => strobe_trace::import::read_files(paths, &mut |_| {}),
-    };
-    trace.unwrap_or_else(|error| panic!("{paths:?}: {error}"))
+    strobe_trace::import::read_files(paths, &mut |_| {}).unwrap_or_else(|error| panic!("{paths:?}: {error}"))
 }
 
 /// Every trace in the folder of real data.

@@ -137,7 +137,8 @@ impl File<'_> {
                     self.events()?;
                     self.builder.end_root();
                 }
-                b'{' if self.is_event()? => self.events()?, // one event per line, without an array around them
+                // One event per line, without an array around them.
+                b'{' if self.object_kind()? == Object::Event => self.events()?,
                 b'{' => {
                     self.root()?;
                     self.builder.end_root();
@@ -150,14 +151,14 @@ impl File<'_> {
         Ok(())
     }
 
-    /// Whether the object that starts here is an event rather than the root of a trace, by its first key.
-    fn is_event(&mut self) -> std::io::Result<bool> {
+    /// What the object that starts here is, by its first key.
+    fn object_kind(&mut self) -> std::io::Result<Object> {
         loop {
             let mut cursor = Cursor::new(self.input.bytes());
-            match cursor.take(b'{').and_then(|()| cursor.string()).map(is_event_key) {
-                Ok(is_event) => return Ok(is_event),
+            match cursor.take(b'{').and_then(|()| cursor.string()).map(Object::with_key) {
+                Ok(kind) => return Ok(kind),
                 Err(Stop::Incomplete) if self.input.bytes().len() < 4096 && self.fill()? => {}
-                Err(_) => return Ok(false),
+                Err(_) => return Ok(Object::Other),
             }
         }
     }
@@ -165,13 +166,16 @@ impl File<'_> {
     /// Reads a root object. Objects within it are entered, so that the events are found wherever they are.
     fn root(&mut self) -> std::io::Result<()> {
         let mut depth = 0usize;
+        let mut object_expected = true;
         loop {
             match self.next()? {
                 None => return Ok(()),
-                Some(b'{') => {
+                Some(b'{') if object_expected => {
+                    object_expected = false;
                     depth += 1;
                     self.input.consume(1);
                 }
+                Some(b'{') => return Ok(()), // the next root, this one was never closed
                 Some(b'}') => {
                     self.input.consume(1);
                     depth -= 1;
@@ -199,7 +203,7 @@ impl File<'_> {
                             self.root_value(Some(&mut text))?;
                             self.builder.root_value(&key, &text);
                         }
-                        (_, Some(b'{')) => {} // entered in the next round
+                        (_, Some(b'{')) => object_expected = true,
                         (_, Some(_)) => self.root_value(None)?,
                         (_, None) => return Ok(()),
                     }
@@ -349,14 +353,11 @@ impl File<'_> {
         loop {
             let Some(byte) = self.next()? else { return Ok(Found::EventOrEnd) };
             match byte {
-                b'{' if matches!(before, b',' | b'[' | b'}') => {
-                    if self.is_event()? {
-                        return Ok(Found::EventOrEnd);
-                    }
-                    if before == b'}' {
-                        return Ok(Found::ArrayEnd); // another root
-                    }
-                }
+                b'{' => match self.object_kind()? {
+                    Object::Root => return Ok(Found::ArrayEnd),
+                    Object::Event if matches!(before, b',' | b'[' | b'}') => return Ok(Found::EventOrEnd),
+                    _ => {}
+                },
                 b']' if self.ends_events()? => return Ok(Found::ArrayEnd),
                 _ => {}
             }
@@ -371,27 +372,37 @@ impl File<'_> {
         let mut cursor = Cursor::new(self.input.bytes());
         cursor.at = 1;
         let key = cursor.take(b',').and_then(|()| cursor.string());
-        let known = key.is_ok_and(|key| {
-            let keys: [&[u8]; 6] = [
-                b"traceName",
-                b"displayTimeUnit",
-                b"baseTimeNanoseconds",
-                b"deviceProperties",
-                b"distributedInfo",
-                b"schemaVersion",
-            ];
-            keys.contains(&key)
-        });
-        if known {
+        let ends = key.is_ok_and(|key| Object::with_key(key) == Object::Root);
+        if ends {
             self.input.consume(1);
         }
-        Ok(known)
+        Ok(ends)
     }
 }
 
-/// Whether a key is one that an event begins with.
-fn is_event_key(key: &[u8]) -> bool {
-    let keys: [&[u8]; 12] =
-        [b"ph", b"cat", b"name", b"pid", b"tid", b"ts", b"dur", b"args", b"id", b"s", b"bp", b"tts"];
-    keys.contains(&key)
+/// What an object is, by its first key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Object {
+    Event,
+    /// The root of a trace.
+    Root,
+    Other,
+}
+
+impl Object {
+    fn with_key(key: &[u8]) -> Self {
+        match key {
+            b"ph" | b"cat" | b"name" | b"pid" | b"tid" | b"ts" | b"dur" | b"args" | b"id" | b"s" | b"bp" | b"tts" => {
+                Object::Event
+            }
+            b"traceEvents"
+            | b"schemaVersion"
+            | b"deviceProperties"
+            | b"distributedInfo"
+            | b"baseTimeNanoseconds"
+            | b"displayTimeUnit"
+            | b"traceName" => Object::Root,
+            _ => Object::Other,
+        }
+    }
 }
