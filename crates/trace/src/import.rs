@@ -133,7 +133,10 @@ fn read_file(path: &Path, size: u64, progress: &mut dyn FnMut(u64)) -> Result<Tr
     let counted = Counted { inner: file, count: Rc::clone(&count) };
     let (head, reader) = peek(counted).map_err(|source| io_error("read", path, source))?;
     match sniff(&head, path) {
-        Format::Sqlite => read_sqlite(path, size, progress),
+        // It counts in units of its own, which become a share of the file.
+        Format::Sqlite => nsys::read(path, &mut |done, total| {
+            progress((u128::from(size) * u128::from(done) / u128::from(total.max(1))).min(u128::from(size)) as u64);
+        }),
         Format::Json => kineto::read(reader, path, &mut |_| progress(count.get())),
         Format::Gzip => {
             let unreadable = "compressed with gzip, but damaged from its start";
@@ -150,12 +153,6 @@ fn read_file(path: &Path, size: u64, progress: &mut dyn FnMut(u64)) -> Result<Tr
         }
         Format::Other(found, advice) => Err(not_a_trace(path, found, advice)),
     }
-}
-
-fn read_sqlite(path: &Path, size: u64, progress: &mut dyn FnMut(u64)) -> Result<Trace, TraceError> {
-    // The reader counts only the pages of the tables it reads.
-    let scaled = |done: u64, total: u64| (u128::from(size) * u128::from(done) / u128::from(total.max(1))) as u64;
-    nsys::read(path, &mut |done, total| progress(scaled(done, total)))
 }
 
 /// The traces that a directory stands for: those of a strobe run, or every file in it that is one, in order of name.

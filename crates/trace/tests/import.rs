@@ -1,7 +1,9 @@
 //! Formats are told by content, and several files become ranks of one run.
 
+use std::io::Write;
 use std::path::PathBuf;
 
+use strobe_trace::Trace;
 use strobe_trace::import::read_files;
 
 #[test]
@@ -35,4 +37,172 @@ fn two_ranks_of_a_real_run() {
     }
     let error = read_files(&[file(0), file(0)], &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("given twice"), "{error}");
+}
+
+/// A directory of its own for a test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("strobe-import-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn kernel(name: &str, start: u32) -> String {
+    format!(r#"{{"ph":"X","cat":"kernel","name":"{name}","pid":0,"tid":7,"ts":{start},"dur":1,"args":{{"device":0}}}}"#)
+}
+
+/// A trace with one kernel, whose clock starts at `base`.
+fn trace_json(name: &str, start: u32, base: i64) -> String {
+    format!(r#"{{"traceEvents": [{}], "baseTimeNanoseconds": {base}}}"#, kernel(name, start))
+}
+
+#[test]
+fn the_content_tells_the_format() {
+    let folder = Folder::new("content");
+    let json = trace_json("k", 1, 5);
+    let (first, second) = json.split_at(60);
+    for (name, bytes) in [
+        ("plain.sqlite", json.clone().into_bytes()),
+        ("packed.json", gzip(json.as_bytes())),
+        ("two-members.txt", [gzip(first.as_bytes()), gzip(second.as_bytes())].concat()),
+        ("mark", [b"\xef\xbb\xbf \n", json.as_bytes()].concat()),
+    ] {
+        let trace = read_files(&[folder.write(name, &bytes)], &mut |_| {}).unwrap();
+        assert_eq!((trace.ops.len(), trace.meta.session_start_utc_ns), (1, Some(5)), "{name}");
+        assert_eq!(trace.meta.sources[0].bytes, json.len() as u64 + if name == "mark" { 5 } else { 0 });
+    }
+}
+
+#[test]
+fn what_is_not_read_is_named_with_a_remedy() {
+    let folder = Folder::new("other");
+    for (name, bytes, expected) in [
+        ("empty.json", &b""[..], "an empty file"),
+        ("blank.json", b" \n ", "blank"),
+        ("a.nsys-rep", b"\x01\x02\x03", "nsys export --type sqlite"),
+        ("a.qdstrm", b"\x01\x02\x03", "raw Nsight Systems stream"),
+        ("a.json.zst", b"\x28\xb5\x2f\xfd\x00", "zstd -d"),
+        ("a.zip", b"PK\x03\x04\x00", "unzip"),
+        ("a.parquet", b"PAR1\x00", "Parquet"),
+        ("notes.txt", b"hello", "text that is not JSON"),
+        ("noise.bin", b"\x01\x02\x03", "unknown binary format"),
+        ("report.json", b"{\"a\": 1}", "JSON without trace events"),
+        ("cut.json.gz", b"\x1f\x8b\x08", "damaged from its start"),
+        ("cut.sqlite", b"SQLite format 3\0", "cut.sqlite"),
+    ] {
+        let error = read_files(&[folder.write(name, bytes)], &mut |_| {}).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains(name), "{name}: {error}");
+    }
+    for (name, bytes, expected) in [
+        ("text.gz", gzip(b"hello"), "gzipped, inside text that is not JSON"),
+        ("database.gz", gzip(b"SQLite format 3\0"), "gunzip"),
+        ("twice.gz", gzip(&gzip(b"{}")), "gzipped twice"),
+    ] {
+        let error = read_files(&[folder.write(name, &bytes)], &mut |_| {}).unwrap_err().to_string();
+        assert!(error.contains(expected), "{name}: {error}");
+    }
+    let missing = read_files(&[folder.0.join("missing.json")], &mut |_| {}).unwrap_err().to_string();
+    assert!(missing.contains("cannot open") && missing.contains("missing.json"), "{missing}");
+    assert!(read_files(&[], &mut |_| {}).is_err());
+}
+
+#[test]
+fn a_cut_gzip_file_keeps_what_it_holds() {
+    let folder = Folder::new("cut");
+    let events: Vec<String> = (0..20_000).map(|i| kernel(&format!("kernel number {}", i * 7919 % 1000), i)).collect();
+    let packed = gzip(format!("{{\"traceEvents\": [{}]}}", events.join(",\n")).as_bytes());
+    let half = folder.write("half.json.gz", &packed[..packed.len() / 2]);
+    let trace = read_files(&[half], &mut |_| {}).unwrap();
+    assert!((5_000..15_000).contains(&trace.ops.len()), "{}", trace.ops.len());
+    assert!(trace.meta.partial);
+    assert!(trace.meta.notices[0].starts_with("the compressed data is damaged after"), "{:?}", trace.meta.notices);
+    assert!(trace.meta.notices[1].contains("1 event lost"), "{:?}", trace.meta.notices);
+    // Bytes behind the end of the compressed data change nothing.
+    let tail = folder.write("tail.json.gz", &[&packed[..], b"garbage"].concat());
+    assert_eq!(read_files(&[tail], &mut |_| {}).unwrap().ops.len(), 20_000);
+}
+
+#[test]
+fn a_directory_stands_for_its_traces_in_order_of_number() {
+    let folder = Folder::new("directory");
+    for rank in [10, 2, 1] {
+        folder.write(&format!("rank-{rank}.json"), trace_json(&format!("k{rank}"), 1, 1_000 * rank).as_bytes());
+    }
+    folder.write("summary.json", b"{\"total\": 3}");
+    folder.write("notes.txt", b"hello");
+    let trace = read_files(std::slice::from_ref(&folder.0), &mut |_| {}).unwrap();
+    let names: Vec<&str> = (0..trace.ops.len()).map(|op| trace.op_name(op)).collect();
+    assert_eq!(names, ["k1", "k2", "k10"]);
+    assert_eq!(trace.ops.start, [1_000, 2_000, 10_000], "aligned to the first file's clock");
+    assert_eq!(trace.processes.iter().map(|p| p.rank).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
+    assert_eq!(trace.meta.sources.len(), 3);
+    let empty = Folder::new("empty");
+    let error = read_files(std::slice::from_ref(&empty.0), &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("directory without traces"), "{error}");
+}
+
+#[test]
+fn clocks_that_cannot_be_aligned_are_said_to_be() {
+    let folder = Folder::new("clocks");
+    let known = folder.write("a.json", trace_json("a", 1, 1_000).as_bytes());
+    let unknown = folder.write("b.json", format!("[{}]", kernel("b", 1)).as_bytes());
+    let trace = read_files(&[known, unknown], &mut |_| {}).unwrap();
+    assert_eq!(trace.ops.start, [1_000, 1_000]);
+    assert_eq!(trace.meta.session_start_utc_ns, None);
+    assert!(trace.meta.notices.iter().any(|n| n.contains("not aligned")), "{:?}", trace.meta.notices);
+}
+
+#[test]
+fn an_nsys_export_and_a_profiler_trace_together() {
+    let Some(data) = std::env::var_os("STROBE_TEST_DATA").map(PathBuf::from) else {
+        println!("skipped: STROBE_TEST_DATA is not set");
+        return;
+    };
+    let files = ["nsys/h200/node.sqlite", "kineto/h200/kineto_graph.json.gz"].map(|f| data.join("traces").join(f));
+    let mut done = 0;
+    let both = read_files(&files, &mut |p| {
+        assert!(p.done_bytes <= p.total_bytes);
+        done = done.max(p.done_bytes);
+    })
+    .unwrap();
+    assert_eq!(done, files.iter().map(|file| std::fs::metadata(file).unwrap().len()).sum::<u64>());
+    for file in files {
+        let alone = read_files(&[file], &mut |_| {}).unwrap();
+        let source = both.meta.sources.iter().position(|s| s.path == alone.meta.sources[0].path).unwrap();
+        let of_source = |op: &usize| usize::from(both.devices[usize::from(both.ops.device[*op])].source) == source;
+        let ops: Vec<usize> = (0..both.ops.len()).filter(of_source).collect();
+        assert_eq!(ops.len(), alone.ops.len());
+        let total = |trace: &Trace, ops: &[usize]| ops.iter().map(|&op| trace.ops.duration(op)).sum::<i64>();
+        assert_eq!(total(&both, &ops), total(&alone, &(0..alone.ops.len()).collect::<Vec<_>>()));
+        for (here, there) in ops.iter().zip(0..alone.ops.len()) {
+            assert_eq!(both.op_name(*here), alone.op_name(there));
+            assert_eq!(
+                both.launch_of(*here).map(|c| both.text(c.name)),
+                alone.launch_of(there).map(|c| alone.text(c.name))
+            );
+            assert_eq!(both.detail_of(*here).is_some(), alone.detail_of(there).is_some());
+        }
+    }
 }
