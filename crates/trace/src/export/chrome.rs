@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 
 use super::json::{JsonWriter, QuotedStrings, push_quoted, push_unsigned};
+use super::tables::{copy_label, memory_label};
 use super::tracks::{self, Event, Numbers, Place, Track};
 use crate::{CallKind, Device, NONE, OpDetail, OpKind, RangeKind, RangeSource, StrId, Trace, TraceError, range_flags};
 
@@ -225,7 +226,7 @@ impl<W: Write> Writer<'_, W> {
         for (event, lane) in track.events(self.trace) {
             let tid = tids[lane as usize];
             match event {
-                Event::Range(index) => self.range(index, pid, tid),
+                Event::Range(index) => self.range(index, track.place, pid, tid),
                 Event::Call(index) => self.call(index, pid, tid),
                 Event::Op(index) => self.op(index, pid, tid),
             }
@@ -247,7 +248,7 @@ impl<W: Write> Writer<'_, W> {
         self.json.raw(",\"dur\":").microseconds(end.saturating_sub(start)).raw(",\"args\":{");
     }
 
-    fn range(&mut self, index: usize, pid: i64, tid: i64) {
+    fn range(&mut self, index: usize, place: Place, pid: i64, tid: i64) {
         let range = self.trace.ranges.get(index);
         let category = match range.source {
             RangeSource::PushPop | RangeSource::StartEnd | RangeSource::Annotation => "user_annotation",
@@ -291,9 +292,11 @@ impl<W: Write> Writer<'_, W> {
         if range.flags & range_flags::UNCLOSED != 0 {
             args.key("unclosed").raw("true");
         }
-        let recorded = self.trace.threads.get(range.thread as usize).map(|t| t.tid);
-        if let Some(recorded) = recorded.filter(|&recorded| recorded != tid) {
-            args.key("recorded thread").int(recorded);
+        if let Place::Stream { device, stream, .. } = place {
+            args.key("device").int(self.places.device_number(device));
+            args.key("stream").unsigned(stream.into());
+        } else if let Some(recorded) = self.trace.threads.get(range.thread as usize).filter(|t| t.tid != tid) {
+            args.key("recorded thread").int(recorded.tid);
         }
         self.json.raw("}}");
     }
@@ -321,9 +324,8 @@ impl<W: Write> Writer<'_, W> {
         if !is_kept {
             args.key("recorded name").raw(self.names.get(call.name));
         }
-        let thread = self.trace.threads.get(call.thread as usize).map(|t| t.tid);
-        if let Some(thread) = thread.filter(|&thread| thread != tid) {
-            args.key("recorded thread").int(thread);
+        if let Some(recorded) = self.trace.threads.get(call.thread as usize).filter(|t| t.tid != tid) {
+            args.key("recorded thread").int(recorded.tid);
         }
         self.json.raw("}}");
         if self.last_launched[index] != NONE {
@@ -588,7 +590,7 @@ fn detail_args(detail: &OpDetail) -> Vec<u8> {
             }
         }
         OpDetail::Memcpy { src_device, dst_device, .. } => {
-            for (key, device) in [("source device", src_device), ("destination device", dst_device)] {
+            for (key, device) in [("fromDevice", src_device), ("toDevice", dst_device)] {
                 if let Some(device) = device {
                     push_number(&mut args, key, device.into());
                 }
@@ -640,31 +642,10 @@ fn without_version(name: &str) -> &str {
 
 /// A copy or fill in Kineto's wording, by which other tools know it, where its kind was recorded.
 fn memory_name(detail: &OpDetail) -> Option<String> {
-    let memory = |kind: u8| match kind {
-        0 => "Pageable",
-        1 => "Pinned",
-        2 => "Device",
-        3 => "Array",
-        4 => "Managed",
-        5 => "Device Static",
-        6 => "Managed Static",
-        _ => "Unknown",
-    };
+    let memory = |kind| memory_label(kind).unwrap_or("Unknown");
     match *detail {
         OpDetail::Memcpy { copy_kind, src_kind, dst_kind, .. } => {
-            let direction = match copy_kind {
-                1 | 11 => "HtoD",
-                2 | 12 => "DtoH",
-                3 => "HtoA",
-                4 => "AtoH",
-                5 => "AtoA",
-                6 => "AtoD",
-                7 => "DtoA",
-                8 | 13 => "DtoD",
-                9 => "HtoH",
-                10 => "PtoP",
-                _ => return None,
-            };
+            let direction = copy_label(copy_kind)?;
             Some(format!("Memcpy {direction} ({} -> {})", memory(src_kind), memory(dst_kind)))
         }
         OpDetail::Memset { mem_kind, .. } => Some(format!("Memset ({})", memory(mem_kind))),

@@ -4,16 +4,21 @@
 //! or user names are not in it; of source files the name is written, never the directory.
 
 mod chrome;
+mod csv;
 mod json;
 mod lanes;
+mod parquet;
+mod tables;
+mod thrift;
 mod tracks;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use flate2::write::GzEncoder;
 
+use self::tables::{Table, Tables};
 use crate::atomic::write_whole;
 use crate::{Trace, TraceError};
 
@@ -22,16 +27,22 @@ use crate::{Trace, TraceError};
 pub enum Format {
     /// Chrome's trace event JSON in the dialect of the PyTorch profiler.
     ChromeJson,
+    /// Comma-separated values: the ops in one file, or a file per table in a directory.
+    Csv,
+    /// Parquet: the ops in one file, or a file per table in a directory.
+    Parquet,
 }
 
 impl Format {
     /// Every format.
-    pub const ALL: [Format; 1] = [Format::ChromeJson];
+    pub const ALL: [Format; 3] = [Format::ChromeJson, Format::Csv, Format::Parquet];
 
     /// The name by which it is asked for.
     pub fn as_str(self) -> &'static str {
         match self {
             Format::ChromeJson => "chrome",
+            Format::Csv => "csv",
+            Format::Parquet => "parquet",
         }
     }
 
@@ -40,14 +51,25 @@ impl Format {
         Self::ALL.into_iter().find(|format| format.as_str() == name)
     }
 
+    /// The endings of its files.
+    fn endings(self) -> &'static [&'static str] {
+        match self {
+            Format::ChromeJson => &[".json", ".json.gz"],
+            Format::Csv => &[".csv"],
+            Format::Parquet => &[".parquet", ".parquetdir"],
+        }
+    }
+
     /// The format that the ending of a path asks for.
     pub fn from_path(path: &Path) -> Result<Self, TraceError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        let endings = [(Format::ChromeJson, [".json", ".json.gz"])];
-        let found = endings.iter().find(|(_, endings)| endings.iter().any(|ending| name.ends_with(ending)));
-        found.map(|&(format, _)| format).ok_or_else(|| TraceError::Invalid {
-            place: path.display().to_string(),
-            problem: "its ending does not say the format; use .json or .json.gz".to_owned(),
+        let asks_for = |format: &Format| format.endings().iter().any(|ending| name.ends_with(ending));
+        Self::ALL.into_iter().find(asks_for).ok_or_else(|| {
+            let endings: Vec<&str> = Self::ALL.iter().flat_map(|format| format.endings()).copied().collect();
+            let names: Vec<&str> = Self::ALL.iter().map(|format| format.as_str()).collect();
+            let (endings, names) = (endings.join(", "), names.join(", "));
+            let problem = format!("its ending does not say the format: use one of {endings}, or name one of {names}");
+            TraceError::Invalid { place: path.display().to_string(), problem }
         })
     }
 }
@@ -75,6 +97,85 @@ pub fn write(trace: &Trace, format: Format, path: &Path) -> Result<Written, Trac
             })
         }
         Format::ChromeJson => write_file(path, |file| Ok(chrome::write(trace, file)?.1)),
+        Format::Csv => write_tables(trace, path, ".csv", |table, file| csv::write(table, file)),
+        Format::Parquet => write_tables(trace, path, ".parquet", |table, file| parquet::write(table, file)),
+    }
+}
+
+/// Writes the table of ops to a path with the format's ending, all tables into a directory at any other.
+fn write_tables(
+    trace: &Trace,
+    path: &Path,
+    ending: &str,
+    write: impl Fn(&Table, &File) -> Result<(), TraceError>,
+) -> Result<Written, TraceError> {
+    let tables = Tables::of(trace);
+    let text = path.to_string_lossy();
+    let is_file = text.to_lowercase().ends_with(ending) && !path.is_dir();
+    if is_file {
+        let ops = tables.ops();
+        return write_file(path, |file| write(&ops, file).map(|()| ops.rows as u64));
+    }
+    let file_name = |table: &str| format!("{table}{ending}");
+    let is_ours = |name: &str| tables::names().iter().any(|table| file_name(table) == name);
+    write_directory(path, is_ours, |directory| {
+        let mut written = Written { files: Vec::new(), bytes: 0, events: 0 };
+        for table in tables.all() {
+            let name = file_name(table.name);
+            let one = write_file(&directory.join(&name), |file| write(&table, file).map(|()| table.rows as u64))?;
+            written.files.push(path.join(name));
+            written.bytes += one.bytes;
+            written.events += if EVENT_TABLES.contains(&table.name) { one.events } else { 0 };
+        }
+        Ok(written)
+    })
+}
+
+/// The tables whose rows are events.
+const EVENT_TABLES: [&str; 6] = ["ops", "calls", "ranges", "iterations", "counters", "allocations"];
+
+/// Fills a directory beside `path` and puts it there. What is there already is replaced only if every entry has a name
+/// of ours.
+fn write_directory(
+    path: &Path,
+    is_ours: impl Fn(&str) -> bool,
+    fill: impl FnOnce(&Path) -> Result<Written, TraceError>,
+) -> Result<Written, TraceError> {
+    let io = |action| move |source| TraceError::Io { action, path: path.to_owned(), source };
+    if path.is_dir() {
+        for entry in fs::read_dir(path).map_err(io("look into"))? {
+            let name = entry.map_err(io("look into"))?.file_name();
+            if !name.to_str().is_some_and(&is_ours) {
+                let reason = format!("it holds {}, which is not part of an export", name.to_string_lossy());
+                return Err(io("replace")(std::io::Error::other(reason)));
+            }
+        }
+    } else if path.exists() {
+        return Err(io("make the directory")(std::io::Error::other("a file is there")));
+    }
+    let unusable = || io("create")(std::io::Error::other("the path does not name a directory"));
+    let name = path.file_name().ok_or_else(unusable)?.to_string_lossy();
+    let beside = |what: &str| path.with_file_name(format!(".{name}.{}.{what}", std::process::id()));
+    let (new, old) = (TemporaryDirectory(beside("tmp")), TemporaryDirectory(beside("old")));
+    fs::create_dir(&new.0).map_err(io("create"))?;
+    let written = fill(&new.0)?;
+    if path.is_dir() {
+        fs::rename(path, &old.0).map_err(io("replace"))?;
+    }
+    if let Err(source) = fs::rename(&new.0, path) {
+        let _ = fs::rename(&old.0, path); // there was none, or it goes back to its place
+        return Err(io("put the finished tables at")(source));
+    }
+    Ok(written)
+}
+
+/// Removes its directory when dropped; after a rename there is nothing to remove.
+struct TemporaryDirectory(PathBuf);
+
+impl Drop for TemporaryDirectory {
+    fn drop(&mut self) {
+        // Usually gone already; a failure to remove leaves litter, not a wrong answer.
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -1,7 +1,7 @@
 //! How viewers show a trace: one track per thread and per stream, with lanes where spans overlap.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::lanes::Lanes;
 use crate::{NONE, OpKind, RangeSource, Trace, range_flags};
@@ -13,7 +13,7 @@ pub(crate) enum Place {
     Thread(u32),
     /// The ranges of a thread that were opened and closed in any order.
     Unordered(u32),
-    /// What ran on a stream of a device.
+    /// What ran on a stream of a device, and the annotations that the profiler projected onto it.
     Stream {
         /// Index into [`Trace::devices`].
         device: u16,
@@ -77,10 +77,43 @@ pub(crate) fn is_mark(trace: &Trace, range: usize) -> bool {
     trace.ranges.flags[range] & range_flags::MARK != 0
 }
 
-fn place(trace: &Trace, event: Event) -> Place {
+/// The places of the annotations that a profiler projected onto the device. Their thread stands for a stream; the
+/// device is one on which ops of the same process and stream ran.
+fn projected(trace: &Trace) -> HashMap<u32, Place> {
+    let gpu_threads = trace.ranges.thread.iter().zip(&trace.ranges.source);
+    let gpu_threads: BTreeSet<u32> =
+        gpu_threads.filter(|&(_, &source)| source == RangeSource::GpuAnnotation).map(|(&thread, _)| thread).collect();
+    if gpu_threads.is_empty() {
+        return HashMap::new();
+    }
+    let streams = trace.ops.process.iter().zip(&trace.ops.stream).zip(&trace.ops.device);
+    let streams: BTreeSet<(u16, u32, u16)> = streams.map(|((&p, &s), &d)| (p, s, d)).collect();
+    let mut taken: HashMap<(u16, u32), usize> = HashMap::new();
+    let mut places = HashMap::new();
+    for index in gpu_threads {
+        let Some(thread) = trace.threads.get(index as usize) else { continue };
+        let (process, Ok(stream)) = (thread.process, u32::try_from(thread.tid)) else { continue };
+        let mut devices = streams.range((process, stream, 0)..=(process, stream, u16::MAX));
+        // The same stream of several devices has a thread for each, in the order in which the devices were found.
+        let nth = taken.entry((process, stream)).or_default();
+        if let Some(&(_, _, device)) = devices.nth(*nth) {
+            *nth += 1;
+            places.insert(index, Place::Stream { device, process, stream });
+        }
+    }
+    places
+}
+
+fn place(trace: &Trace, event: Event, projected: &HashMap<u32, Place>) -> Place {
     match event {
-        Event::Range(i) if trace.ranges.source[i] == RangeSource::StartEnd => Place::Unordered(trace.ranges.thread[i]),
-        Event::Range(i) => Place::Thread(trace.ranges.thread[i]),
+        Event::Range(i) => {
+            let thread = trace.ranges.thread[i];
+            match trace.ranges.source[i] {
+                RangeSource::StartEnd => Place::Unordered(thread),
+                RangeSource::GpuAnnotation => projected.get(&thread).copied().unwrap_or(Place::Unordered(thread)),
+                _ => Place::Thread(thread),
+            }
+        }
         Event::Call(i) => Place::Thread(trace.calls.thread[i]),
         Event::Op(i) => {
             let (device, process, stream) = (trace.ops.device[i], trace.ops.process[i], trace.ops.stream[i]);
@@ -93,9 +126,10 @@ fn place(trace: &Trace, event: Event) -> Place {
 /// All ranges, calls and ops of a trace on their tracks.
 pub(crate) fn tracks(trace: &Trace) -> Vec<Track> {
     let total = trace.ranges.len() + trace.calls.len() + trace.ops.len();
+    let projected = projected(trace);
     let mut by_place: BTreeMap<Place, Vec<(u32, u32)>> = BTreeMap::new();
     for number in 0..total as u32 {
-        by_place.entry(place(trace, event(trace, number))).or_default().push((number, 0));
+        by_place.entry(place(trace, event(trace, number), &projected)).or_default().push((number, 0));
     }
     let lay_out = |(place, mut events): (Place, Vec<(u32, u32)>)| {
         // Ranges, calls and ops each come by start: the sort merges three runs. Of equal spans a range is the outer one.
