@@ -1,0 +1,336 @@
+//! The iterations of a trace: as its engine recorded them, or found by markers, graph launches or repetition.
+
+mod markers;
+mod patterns;
+mod table;
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+use strobe_trace::{IterationKind, NONE, OpKind, RangeSource, StrId, Trace, range_flags};
+
+use crate::intervals::Span;
+use markers::{FAMILIES, Marker};
+
+pub use table::{IterationFigures, figures, report};
+
+/// The iterations of a trace and how they were found.
+#[derive(Clone, Debug, Default)]
+pub struct Detected {
+    /// How they were found; `None` when there are none.
+    pub method: Option<Method>,
+    /// The iterations in order of time. Those of one process do not overlap on the host.
+    pub list: Vec<Found>,
+    /// Per op of the trace the index of its iteration in `list`, or [`strobe_trace::NONE`].
+    pub of_op: Vec<u32>,
+    /// Per call of the trace the index of its iteration in `list`, or [`strobe_trace::NONE`].
+    pub of_call: Vec<u32>,
+}
+
+impl Detected {
+    /// The user's name for iterations when no range of the trace has it.
+    pub fn unmatched_range_name(&self) -> Option<&str> {
+        match &self.method {
+            Some(Method::RangeName(pattern)) if self.list.is_empty() => Some(pattern),
+            _ => None,
+        }
+    }
+
+    fn none(trace: &Trace, method: Option<Method>) -> Self {
+        let (of_op, of_call) = (vec![NONE; trace.ops.len()], vec![NONE; trace.calls.len()]);
+        Self { method, list: Vec::new(), of_op, of_call }
+    }
+}
+
+/// How iterations were found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// The engine wrote them into the trace.
+    Recorded,
+    /// By markers of a known engine, e.g. `ProfilerStep#N`.
+    Markers(String),
+    /// By ranges whose name the user gave.
+    RangeName(String),
+    /// By launches of CUDA graphs.
+    GraphReplays,
+    /// By a sequence of kernels that repeats.
+    RepeatingKernels,
+}
+
+impl std::fmt::Display for Method {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Method::Recorded => f.write_str("as the engine recorded them"),
+            Method::Markers(family) => write!(f, "by markers `{family}`"),
+            Method::RangeName(pattern) => write!(f, "by ranges that match `{pattern}`"),
+            Method::GraphReplays => f.write_str("by launches of CUDA graphs"),
+            Method::RepeatingKernels => f.write_str("by a repeating sequence of kernels"),
+        }
+    }
+}
+
+/// One iteration.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Found {
+    /// Its number as the trace has it, else counted from 0 within its process.
+    pub number: u64,
+    /// What it is called in the trace, e.g. the name of its marker.
+    pub label: String,
+    /// What it worked on, where known.
+    pub kind: Option<IterationKind>,
+    /// Requests in their context phase, where known.
+    pub context_requests: Option<u32>,
+    /// Requests in their generation phase, where known.
+    pub generation_requests: Option<u32>,
+    /// Tokens of the context requests, where known.
+    pub context_tokens: Option<u32>,
+    /// Tokens of the generation requests, where known.
+    pub generation_tokens: Option<u32>,
+    /// Index into the trace's processes.
+    pub process: u16,
+    /// Its wall time: the length of its record or marker. One that was found by graph launches or repetition has no time
+    /// of its own on the host: there it reaches from its first op to the first op of the next one.
+    #[serde(skip)]
+    pub host: Span,
+    /// From its first op on a device to the end of its last; `None` without any.
+    #[serde(skip)]
+    pub device: Option<Span>,
+}
+
+impl Found {
+    fn new(label: String, marker: Marker, counted: u64, process: u16, host: Span) -> Self {
+        Self {
+            number: marker.number.unwrap_or(counted),
+            label,
+            kind: marker.kind,
+            context_requests: marker.context_requests,
+            generation_requests: marker.generation_requests,
+            context_tokens: marker.context_tokens,
+            generation_tokens: marker.generation_tokens,
+            process,
+            host,
+            device: None,
+        }
+    }
+}
+
+/// Finds the iterations of a trace: ranges that match `range_name` if one is given, else what the engine recorded, else
+/// the markers of known engines (of several families the most informative), else graph launches, else a sequence of
+/// kernels that repeats. When `range_name` matches nothing, nothing else is tried
+/// (see [`Detected::unmatched_range_name`]).
+///
+/// An op belongs to the iteration of its process inside whose host time the call that launched it lies wholly. An op
+/// without launch belongs to the iteration inside whose device time it lies.
+pub fn detect(trace: &Trace, range_name: Option<&regex::Regex>) -> Detected {
+    if let Some(pattern) = range_name {
+        let method = Method::RangeName(pattern.as_str().to_owned());
+        let named = ranges_as_iterations(trace, |name| {
+            let text = trace.text(name);
+            pattern.is_match(text).then(|| markers::parse(text).map(|m| m.1).unwrap_or_default())
+        });
+        return by_host_time(trace, method, named);
+    }
+    if !trace.iterations.is_empty() {
+        return recorded(trace);
+    }
+    let mut family_of_name: HashMap<StrId, Option<(usize, Marker)>> = HashMap::new();
+    let mut best = FAMILIES.len();
+    for range in (0..trace.ranges.len()).filter(|&r| can_be_marker(trace, r)) {
+        let name = trace.ranges.name[range];
+        let parsed = family_of_name.entry(name).or_insert_with(|| markers::parse(trace.text(name)));
+        best = best.min(parsed.as_ref().map_or(best, |p| p.0));
+    }
+    if let Some(family) = FAMILIES.get(best) {
+        let marked = ranges_as_iterations(trace, |name| {
+            let parsed = family_of_name.get(&name)?.as_ref()?;
+            (parsed.0 == best).then(|| parsed.1.clone())
+        });
+        return by_host_time(trace, Method::Markers(family.name.to_owned()), marked);
+    }
+    patterns::by_graph_launches(trace)
+        .or_else(|| patterns::by_repetition(trace))
+        .unwrap_or_else(|| Detected::none(trace, None))
+}
+
+/// Operators and Python functions are too many to be looked at and never markers.
+fn can_be_marker(trace: &Trace, range: usize) -> bool {
+    let source = trace.ranges.source[range];
+    let named = !matches!(source, RangeSource::GpuAnnotation | RangeSource::CpuOp | RangeSource::Python);
+    named && trace.ranges.flags[range] & range_flags::MARK == 0
+}
+
+/// The ranges for which `read` returns something, as iterations by start. Of markers inside each other in one process
+/// the outer one counts; one that begins before the one before it has ended begins where that ends.
+fn ranges_as_iterations(trace: &Trace, mut read: impl FnMut(StrId) -> Option<Marker>) -> Vec<Found> {
+    let mut last_end: HashMap<u16, (i64, u64)> = HashMap::new();
+    let mut found = Vec::new();
+    for range in (0..trace.ranges.len()).filter(|&r| can_be_marker(trace, r)) {
+        let name = trace.ranges.name[range];
+        let Some(marker) = read(name) else { continue };
+        let thread = trace.threads.get(trace.ranges.thread[range] as usize);
+        let process = thread.map_or(0, |t| t.process);
+        let (after, counted) = last_end.get(&process).copied().unwrap_or((i64::MIN, 0));
+        let (start, end) = (trace.ranges.start[range].max(after), trace.ranges.end[range]);
+        if end <= after || end < start {
+            continue;
+        }
+        last_end.insert(process, (end, counted + 1));
+        found.push(Found::new(trace.text(name).to_owned(), marker, counted, process, Span::new(start, end)));
+    }
+    found.sort_by_key(|f| (f.host.start, f.process));
+    found
+}
+
+/// Per process the iterations in order of time.
+struct ByProcess(Vec<Vec<u32>>);
+
+impl ByProcess {
+    fn new(list: &[Found]) -> Self {
+        let mut of = Vec::new();
+        for (index, found) in list.iter().enumerate() {
+            let process = found.process as usize;
+            if of.len() <= process {
+                of.resize(process + 1, Vec::new());
+            }
+            of[process].push(index as u32);
+        }
+        Self(of)
+    }
+
+    fn of(&self, process: u16) -> &[u32] {
+        self.0.get(process as usize).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Gives calls and ops to iterations whose host time is known.
+fn by_host_time(trace: &Trace, method: Method, list: Vec<Found>) -> Detected {
+    let mut detected = Detected { list, ..Detected::none(trace, Some(method)) };
+    let by_process = ByProcess::new(&detected.list);
+    let mut place = vec![0usize; by_process.0.len()];
+    for call in 0..trace.calls.len() {
+        let Some(thread) = trace.threads.get(trace.calls.thread[call] as usize) else { continue };
+        let mine = by_process.of(thread.process);
+        let Some(place) = place.get_mut(thread.process as usize) else { continue };
+        let start = trace.calls.start[call];
+        while *place + 1 < mine.len() && detected.list[mine[*place + 1] as usize].host.start <= start {
+            *place += 1;
+        }
+        let Some(&iteration) = mine.get(*place) else { continue };
+        let host = detected.list[iteration as usize].host;
+        if host.start <= start && trace.calls.end[call] <= host.end {
+            detected.of_call[call] = iteration;
+        }
+    }
+    for (op, &launch) in trace.ops.launch.iter().enumerate() {
+        detected.of_op[op] = detected.of_call.get(launch as usize).copied().unwrap_or(NONE);
+    }
+    set_device_spans(trace, &mut detected);
+    place_unlaunched(trace, &mut detected, &by_process);
+    detected
+}
+
+/// From the first op to the end of the last one, per iteration.
+fn set_device_spans(trace: &Trace, detected: &mut Detected) {
+    for (op, &iteration) in detected.of_op.iter().enumerate() {
+        let Some(found) = detected.list.get_mut(iteration as usize) else { continue };
+        let (start, end) = (trace.ops.start[op], trace.ops.end[op]);
+        found.device =
+            Some(found.device.map_or(Span { start, end }, |s| Span { start: s.start.min(start), end: s.end.max(end) }));
+    }
+}
+
+/// Ops without launch go to the iteration inside whose device time they lie. Where a process has no launches at all,
+/// the host time of its iterations stands for their device time.
+fn place_unlaunched(trace: &Trace, detected: &mut Detected, by_process: &ByProcess) {
+    let spans: Vec<Vec<(Span, u32)>> = by_process
+        .0
+        .iter()
+        .map(|mine| {
+            let device = mine.iter().filter_map(|&i| Some((detected.list[i as usize].device?, i)));
+            let mut spans: Vec<(Span, u32)> = device.collect();
+            if spans.is_empty() {
+                spans = mine.iter().map(|&i| (detected.list[i as usize].host, i)).collect();
+            }
+            spans.sort_by_key(|(span, _)| span.start);
+            spans
+        })
+        .collect();
+    let mut changed = false;
+    for op in 0..trace.ops.len() {
+        if trace.ops.launch[op] != NONE || detected.of_op[op] != NONE {
+            continue;
+        }
+        let (start, end) = (trace.ops.start[op], trace.ops.end[op]);
+        let Some(mine) = spans.get(trace.ops.process[op] as usize) else { continue };
+        let after = mine.partition_point(|(span, _)| span.start <= start);
+        // Device times of neighbours may overlap a little; more than two at once do not.
+        let near = mine[after.saturating_sub(2)..after].iter().rev();
+        if let Some((_, iteration)) = near.into_iter().find(|(span, _)| end <= span.end) {
+            detected.of_op[op] = *iteration;
+            changed = true;
+        }
+    }
+    if changed {
+        set_device_spans(trace, detected);
+    }
+}
+
+/// The iterations that the engine recorded, with the ops that name them.
+fn recorded(trace: &Trace) -> Detected {
+    let mut detected = Detected::none(trace, Some(Method::Recorded));
+    let mut by_number: HashMap<u64, Vec<u32>> = HashMap::new();
+    for (index, iteration) in trace.iterations.iter().enumerate() {
+        by_number.entry(iteration.iter).or_default().push(index as u32);
+        let marker = Marker {
+            number: Some(iteration.iter),
+            kind: Some(iteration.kind()),
+            context_requests: Some(iteration.context_requests),
+            generation_requests: Some(iteration.generation_requests),
+            context_tokens: Some(iteration.context_tokens),
+            generation_tokens: Some(iteration.generation_tokens),
+        };
+        let label = format!(
+            "iteration {}: {} ctx reqs, {} gen reqs",
+            iteration.iter, iteration.context_requests, iteration.generation_requests
+        );
+        let host = Span::new(iteration.start, iteration.end);
+        detected.list.push(Found::new(label, marker, 0, 0, host));
+    }
+    // A number may come twice when windows of several runs were put together: then time decides.
+    let find = |number: u32, start: i64| -> u32 {
+        let Some(candidates) = by_number.get(&u64::from(number)) else { return NONE };
+        let inside = candidates.iter().find(|&&i| {
+            let iteration = &trace.iterations[i as usize];
+            iteration.start <= start && start < iteration.end
+        });
+        inside.or(candidates.first()).copied().unwrap_or(NONE)
+    };
+    let mut process_known = vec![false; detected.list.len()];
+    for op in 0..trace.ops.len() {
+        let number = trace.ops.iteration[op];
+        if number == NONE {
+            continue;
+        }
+        let iteration = find(number, trace.ops.start[op]);
+        detected.of_op[op] = iteration;
+        if let Some(known) = process_known.get_mut(iteration as usize).filter(|known| !**known) {
+            *known = true;
+            detected.list[iteration as usize].process = trace.ops.process[op];
+        }
+    }
+    let starts: Vec<i64> = trace.iterations.iter().map(|i| i.start).collect();
+    for call in 0..trace.calls.len() {
+        let after = starts.partition_point(|&s| s <= trace.calls.start[call]);
+        let inside = after.checked_sub(1).filter(|&i| trace.calls.end[call] <= trace.iterations[i].end);
+        detected.of_call[call] = inside.map_or(NONE, |i| i as u32);
+    }
+    for op in 0..trace.ops.len() {
+        let launch = trace.ops.launch[op];
+        if detected.of_op[op] == NONE && launch != NONE && trace.ops.kind[op] != OpKind::CpuOp {
+            detected.of_op[op] = detected.of_call[launch as usize];
+        }
+    }
+    set_device_spans(trace, &mut detected);
+    detected
+}

@@ -1,0 +1,131 @@
+//! The report of iterations.
+
+use strobe_trace::{NONE, OpKind, Trace};
+
+use super::Detected;
+use crate::context::Context;
+use crate::intervals::{Span, SpanSet};
+use crate::sheet::{Column, Report, Sheet, Unit, Value};
+
+/// What the devices did for one iteration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IterationFigures {
+    /// Distinct calls that launched its ops. Ops that no recorded call launched are not counted.
+    pub launches: usize,
+    /// Ops of any kind.
+    pub ops: usize,
+    /// Kernels among them.
+    pub kernels: usize,
+    /// Sum of the lengths of its ops.
+    pub sum_ns: i64,
+    /// Time in which at least one of its ops ran, summed over its devices.
+    pub busy_ns: i64,
+    /// Time between its first and last op in which none ran, summed over its devices.
+    pub idle_ns: i64,
+}
+
+/// The figures of every iteration, in one pass over the ops.
+pub fn figures(trace: &Trace, detected: &Detected) -> Vec<IterationFigures> {
+    let mut figures = vec![IterationFigures::default(); detected.list.len()];
+    let mut counts = vec![0u32; detected.list.len() + 1];
+    for &iteration in &detected.of_op {
+        if let Some(count) = counts.get_mut(iteration as usize) {
+            *count += 1;
+        }
+    }
+    let mut ops_of: Vec<Vec<u32>> = counts.iter().map(|&n| Vec::with_capacity(n as usize)).collect();
+    for (op, &iteration) in detected.of_op.iter().enumerate() {
+        if let Some(ops) = ops_of.get_mut(iteration as usize).filter(|_| iteration != NONE) {
+            ops.push(op as u32);
+        }
+    }
+    for (figure, mut ops) in figures.iter_mut().zip(ops_of) {
+        figure.ops = ops.len();
+        let mut launches: Vec<u32> =
+            ops.iter().map(|&op| trace.ops.launch[op as usize]).filter(|&l| l != NONE).collect();
+        launches.sort_unstable();
+        launches.dedup();
+        figure.launches = launches.len();
+        figure.kernels = ops.iter().filter(|&&op| trace.ops.kind[op as usize] == OpKind::Kernel).count();
+        figure.sum_ns = ops.iter().fold(0, |sum, &op| sum.saturating_add(trace.ops.duration(op as usize)));
+        ops.sort_by_key(|&op| trace.ops.device[op as usize]); // stable: by start within a device
+        for of_device in ops.chunk_by(|&a, &b| trace.ops.device[a as usize] == trace.ops.device[b as usize]) {
+            let span = |&op: &u32| Span::new(trace.ops.start[op as usize], trace.ops.end[op as usize]);
+            let busy = SpanSet::union_of(of_device.iter().map(span)).length();
+            let first = of_device.iter().map(|op| span(op).start).min().unwrap_or(0);
+            let last = of_device.iter().map(|op| span(op).end).max().unwrap_or(0);
+            figure.busy_ns += busy;
+            figure.idle_ns += last.saturating_sub(first) - busy;
+        }
+    }
+    figures
+}
+
+/// One row per iteration.
+pub fn report(context: &Context) -> Report {
+    const TITLE: &str = "Iterations";
+    let (trace, detected) = (context.trace, &context.iterations);
+    if let Some(pattern) = detected.unmatched_range_name() {
+        return Report::absent("iterations", TITLE, format!("no range of the trace matches `{pattern}`"));
+    }
+    let Some(method) = detected.method.as_ref().filter(|_| !detected.list.is_empty()) else {
+        let why = "no markers of a known engine, no repeated graph launches and no repeating sequence of kernels were found; name the ranges that are iterations with --iteration-range";
+        return Report::absent("iterations", TITLE, why);
+    };
+    let on_cpu = trace.ops.kind.contains(&OpKind::CpuOp);
+    let mut columns = vec![
+        Column::new("number", Unit::Count),
+        Column::new("label", Unit::Text),
+        Column::new("kind", Unit::Text),
+        Column::new("ctx requests", Unit::Count),
+        Column::new("gen requests", Unit::Count),
+        Column::new("ctx tokens", Unit::Count),
+        Column::new("gen tokens", Unit::Count),
+        Column::new("process", Unit::Count),
+        Column::new("wall", Unit::Ns),
+        Column::new("device busy", Unit::Ns),
+        Column::new("device idle", Unit::Ns),
+        Column::new("op time", Unit::Ns),
+        Column::new("ops", Unit::Count),
+    ];
+    if !on_cpu {
+        columns.extend([Column::new("kernels", Unit::Count), Column::new("launches", Unit::Count)]);
+    }
+    columns.extend([Column::new("device start", Unit::Ns), Column::new("device end", Unit::Ns)]);
+    let mut sheet = Sheet::new("iterations", columns);
+    let all = figures(trace, detected);
+    for (found, figure) in detected.list.iter().zip(&all) {
+        let process = trace.processes.get(found.process as usize);
+        let mut row: Vec<Value> = vec![
+            found.number.into(),
+            found.label.as_str().into(),
+            found.kind.map(|k| k.to_string()).into(),
+            found.context_requests.into(),
+            found.generation_requests.into(),
+            found.context_tokens.into(),
+            found.generation_tokens.into(),
+            process.map(|p| p.pid).into(),
+            found.host.length().into(),
+        ];
+        let has_ops = figure.ops > 0;
+        let known = |value: i64| if has_ops { Value::Int(value) } else { Value::Unknown };
+        row.extend([known(figure.busy_ns), known(figure.idle_ns), known(figure.sum_ns), figure.ops.into()]);
+        if !on_cpu {
+            row.extend([figure.kernels.into(), figure.launches.into()]);
+        }
+        row.extend([found.device.map(|d| d.start).into(), found.device.map(|d| d.end).into()]);
+        sheet.push(row);
+    }
+    let outside = detected.of_op.iter().filter(|&&i| i == NONE).count();
+    let mut report = Report::new("iterations", TITLE)
+        .sheet(sheet)
+        .note(format!("{} iterations, found {method}.", detected.list.len()))
+        .note("Idle is the time between the first and the last op of an iteration in which none of its ops ran.");
+    if outside > 0 {
+        report = report.note(format!("{outside} of {} ops belong to no iteration.", trace.ops.len()));
+    }
+    if trace.ops.kind.contains(&OpKind::Graph) {
+        report = report.note("Kernels inside CUDA graphs were not recorded and are not counted.");
+    }
+    report
+}
