@@ -277,7 +277,8 @@ impl Categories {
                 OpKind::Kernel | OpKind::CpuOp => {
                     let name = trace.ops.name[op];
                     let matched = |names_matched: &mut BTreeMap<StrId, Vec<usize>>| -> Vec<usize> {
-                        let matches = || rules.names.matches(trace.text(name)).into_iter().filter(|&r| applies(r));
+                        let text = without_parameters(trace.text(name));
+                        let matches = || rules.names.matches(text).into_iter().filter(|&r| applies(r));
                         names_matched.entry(name).or_insert_with(|| matches().collect()).clone()
                     };
                     let by_ancestor = ranged.as_ref().and_then(|ranged| {
@@ -399,6 +400,26 @@ impl<'r> RangedRules<'r> {
         let rules = self.sets.get(set as usize)?;
         rules.iter().copied().find(|r| self.rules[*r].name.is_none() || name_matches.contains(r))
     }
+}
+
+/// A function's name without the list of its parameters, whose types say nothing of what it does.
+fn without_parameters(name: &str) -> &str {
+    let name = name.trim_end();
+    if !name.ends_with(')') {
+        return name;
+    }
+    let mut depth = 0usize;
+    for (at, byte) in name.bytes().enumerate().rev() {
+        match byte {
+            b')' => depth += 1,
+            b'(' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth == 0 {
+            return if at == 0 { name } else { &name[..at] };
+        }
+    }
+    name
 }
 
 /// The vendor of the devices, by their names or by the calls that launch on them.
@@ -578,7 +599,7 @@ fn fused_sheet(context: &Context, share: impl Fn(i64) -> Value) -> Sheet {
     let columns = [
         Column::new("name", Unit::Text),
         Column::new("category", Unit::Text),
-        Column::new("also does", Unit::Text),
+        Column::new("name also says", Unit::Text),
         Column::new("time", Unit::Ns),
         Column::new("share of op time", Unit::Share),
         Column::new("ops", Unit::Count),
@@ -599,4 +620,18 @@ fn fused_sheet(context: &Context, share: impl Fn(i64) -> Value) -> Sheet {
         ]);
     }
     sheet
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_left_out() {
+        assert_eq!(without_parameters("void f<a(b)>(int, char (*)(int))"), "void f<a(b)>");
+        assert_eq!(without_parameters("void (anonymous namespace)::f<2>(x)"), "void (anonymous namespace)::f<2>");
+        for whole in ["nvjet_tst", "(a)", "f<(int)4>", "unbalanced)", ""] {
+            assert_eq!(without_parameters(whole), whole);
+        }
+    }
 }
