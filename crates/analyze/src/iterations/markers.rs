@@ -157,9 +157,9 @@ mod tests {
         parse(name).unwrap_or_else(|| panic!("{name} is a marker")).1
     }
 
-    fn requests(name: &str) -> (Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<IterationKind>) {
+    fn requests(name: &str) -> ([Option<u32>; 4], Option<IterationKind>) {
         let m = read(name);
-        (m.context_requests, m.context_tokens, m.generation_requests, m.generation_tokens, m.kind)
+        ([m.context_requests, m.context_tokens, m.generation_requests, m.generation_tokens], m.kind)
     }
 
     #[test]
@@ -174,14 +174,17 @@ mod tests {
         assert_eq!((own.number, own.kind), (Some(0), Some(Prefill)));
         assert_eq!(
             requests("execute_context_1(512)_generation_3(3)"),
-            (Some(1), Some(512), Some(3), Some(3), Some(Mixed))
+            ([Some(1), Some(512), Some(3), Some(3)], Some(Mixed))
         );
         assert_eq!(
             requests("execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)"),
-            (Some(0), Some(0), Some(32), Some(32), Some(Decode))
+            ([Some(0), Some(0), Some(32), Some(32)], Some(Decode))
         );
-        assert_eq!(requests("step[EXTEND bs=15 toks=15360]"), (Some(15), Some(15360), Some(0), Some(0), Some(Prefill)));
-        assert_eq!(requests("step[DECODE bs=32]"), (Some(0), Some(0), Some(32), Some(32), Some(Decode)));
+        assert_eq!(
+            requests("step[EXTEND bs=15 toks=15360]"),
+            ([Some(15), Some(15360), Some(0), Some(0)], Some(Prefill))
+        );
+        assert_eq!(requests("step[DECODE bs=32]"), ([Some(0), Some(0), Some(32), Some(32)], Some(Decode)));
         assert_eq!(read("step[MIXED bs=4 toks=9]").kind, Some(Mixed));
         assert_eq!(read("ProfilerStep#1009").number, Some(1009));
         assert_eq!(read("iteration 7").number, Some(7));
