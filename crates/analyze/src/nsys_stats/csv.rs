@@ -43,9 +43,11 @@ fn line(text: &mut String, cells: impl Iterator<Item = String>) {
         if index > 0 {
             text.push(',');
         }
-        if cell.contains([',', '"', '\n', '\r']) {
+        // nsys quotes what holds a comma and leaves quotes inside as they are, which is not what CSV readers expect,
+        // but what scripts made for its output know.
+        if cell.contains(',') {
             text.push('"');
-            text.push_str(&cell.replace('"', "\"\""));
+            text.push_str(&cell);
             text.push('"');
         } else {
             text.push_str(&cell);

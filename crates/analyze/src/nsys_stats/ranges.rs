@@ -1,8 +1,8 @@
 //! Sums of host ranges (NVTX, annotations): their own time, their time on devices, the kernels in them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use strobe_trace::{RangeSource, StrId, Trace, range_flags};
+use strobe_trace::{NONE, RangeSource, StrId, Trace, range_flags};
 
 use super::projection::{Launches, Projected, takes_part};
 use super::spread::{Spread, summarize};
@@ -101,11 +101,14 @@ pub(super) fn kernels(trace: &Trace) -> Report {
     order.sort_by_key(|&i| group_of(i));
     let mut rows: Vec<KernelRow> = Vec::new();
     let mut scratch = Scratch::new(slots(trace));
+    let mut outside = vec![true; trace.ops.len()];
     for group in order.chunk_by(|&a, &b| group_of(a) == group_of(b)) {
         let (key, thread) = group_of(group[0]);
         let owner = trace.threads.get(thread as usize);
         let process = owner.and_then(|t| trace.processes.get(t.process as usize));
         let head = (names.label(trace, key as usize), names.style(key as usize));
+        let held = group.iter().flat_map(|&i| launches.ops_of(trace, &projected[i as usize]));
+        held.for_each(|op| outside[op] = false);
         for (kernel, instances, spread) in scratch.sum(trace, &launches, &projected, group) {
             rows.push(KernelRow {
                 range: head.0.clone(),
@@ -121,6 +124,7 @@ pub(super) fn kernels(trace: &Trace) -> Report {
     if rows.is_empty() {
         return Report::absent(name, title, why_no_projection(trace, &launches));
     }
+    rows.extend(kernels_outside(trace, &outside));
     rows.sort_by(|a, b| {
         let place = |r: &KernelRow| (r.style, r.pid, r.tid, std::cmp::Reverse(r.spread.total));
         a.range.cmp(&b.range).then_with(|| place(a).cmp(&place(b))).then_with(|| a.kernel.cmp(&b.kernel))
@@ -142,6 +146,28 @@ pub(super) fn kernels(trace: &Trace) -> Report {
     let report =
         Report::new(name, title).sheet(sheet).note("A kernel counts for every range around its launching call.");
     with_unlaunched(report, trace, &launches).with_hidden_graphs(trace)
+}
+
+/// Kernels that no range holds, by the thread that launched them where that is known: rows without a range.
+fn kernels_outside(trace: &Trace, outside: &[bool]) -> Vec<KernelRow> {
+    let mut durations: BTreeMap<(u32, StrId), Vec<i64>> = BTreeMap::new();
+    for op in (0..trace.ops.len()).filter(|&op| outside[op] && is_kernel(trace.ops.kind[op])) {
+        let thread = trace.launch_of(op).map_or(NONE, |call| call.thread);
+        durations.entry((thread, trace.ops.name[op])).or_default().push(trace.ops.duration(op));
+    }
+    let rows = durations.into_iter().filter_map(|((thread, kernel), mut times)| {
+        let owner = trace.threads.get(thread as usize);
+        Some(KernelRow {
+            range: String::new(),
+            style: "",
+            pid: owner.and_then(|t| trace.processes.get(usize::from(t.process))).map(|p| p.pid),
+            tid: owner.map(|t| t.tid),
+            instances: 0,
+            spread: Spread::of(&mut times)?,
+            kernel: trace.text(kernel).to_owned(),
+        })
+    });
+    rows.collect()
 }
 
 struct KernelRow {
