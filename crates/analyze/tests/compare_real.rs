@@ -163,8 +163,15 @@ fn graphs_recorded_in_two_ways_are_not_comparable() {
 #[test]
 fn two_profilers_of_one_program_see_the_same_kernels() {
     let Some(folder) = real_data() else { return };
+    // One has markers with kinds, the other nothing but graph launches.
     let comparison = compared(&folder, "nsys/h200/node.sqlite", "kineto/h200/kineto_graph.json.gz");
-    println!("{}", comparison.verdict.sentence);
     assert!(comparison.warnings.iter().any(|w| w.contains("different profilers")), "{:?}", comparison.warnings);
+    let group = comparison.groups.iter().find(|g| g.name == "decode, 8 requests").unwrap();
+    assert_eq!((group.a_iterations, group.b_iterations), (8, 8), "{:?}", comparison.notes);
+    assert_eq!((group.a_kernels, group.b_kernels), (311.0, 311.0));
+    let kernels = group.kernels.iter().filter(|k| !k.category.starts_with("mem"));
+    for kernel in kernels {
+        assert!(!kernel.count_changed(), "{kernel:?}");
+    }
     assert_adds_up(&comparison);
 }
