@@ -12,6 +12,7 @@ pub mod memory;
 pub mod metrics;
 pub mod nsys_stats;
 pub mod overlap;
+pub mod roofline;
 pub mod sheet;
 pub mod spine;
 mod stats;

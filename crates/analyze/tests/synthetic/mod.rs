@@ -1,5 +1,4 @@
 //! Traces made by hand, and the real ones where they are at hand.
-#![allow(clippy::needless_update)]
 #![allow(dead_code)] // every test file uses its own part of this
 
 use std::path::{Path, PathBuf};
@@ -119,16 +118,7 @@ impl Builder {
 
 /// A trace with its categories and iterations.
 pub fn context(trace: &Trace) -> Context<'_> {
-    let categories = strobe_analyze::categories::Categories {
-        list: vec![strobe_analyze::categories::Category {
-            name: "x".into(),
-            class: strobe_analyze::categories::Class::Compute,
-        }],
-        of_op: vec![0; trace.ops.len()],
-        ..Default::default()
-    };
-    let _ = Options::default();
-    Context { trace, categories, iterations: Default::default() }
+    Context::new(trace, &Options::default())
 }
 
 /// The folder of real traces; says so when it is not given.
