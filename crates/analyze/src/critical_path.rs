@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use serde::Serialize;
-use strobe_trace::{CallKind, NONE, RangeSource, StrId, Trace, range_flags};
+use strobe_trace::{CallKind, NONE, OpKind, RangeSource, StrId, Trace, range_flags};
 
 use crate::Context;
 use crate::intervals::Span;
@@ -68,8 +68,10 @@ pub struct Segment {
     pub kind: Kind,
     /// The op, call or range, or `StrId::NONE`. For a latency or gap: the op that was waited for.
     pub name: StrId,
-    /// The op that ran, or [`NONE`].
+    /// The op that ran or was waited for, or [`NONE`].
     pub op: u32,
+    /// The call that the host was in, or [`NONE`].
+    pub call: u32,
 }
 
 /// The critical path of one iteration, or of one process where there are no iterations.
@@ -92,14 +94,20 @@ impl Path {
     }
 }
 
+/// The critical path of every process with ops, from its first launch to the end of its last op.
+pub fn process_paths(trace: &Trace) -> Vec<Path> {
+    let index = Index::of(trace);
+    (0..index.by_end.len() as u16).filter_map(|process| index.whole_path(process)).collect()
+}
+
 /// The critical path of every iteration; of every process with ops where no iterations are known.
 pub fn paths(context: &Context) -> Vec<Path> {
     let trace = context.trace;
-    let index = Index::of(trace);
     let iterations = &context.iterations;
     if iterations.list.is_empty() {
-        return (0..trace.processes.len().max(1) as u16).filter_map(|p| index.whole_path(p)).collect();
+        return process_paths(trace);
     }
+    let index = Index::of(trace);
     // The last op and the last call of each iteration.
     let mut last_op = vec![NONE; iterations.list.len()];
     for (op, &iteration) in iterations.of_op.iter().enumerate() {
@@ -162,7 +170,7 @@ struct Index<'t> {
     host: Vec<Vec<Piece>>,
     /// The same for a process that computes on the CPU: its ops and phases.
     cpu: HashMap<u16, Vec<Piece>>,
-    /// Per call that copies or fills memory the last op that it launched.
+    /// Per call that copies memory the last copy that it launched.
     last_launched: HashMap<u32, u32>,
 }
 
@@ -182,7 +190,7 @@ impl<'t> Index<'t> {
                 *latest = op as u32;
             }
             by_end[ops.process[op] as usize].push(op as u32);
-            if ops.launch[op] != NONE && ops.kind[op].is_memory() {
+            if ops.launch[op] != NONE && ops.kind[op] == OpKind::Memcpy {
                 last_launched.insert(ops.launch[op], op as u32);
             }
         }
@@ -301,9 +309,16 @@ impl Walk<'_, '_> {
     fn push(&mut self, start: i64, kind: Kind, name: StrId, op: u32) {
         let start = start.max(self.span.start);
         if start < self.at {
-            self.segments.push(Segment { span: Span::new(start, self.at), kind, name, op });
+            self.segments.push(Segment { span: Span::new(start, self.at), kind, name, op, call: NONE });
             self.at = start;
         }
+    }
+
+    /// The same for time inside a call.
+    fn push_call(&mut self, start: i64, kind: Kind, call: u32) {
+        let before = self.segments.len();
+        self.push(start, kind, self.index.trace.calls.name[call as usize], NONE);
+        self.segments[before..].iter_mut().for_each(|segment| segment.call = call);
     }
 
     fn back(&mut self, mut next: At) {
@@ -355,7 +370,7 @@ impl Walk<'_, '_> {
             return At::Op(before);
         }
         self.push(returned, Kind::LaunchLatency, ops.name[i], op);
-        self.push(called, Kind::Call, trace.calls.name[launch as usize], NONE);
+        self.push_call(called, Kind::Call, launch);
         At::Thread(trace.calls.thread[launch as usize])
     }
 
@@ -388,12 +403,11 @@ impl Walk<'_, '_> {
         if self.at <= self.span.start {
             return At::Nowhere;
         }
-        let name = trace.calls.name[call as usize];
         if let Some(op) = self.waited_for(call, start) {
-            self.push(trace.ops.end[op as usize], Kind::SyncReturn, name, NONE);
+            self.push_call(trace.ops.end[op as usize], Kind::SyncReturn, call);
             return At::Op(op);
         }
-        self.push(start, Kind::Call, name, NONE);
+        self.push_call(start, Kind::Call, call);
         At::Thread(thread)
     }
 

@@ -1,5 +1,6 @@
 //! Pure functions from a trace to tables.
 
+pub mod advice;
 pub mod attribution;
 pub mod categories;
 pub mod compare;

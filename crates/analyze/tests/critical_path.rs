@@ -3,9 +3,9 @@
 mod synthetic;
 
 use proptest::prelude::*;
-use strobe_analyze::critical_path::{Kind, Path, paths, report};
+use strobe_analyze::critical_path::{Kind, Path, paths, process_paths, report};
 use strobe_trace::{OpKind, RangeSource, Thread, Trace};
-use synthetic::{Builder, context};
+use synthetic::{Builder, all_traces, context, read, real_data};
 
 fn kinds(path: &Path) -> Vec<(Kind, i64, i64)> {
     path.segments.iter().map(|s| (s.kind, s.span.start, s.span.end)).collect()
@@ -181,5 +181,27 @@ proptest! {
             prop_assert_eq!(sum, path.span.length());
         }
         prop_assert_eq!(found.is_empty(), trace.ops.is_empty());
+    }
+}
+
+#[test]
+fn segments_tile_the_span_of_every_real_trace() {
+    let Some(data) = real_data() else { return };
+    for file in all_traces(&data) {
+        let trace = read(std::slice::from_ref(&file));
+        let context = context(&trace);
+        let whole = process_paths(&trace);
+        for path in paths(&context).iter().chain(&whole) {
+            assert!(tiles(path), "{}", file.display());
+        }
+        let gpu_ops = !trace.ops.is_empty();
+        assert_eq!(report(&context).not_applicable.is_none(), gpu_ops, "{}", file.display());
+        if std::env::var_os("STROBE_TEST_PRINT").is_some() {
+            println!("{}: {} ops, {} iterations", file.display(), trace.ops.len(), context.iterations.list.len());
+            for path in &whole {
+                let parts = Kind::ALL.map(|kind| format!("{kind} {:.3}", path.time(kind) as f64 * 1e-6));
+                println!("    {:.3} ms: {}", path.span.length() as f64 * 1e-6, parts.join(", "));
+            }
+        }
     }
 }

@@ -14,7 +14,5 @@ mod part;
 mod read;
 mod schema;
 mod strobe;
-mod write;
 
 pub use read::read;
-pub use write::write;

@@ -1,0 +1,159 @@
+//! What several rules look at, computed once.
+
+use std::collections::HashMap;
+
+use strobe_trace::{IterationKind, NONE, OpKind, Trace};
+
+use crate::Context;
+use crate::attribution::{Attribution, innermost_ranges};
+use crate::critical_path::{Path, Segment, process_paths};
+use crate::intervals::{Span, SpanSet};
+use crate::launch::{Launch, launches};
+use crate::overlap::{DeviceOverlap, overlaps};
+use crate::roofline::{Roofline, roofline};
+use crate::sheet::{Column, Sheet, Unit};
+
+pub(super) struct Facts<'c, 't> {
+    pub context: &'c Context<'t>,
+    pub trace: &'t Trace,
+    /// The critical path of every process that uses a GPU.
+    pub paths: Vec<Path>,
+    /// Per process when any of its ops ran.
+    busy: HashMap<u16, SpanSet>,
+    /// Per process when its kernels and graphs began, in order.
+    kernel_starts: HashMap<u16, Vec<i64>>,
+    /// How every GPU spent its time.
+    pub devices: Vec<DeviceOverlap>,
+    pub launches: Vec<Launch>,
+    pub roofline: Roofline,
+    pub attribution: Attribution,
+    /// Per category of the context: time (durations, summed) and ops, on GPUs or CPUs.
+    pub categories: Vec<(i64, usize)>,
+}
+
+impl<'c, 't> Facts<'c, 't> {
+    pub fn of(context: &'c Context<'t>) -> Self {
+        let trace = context.trace;
+        let is_gpu = |device: u16| trace.devices.get(device as usize).is_none_or(|d| !d.is_cpu);
+        let mut spans: HashMap<u16, Vec<Span>> = HashMap::new();
+        let mut kernel_starts: HashMap<u16, Vec<i64>> = HashMap::new();
+        for op in (0..trace.ops.len()).filter(|&op| is_gpu(trace.ops.device[op])) {
+            let span = Span::new(trace.ops.start[op], trace.ops.end[op]);
+            spans.entry(trace.ops.process[op]).or_default().push(span);
+            if !trace.ops.kind[op].is_memory() {
+                kernel_starts.entry(trace.ops.process[op]).or_default().push(span.start);
+            }
+        }
+        let busy: HashMap<u16, SpanSet> = spans.into_iter().map(|(p, spans)| (p, SpanSet::union_of(spans))).collect();
+        let mut categories = vec![(0i64, 0); context.categories.list.len()];
+        for (op, &category) in context.categories.of_op.iter().enumerate() {
+            let (ns, ops) = &mut categories[category as usize];
+            (*ns, *ops) = (ns.saturating_add(trace.ops.duration(op)), *ops + 1);
+        }
+        Self {
+            context,
+            trace,
+            paths: process_paths(trace).into_iter().filter(|path| busy.contains_key(&path.process)).collect(),
+            busy,
+            kernel_starts,
+            devices: overlaps(trace, |op| is_gpu(trace.ops.device[op]).then(|| context.categories.of_op(op).class)),
+            launches: launches(trace),
+            roofline: roofline(context),
+            attribution: innermost_ranges(trace),
+            categories,
+        }
+    }
+
+    /// How much of a span passes without any op of a process on a GPU.
+    pub fn idle_ns(&self, process: u16, span: Span) -> i64 {
+        span.length().saturating_sub(self.busy.get(&process).map_or(0, |busy| busy.clip(span).length()))
+    }
+
+    /// How long a process has no op on a GPU between a moment and its next kernel. Copies on the way do not end the wait:
+    /// they are what the next step is fed with.
+    pub fn idle_until_kernel(&self, process: u16, moment: i64) -> i64 {
+        let Some(starts) = self.kernel_starts.get(&process) else { return 0 };
+        let next = starts.get(starts.partition_point(|&start| start < moment));
+        next.map_or(0, |&next| self.idle_ns(process, Span::new(moment, next)))
+    }
+
+    /// The length of all critical paths together.
+    pub fn path_ns(&self) -> i64 {
+        self.paths.iter().map(|p| p.span.length()).fold(0, i64::saturating_add)
+    }
+
+    /// What [`Facts::path_ns`] is, for a sentence.
+    pub fn path_words(&self) -> String {
+        let processes = self.paths.len();
+        let of = if processes > 1 { format!(", {processes} processes together") } else { String::new() };
+        format!("from the first launch to the last end{of}")
+    }
+
+    /// From first op to last end, of all GPUs together.
+    pub fn span_ns(&self) -> i64 {
+        self.devices.iter().map(|d| d.span).fold(0, i64::saturating_add)
+    }
+
+    /// What [`Facts::span_ns`] is, for a sentence.
+    pub fn span_words(&self) -> String {
+        match self.devices.len() {
+            0 | 1 => "span of the GPU".to_owned(),
+            n => format!("span of {n} GPUs together"),
+        }
+    }
+
+    /// The time of ops (durations, summed), copies and communication included.
+    pub fn op_ns(&self) -> i64 {
+        self.categories.iter().map(|c| c.0).fold(0, i64::saturating_add)
+    }
+
+    /// Time and ops of the categories with these names.
+    pub fn category(&self, names: &[&str]) -> (i64, usize) {
+        let list = self.context.categories.list.iter().zip(&self.categories);
+        let chosen = list.filter(|(category, _)| names.contains(&category.name.as_str()));
+        chosen.fold((0, 0), |(ns, ops), (_, c)| (ns.saturating_add(c.0), ops + c.1))
+    }
+
+    /// Whether an op was launched as a part of a CUDA graph, or is one.
+    pub fn in_graph(&self, op: usize) -> bool {
+        let launch = self.trace.ops.launch[op];
+        self.trace.ops.kind[op] == OpKind::Graph
+            || self.trace.ops.graph_node[op] != 0
+            || (launch != NONE && self.trace.text(self.trace.calls.name[launch as usize]).contains("GraphLaunch"))
+    }
+
+    /// The index of the iteration that a segment of a path belongs to.
+    pub fn iteration_of(&self, process: u16, segment: &Segment) -> Option<usize> {
+        let iterations = &self.context.iterations;
+        let known = |index: u32| (index != NONE).then_some(index as usize);
+        if segment.op != NONE {
+            return known(*iterations.of_op.get(segment.op as usize)?);
+        }
+        if segment.call != NONE
+            && let Some(found) = iterations.of_call.get(segment.call as usize).copied().and_then(known)
+        {
+            return Some(found);
+        }
+        let list = &iterations.list;
+        let until = list.partition_point(|i| i.host.start <= segment.span.start);
+        let candidates = list[..until].iter().enumerate().rev().take(8);
+        candidates.filter(|(_, i)| i.process == process && i.host.end >= segment.span.end).map(|(i, _)| i).next()
+    }
+
+    /// The kinds of iterations that are known, `None` standing for the whole trace where none is.
+    pub fn scopes(&self) -> Vec<Option<IterationKind>> {
+        let list = &self.context.iterations.list;
+        let known = IterationKind::ALL.into_iter().filter(|kind| list.iter().any(|i| i.kind == Some(*kind)));
+        let mut scopes: Vec<_> = known.map(Some).collect();
+        if scopes.is_empty() {
+            scopes.push(None);
+        }
+        scopes
+    }
+}
+
+/// A table of evidence.
+pub(super) fn evidence(rule: &super::Rule, columns: &[(&str, Unit)]) -> Sheet {
+    let columns = columns.iter().map(|&(name, unit)| Column::new(name, unit));
+    Sheet::new(rule.id.clone(), columns).title(rule.title.clone())
+}
