@@ -6,7 +6,7 @@ use crate::escape::escape;
 use crate::svg::Svg;
 use crate::table::{Align, Table};
 
-const STYLE: &str = include_str!("page.css");
+pub(crate) const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 /// A key figure at the top of a page.
@@ -165,7 +165,7 @@ impl Page {
     }
 }
 
-fn card_html(page: &mut String, card: &Card) {
+pub(crate) fn card_html(page: &mut String, card: &Card) {
     put(page, format_args!("<div class=\"card\"><div class=\"label\">{}</div>", escape(&card.label)));
     put(page, format_args!("<div class=\"value\">{}", escape(&card.value)));
     if !card.unit.is_empty() {
@@ -218,7 +218,7 @@ fn table_html(table: &Table) -> String {
     html
 }
 
-fn put(html: &mut String, text: std::fmt::Arguments) {
+pub(crate) fn put(html: &mut String, text: std::fmt::Arguments) {
     // Writing to a string cannot fail.
     let _ = html.write_fmt(text);
 }

@@ -22,6 +22,7 @@
 //! ```
 
 mod escape;
+pub mod explorer;
 pub mod html;
 pub mod human;
 pub mod svg;

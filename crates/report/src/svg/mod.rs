@@ -6,7 +6,7 @@
 mod bars;
 mod canvas;
 mod cdf;
-mod palette;
+pub(crate) mod palette;
 mod scale;
 mod stacked;
 mod strip;

@@ -2,15 +2,38 @@
 
 use std::collections::HashMap;
 
+macro_rules! light {
+    () => {
+        "--ink:#1c2733;--muted:#5d6b7a;--grid:#dfe5ec;--paper:#ffffff;\
+--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#cc79a7;--c4:#e69f00;--c5:#56b4e9;--c6:#a6961b;\
+--c7:#117733;--c8:#882255;--c9:#5b4ba8;--c10:#7a5c3e;--c11:#3d7f8c;--c12:#a3566b;\
+--c13:#8693a1;--c14:#a7b1bc;--c15:#c3a79b;--idle:#b4bdc8;--unknown:#dde2e8;"
+    };
+}
+
+macro_rules! dark {
+    () => {
+        "--ink:#e6ebf0;--muted:#9aa7b4;--grid:#33404d;--paper:#19222c;\
+--c0:#4aa8e0;--c1:#ff8a3d;--c2:#2fc79a;--c3:#e09bc4;--c4:#f2b632;--c5:#9fd8f7;--c6:#d6c94a;\
+--c7:#4fae6e;--c8:#c9659a;--c9:#9d8ff0;--c10:#b8936b;--c11:#6cc0cf;--c12:#d98a9e;\
+--c13:#8492a0;--c14:#5f6c79;--c15:#8d7468;--idle:#66727f;--unknown:#3d4854;"
+    };
+}
+
+/// The colours on a light page, as CSS variables.
+pub(crate) const LIGHT: &str = light!();
+
+/// The colours on a dark page, as CSS variables.
+pub(crate) const DARK: &str = dark!();
+
 /// The CSS that every plot carries. Rules are confined to `.strobe-chart`, so several plots share a page.
-pub(super) const STYLE: &str = "
-.strobe-chart{--ink:#1c2733;--muted:#5d6b7a;--grid:#dfe5ec;--paper:#ffffff;
---c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#cc79a7;--c4:#e69f00;--c5:#56b4e9;--c6:#a6961b;
---c7:#117733;--c8:#882255;--c9:#5b4ba8;--c10:#7a5c3e;--c11:#3d7f8c;--c12:#a3566b;--idle:#b4bdc8;--unknown:#dde2e8;
-font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;font-size:12px}
-@media (prefers-color-scheme:dark){.strobe-chart{--ink:#e6ebf0;--muted:#9aa7b4;--grid:#33404d;--paper:#19222c;
---c0:#4aa8e0;--c1:#ff8a3d;--c2:#2fc79a;--c3:#e09bc4;--c4:#f2b632;--c5:#9fd8f7;--c6:#d6c94a;
---c7:#4fae6e;--c8:#c9659a;--c9:#9d8ff0;--c10:#b8936b;--c11:#6cc0cf;--c12:#d98a9e;--idle:#66727f;--unknown:#3d4854}}
+pub(super) const STYLE: &str = concat!(
+    "\n.strobe-chart{",
+    light!(),
+    "font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;font-size:12px}\n\
+@media (prefers-color-scheme:dark){.strobe-chart{",
+    dark!(),
+    "}}\n\
 .strobe-chart text{fill:var(--ink)}
 .strobe-chart .title{font-size:14px;font-weight:600}
 .strobe-chart .muted{fill:var(--muted);font-size:11px}
@@ -20,23 +43,31 @@ font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;f
 .strobe-chart .mark{stroke:var(--paper);stroke-width:1}
 .strobe-chart .curve{fill:none;stroke-width:2;stroke-linejoin:round}
 .strobe-chart .hit:hover{opacity:.75}
-";
+"
+);
 
 /// A colour of the palette, as a CSS value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Colour {
+pub(crate) enum Colour {
     Slot(usize),
     Idle,
     Unknown,
 }
 
+impl Colour {
+    /// The CSS variable that holds it.
+    pub(crate) fn variable(self) -> String {
+        match self {
+            Colour::Slot(slot) => format!("--c{slot}"),
+            Colour::Idle => "--idle".to_owned(),
+            Colour::Unknown => "--unknown".to_owned(),
+        }
+    }
+}
+
 impl std::fmt::Display for Colour {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Colour::Slot(slot) => write!(f, "var(--c{slot})"),
-            Colour::Idle => f.write_str("var(--idle)"),
-            Colour::Unknown => f.write_str("var(--unknown)"),
-        }
+        write!(f, "var({})", self.variable())
     }
 }
 
@@ -70,14 +101,14 @@ pub(super) fn series(index: usize) -> Colour {
 
 /// The colours of these names within one plot. Known names have fixed ones, others one that depends on the
 /// name alone, unless another name of the plot has it already and one is still free.
-pub(super) fn by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<&'a str, Colour> {
+pub(crate) fn by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<&'a str, Colour> {
     let mut colours = HashMap::new();
     let mut others = Vec::new();
     for name in names {
         let known = KNOWN.iter().find(|(n, _)| *n == name);
         match (name, known) {
-            ("idle", _) => drop(colours.insert(name, Colour::Idle)),
-            ("unknown", _) => drop(colours.insert(name, Colour::Unknown)),
+            ("unknown" | "unclassified", _) => drop(colours.insert(name, Colour::Unknown)),
+            (_, None) if waits(name).is_some() => drop(waits(name).map(|grey| colours.insert(name, grey))),
             (_, Some(&(_, slot))) => drop(colours.insert(name, Colour::Slot(slot))),
             (_, None) => others.push(name),
         }
@@ -93,6 +124,17 @@ pub(super) fn by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<&
         colours.insert(name, Colour::Slot(free.unwrap_or(wanted)));
     }
     colours
+}
+
+/// The grey of a name that says that nothing ran: one per cause.
+fn waits(name: &str) -> Option<Colour> {
+    match name {
+        _ if name.contains("idle") && name.contains("launch") => Some(Colour::Slot(13)),
+        _ if name.contains("idle") && name.contains("host") => Some(Colour::Slot(14)),
+        _ if name.starts_with("sync") => Some(Colour::Slot(15)),
+        _ if name.contains("idle") => Some(Colour::Idle),
+        _ => None,
+    }
 }
 
 /// FNV-1a: the standard library's hash differs between versions, and colours should not.

@@ -1,0 +1,130 @@
+// One bar per iteration, as tall as its wall; several in one pixel show the slowest. The chosen one's budget below.
+class Strip {
+  constructor(side, app) {
+    this.side = side;
+    this.app = app;
+    this.list = side.iterations;
+    this.canvas = el('canvas', {
+      class: 'strip', tabindex: 0, role: 'slider', 'aria-label': `Iterations of ${side.name || 'the trace'}`,
+      'aria-valuemin': 0, 'aria-valuemax': this.list.count - 1, 'aria-valuetext': 'none chosen',
+    });
+    const legend = this.list.kinds.map(kind => el('span', { class: 'key' }, el('i', { style: `background:var(${kind.color})` }), kind.name || 'kind not known'));
+    this.element = el('div', { class: 'strip-row' },
+      el('div', { class: 'legend' }, app.sides.length > 1 ? el('strong', {}, side.name) : null, ...legend,
+        el('span', { class: 'note' }, `${count(this.list.count)} iterations, height = wall time`)), this.canvas);
+    const walls = Float64Array.from(this.list.wall).sort();
+    this.largest = new Largest(this.list.wall);
+    const at = share => walls[Math.min(walls.length - 1, Math.floor(walls.length * share))] || 1;
+    // One very slow iteration must not flatten all others: it is cut and marked.
+    this.scale = Math.min(at(1), Math.max(4 * at(0.5), 1.2 * at(0.9))) || 1;
+    this.canvas.addEventListener('pointermove', event => app.tip(event, app.iterationTip(side, this.at(event))));
+    this.canvas.addEventListener('pointerleave', () => app.hideTip());
+    this.canvas.addEventListener('click', event => { app.hideTip(); app.selectIteration(side.index, this.at(event)); });
+    this.canvas.addEventListener('keydown', event => {
+      const now = app.iteration(side.index), last = this.list.count - 1, none = now === null;
+      const to = { ArrowLeft: none ? last : now - 1, ArrowRight: none ? 0 : now + 1, Home: 0, End: last }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      event.stopPropagation();
+      app.selectIteration(side.index, Math.max(0, Math.min(last, to)));
+    });
+    new ResizeObserver(() => app.draw()).observe(this.canvas);
+  }
+
+  // The iterations that share a pixel, and how wide one is.
+  columns(width) {
+    const each = Math.min(48, width / this.list.count);
+    return { each, shown: Math.max(1, Math.round(Math.min(width, each * this.list.count))) };
+  }
+
+  at(event) {
+    const box = this.canvas.getBoundingClientRect(), { each } = this.columns(box.width), x = event.clientX - box.left;
+    const clamp = i => Math.max(0, Math.min(this.list.count - 1, i));
+    if (each >= 1) return clamp(Math.floor(x / each));
+    const from = clamp(Math.floor(Math.floor(x) / each));
+    return this.largest.of(from, clamp(Math.ceil((Math.floor(x) + 1) / each) - 1) + 1);
+  }
+
+  draw() {
+    const view = { ratio: devicePixelRatio || 1, width: this.canvas.clientWidth, height: this.canvas.clientHeight };
+    this.canvas.width = Math.round(view.width * view.ratio);
+    this.canvas.height = Math.round(view.height * view.ratio);
+    const context = this.canvas.getContext('2d'), { list } = this, { width, height } = view;
+    context.scale(view.ratio, view.ratio);
+    const colors = list.kinds.map(kind => theme.color(kind.color)), ink = theme.color('--ink'), chosen = this.app.iteration(this.side.index);
+    const { each } = this.columns(width), wide = Math.max(1, each), room = height - 10;
+    const bar = (x, i) => {
+      const tall = Math.max(1, Math.min(1, list.wall[i] / this.scale) * room);
+      context.fillStyle = colors[list.kind[i]];
+      context.fillRect(x, height - 2 - tall, wide - (wide > 3 ? 1 : 0), tall);
+      if (list.wall[i] > this.scale) { context.fillStyle = ink; context.fillRect(x, height - 5 - tall, wide - (wide > 3 ? 1 : 0), 2); }
+    };
+    if (each >= 1) {
+      for (let i = 0; i < list.count; i++) bar(i * each, i);
+    } else {
+      for (let x = 0; x < width; x++) {
+        const from = Math.floor(x / each), to = Math.min(list.count, Math.ceil((x + 1) / each));
+        if (from < to) bar(x, this.largest.of(from, to));
+      }
+    }
+    if (chosen !== null) {
+      const x = chosen * each;
+      context.strokeStyle = ink;
+      context.lineWidth = 2;
+      context.strokeRect(x - 1, 1, Math.max(3, wide) + 1, height - 2);
+    }
+  }
+}
+
+// The budgets of the chosen iterations: bars on one scale, and a table whose parts add up to the wall.
+const budget = (app, chosen) => {
+  const present = chosen.filter(choice => choice.index !== null);
+  if (!present.length) return [el('p', { class: 'hint' }, 'Choose an iteration: click a bar, or focus the strip and use the arrow keys.')];
+  const widest = Math.max(...present.map(({ side, index }) => side.iterations.wall[index]), 1);
+  const out = [];
+  const names = [];
+  const split = present.map(({ side, index }) => {
+    const list = side.iterations, parts = new Map();
+    list.parts.forEach((part, at) => {
+      if (!names.includes(part.name)) names.push(part.name);
+      if (list.part[at][index] >= 0) parts.set(part.name, list.part[at][index]);
+    });
+    const sum = [...parts.values()].reduce((a, b) => a + b, 0);
+    return { side, index, list, parts, sum, wall: list.wall[index] };
+  });
+  const colors = new Map(split.flatMap(({ list }) => list.parts.map(part => [part.name, part.color])));
+  for (const { side, index, list, parts, wall, sum } of split) {
+    const facts = list.facts.map((fact, at) => [fact, list.texts[list.fact[at][index]]]).filter(([, text]) => text);
+    const title = [app.sides.length > 1 ? side.name + ':' : '', list.texts[list.label[index]], list.kinds[list.kind[index]].name].filter(Boolean).join(' ');
+    out.push(el('div', { class: 'chosen' }, el('strong', {}, title), el('span', { class: 'wall' }, time(wall) + ' wall'),
+      ...facts.map(([fact, text]) => el('span', { class: 'fact' }, `${fact} `, el('b', {}, text)))));
+    if (parts.size) {
+      const bar = el('div', { class: 'stack', role: 'img', 'aria-label': 'Budget of ' + title, style: `width:${(Math.max(wall, sum) / widest * 100).toFixed(2)}%` });
+      for (const [name, ns] of parts) {
+        if (ns > 0) bar.append(el('i', { style: `flex:${ns} 0 0;background:var(${colors.get(name)})`, title: `${name}: ${time(ns)} (${percent(ns / wall)} of the wall)` }));
+      }
+      if (wall > sum) bar.append(el('i', { class: 'rest', style: `flex:${wall - sum} 0 0`, title: `in no part: ${time(wall - sum)}` }));
+      out.push(bar);
+    }
+  }
+  if (names.length) out.push(budgetTable(split, names, colors));
+  return out;
+};
+
+const budgetTable = (split, names, colors) => {
+  const two = split.length === 2;
+  const head = el('tr', {}, el('th', {}, 'part'));
+  for (const { side } of split) head.append(el('th', { class: 'n' }, two ? side.name : 'time'), el('th', { class: 'n' }, 'share of wall'));
+  if (two) head.append(el('th', { class: 'n' }, 'difference'));
+  const line = (name, color, values) => {
+    const row = el('tr', {}, el('td', {}, color ? el('i', { class: 'swatch', style: `background:var(${color})` }) : null, name));
+    values.forEach((ns, at) => row.append(el('td', { class: 'n' }, ns === undefined ? 'n/a' : time(ns)), el('td', { class: 'n' }, ns === undefined ? '' : percent(ns / split[at].wall))));
+    if (two) row.append(el('td', { class: 'n' }, values.includes(undefined) ? 'n/a' : signed(values[1] - values[0], time)));
+    return row;
+  };
+  const body = el('tbody'), known = name => split.some(({ parts }) => (parts.get(name) || 0) > 0 || (!parts.has(name) && split.length === 1));
+  for (const name of names.filter(known)) body.append(line(name, colors.get(name), split.map(({ parts }) => parts.get(name))));
+  if (split.some(({ sum, wall }) => sum !== wall)) body.append(line('in no part', null, split.map(({ sum, wall }) => wall - sum)));
+  const foot = el('tfoot', {}, line('wall', null, split.map(({ wall }) => wall)));
+  return el('div', { class: 'scroll' }, el('table', { class: 'budget' }, el('thead', {}, head), body, foot));
+};
