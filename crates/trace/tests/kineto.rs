@@ -310,6 +310,12 @@ fn merged_ranks_are_told_by_their_label() {
     assert_eq!(trace.processes.iter().map(|p| (p.pid, p.rank)).collect::<Vec<_>>(), [(9, Some(0)), (9, Some(1))]);
     assert_eq!((&trace.ops.process[..], &trace.ops.launch[..]), (&[1, 0][..], &[1, 0][..]));
     assert_eq!(trace.devices.len(), 2);
+    // Ranks that differ only in another part of the label are different ranks, and the profiler's marks no processes.
+    let json = json
+        .replace("TP01-DP00", "TP00-DP01")
+        .replace("}}]", r#"}},{"ph":"i","s":"g","name":"Record Window End","pid":"[TP00-DP00] ","tid":"","ts":9}]"#);
+    let ranks = |trace: &Trace| trace.processes.iter().map(|p| p.rank).collect::<Vec<_>>();
+    assert_eq!(ranks(&read(json)), [Some(0), Some(1)]);
 }
 
 #[test]

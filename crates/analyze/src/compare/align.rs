@@ -65,8 +65,12 @@ pub struct Slot {
     pub kind: Option<IterationKind>,
     /// How much of it.
     pub size: Size,
+    /// What it is called.
+    pub label: String,
     /// What iterations like it are called, numbers aside; stands in for an unknown kind.
     pub family: String,
+    /// How many ops it has; stands in for an unknown size.
+    pub ops: u64,
 }
 
 /// Iterations that are compared with each other: indices into the two lists.
@@ -106,13 +110,32 @@ pub struct Alignment {
     pub left_out: Vec<LeftOut>,
     /// What a reader should know about it.
     pub notes: Vec<String>,
+    single: Vec<Single>,
+}
+
+/// Iterations that only one side has, so far.
+#[derive(Clone, Debug, PartialEq)]
+struct Single {
+    side: usize,
+    name: String,
+    kind: Option<IterationKind>,
+    indices: Vec<usize>,
+    /// Whether it may stand for something that the other side calls differently.
+    may_match: bool,
 }
 
 type Indices = [Vec<usize>; 2];
 
+/// How much two lists of iterations, by their indices, have in common: from 0 to 1.
+pub type Alike<'f> = &'f dyn Fn(&[usize], &[usize]) -> f64;
+
+/// What iterations that are called differently must have in common to be compared.
+const SAME_WORK: f64 = 0.5;
+
 /// Aligns iterations by kind and size; those of unknown kind by their family, and by number where `numbered` says that
-/// numbers mean something (markers of the program, not a count of what was found).
-pub fn align(a: &[Slot], b: &[Slot], numbered: bool) -> Alignment {
+/// numbers mean something (markers of the program, not a count of what was found). What one side calls differently is
+/// recognised by its work (`alike`).
+pub fn align(a: &[Slot], b: &[Slot], numbered: bool, alike: Alike) -> Alignment {
     let sides = [a, b];
     let mut families: BTreeMap<(Option<IterationKind>, &str), Indices> = BTreeMap::new();
     for (side, slots) in sides.iter().enumerate() {
@@ -122,43 +145,53 @@ pub fn align(a: &[Slot], b: &[Slot], numbered: bool) -> Alignment {
         }
     }
     let mut result = Alignment::default();
-    let mut strangers: [Vec<(&str, Vec<usize>)>; 2] = [Vec::new(), Vec::new()];
-    for ((kind, family), indices) in families {
-        match (kind, indices.each_ref().map(Vec::is_empty)) {
-            (Some(kind), _) => by_size(&mut result, kind, indices, sides),
-            (None, [false, false]) => by_number(&mut result, family, indices, sides, numbered),
-            (None, [in_a_none, _]) => {
-                let side = usize::from(in_a_none);
-                let [of_a, of_b] = indices;
-                strangers[side].push((family, if side == 0 { of_a } else { of_b }));
-            }
+    for ((kind, _), indices) in families {
+        match kind {
+            Some(kind) => by_size(&mut result, kind, indices, sides),
+            None if numbered => by_number(&mut result, indices, sides),
+            None => by_amount(&mut result, indices, sides),
         }
     }
-    // One family each that the other side does not have: the same thing under another name.
-    if let [[(name_a, of_a)], [(name_b, of_b)]] = [strangers[0].as_slice(), strangers[1].as_slice()]
-        && result.groups.is_empty()
-    {
-        result.notes.push(format!(
-            "iterations are called '{name_a}' in A and '{name_b}' in B; all of A are compared with all of B"
-        ));
-        let name = if name_a.is_empty() { name_b } else { name_a };
-        by_number(&mut result, name, [of_a.clone(), of_b.clone()], sides, false);
-        return result;
-    }
-    for (side, families) in strangers.into_iter().enumerate() {
-        for (family, indices) in families {
-            let name = family_name(family);
-            result.left_out.push(LeftOut { side: SIDES[side], name, iterations: indices.len() });
-        }
-    }
+    by_work(&mut result, sides, alike);
+    let left_out =
+        |single: Single| LeftOut { side: SIDES[single.side], name: single.name, iterations: single.indices.len() };
+    result.left_out = std::mem::take(&mut result.single).into_iter().map(left_out).collect();
     result
+}
+
+/// Compares what is called differently and does the same, most alike first. Two kinds that are both known are different things
+/// whatever they do.
+fn by_work(result: &mut Alignment, sides: [&[Slot]; 2], alike: Alike) {
+    loop {
+        let single = &result.single;
+        let of = |side: usize| (0..single.len()).filter(move |&i| single[i].side == side && single[i].may_match);
+        let pairs = of(0).flat_map(|x| of(1).map(move |y| (x, y)));
+        let unlike = |&(x, y): &(usize, usize)| single[x].kind.is_none() || single[y].kind.is_none();
+        let scored = pairs.filter(unlike).map(|(x, y)| (alike(&single[x].indices, &single[y].indices), x, y));
+        let Some((score, x, y)) = scored.max_by(|p, q| p.0.total_cmp(&q.0)) else { break };
+        let only_two = single.len() == 2 && result.groups.is_empty();
+        if score < SAME_WORK && !only_two {
+            break;
+        }
+        let (later, earlier) = (result.single.remove(x.max(y)), result.single.remove(x.min(y)));
+        let (in_a, in_b) = if later.side == 0 { (later, earlier) } else { (earlier, later) };
+        result
+            .notes
+            .push(format!("'{}' of A and '{}' of B are compared, matched by their kernels", in_a.name, in_b.name));
+        let name = if in_a.kind.is_some() { in_a.name } else { in_b.name };
+        push_group(result, name, in_a.kind.or(in_b.kind), [in_a.indices, in_b.indices], sides, false, false);
+    }
 }
 
 /// What the sides are called.
 pub const SIDES: [char; 2] = ['A', 'B'];
 
-fn family_name(family: &str) -> String {
-    if family.is_empty() { "iteration".to_owned() } else { family.to_owned() }
+/// What iterations of unknown kind are called: their label if they share it, else their family.
+fn common_name(indices: &Indices, sides: [&[Slot]; 2]) -> String {
+    let mut slots = indices.iter().zip(sides).flat_map(|(list, slots)| list.iter().map(|&i| &slots[i]));
+    let Some(first) = slots.next() else { return String::new() };
+    let name = if slots.all(|slot| slot.label == first.label) { &first.label } else { &first.family };
+    if name.is_empty() { "iteration".to_owned() } else { name.clone() }
 }
 
 fn by_size(result: &mut Alignment, kind: IterationKind, indices: Indices, sides: [&[Slot]; 2]) {
@@ -209,31 +242,72 @@ fn by_size(result: &mut Alignment, kind: IterationKind, indices: Indices, sides:
     for (side, rest) in [of_a, of_b].into_iter().enumerate() {
         for (_, indices) in rest {
             let own: Vec<Size> = indices[side].iter().map(|&i| sides[side][i].size).collect();
-            let left = LeftOut { side: SIDES[side], name: size_name(kind, &own), iterations: indices[side].len() };
-            result.left_out.push(left);
+            let name = size_name(kind, &own);
+            result.single.push(Single {
+                side,
+                name,
+                kind: Some(kind),
+                indices: indices[side].clone(),
+                may_match: true,
+            });
         }
     }
 }
 
-fn by_number(result: &mut Alignment, family: &str, mut indices: Indices, sides: [&[Slot]; 2], numbered: bool) {
-    let name = family_name(family);
+/// Adds what both sides have as a group, what one has as a single.
+fn push(result: &mut Alignment, indices: Indices, sides: [&[Slot]; 2], may_pair: bool) {
+    let name = common_name(&indices, sides);
+    match indices.each_ref().map(Vec::is_empty) {
+        [true, true] => {}
+        [false, false] => push_group(result, name, None, indices, sides, may_pair, false),
+        [in_a_none, _] => {
+            let side = usize::from(in_a_none);
+            let indices = indices[side].clone();
+            result.single.push(Single { side, name, kind: None, indices, may_match: true });
+        }
+    }
+}
+
+fn by_number(result: &mut Alignment, mut indices: Indices, sides: [&[Slot]; 2]) {
     let one_run = [0, 1].iter().all(|&side| sides[side].iter().all(|slot| slot.repeat == 0));
-    if numbered && one_run {
-        let numbers = |side: usize| indices[side].iter().map(|&i| sides[side][i].number).collect::<BTreeSet<_>>();
-        let shared: BTreeSet<u64> = numbers(0).intersection(&numbers(1)).copied().collect();
-        if !shared.is_empty() {
-            for (side, list) in indices.iter_mut().enumerate() {
-                let before = list.len();
-                list.retain(|&i| shared.contains(&sides[side][i].number));
-                let iterations = before - list.len();
-                if iterations > 0 {
-                    let name = format!("{name} with numbers that the other side does not have");
-                    result.left_out.push(LeftOut { side: SIDES[side], name, iterations });
-                }
+    let numbers = |side: usize| indices[side].iter().map(|&i| sides[side][i].number).collect::<BTreeSet<_>>();
+    let shared: BTreeSet<u64> = numbers(0).intersection(&numbers(1)).copied().collect();
+    if one_run && !shared.is_empty() {
+        for (side, list) in indices.iter_mut().enumerate() {
+            let (kept, rest): (Vec<usize>, Vec<usize>) =
+                list.iter().partition(|&&i| shared.contains(&sides[side][i].number));
+            *list = kept;
+            if let Some(first) = rest.first() {
+                let name = format!("{} with numbers that the other side does not have", sides[side][*first].family);
+                result.single.push(Single { side, name, kind: None, indices: rest, may_match: false });
             }
         }
     }
-    push_group(result, name, None, indices, sides, numbered, false);
+    push(result, indices, sides, true);
+}
+
+/// Iterations that differ much in the number of their ops are different things: a small graph and a large one.
+fn by_amount(result: &mut Alignment, indices: Indices, sides: [&[Slot]; 2]) {
+    let mut all: Vec<(u64, usize, usize)> = Vec::new();
+    for (side, list) in indices.iter().enumerate() {
+        all.extend(list.iter().map(|&i| (sides[side][i].ops, side, i)));
+    }
+    all.sort_unstable();
+    let mut clusters: Vec<Indices> = vec![Indices::default()];
+    let mut before = None;
+    for (ops, side, index) in all {
+        let far = before.is_some_and(|before| ops as f64 > (1.0 + SLIGHTLY) * before as f64 && ops > before + 2);
+        if far {
+            clusters.push(Indices::default());
+        }
+        before = Some(ops);
+        if let Some(cluster) = clusters.last_mut() {
+            cluster[side].push(index);
+        }
+    }
+    for cluster in clusters {
+        push(result, cluster, sides, false);
+    }
 }
 
 fn push_group(
@@ -285,6 +359,10 @@ fn size_name(kind: IterationKind, sizes: &[Size]) -> String {
 mod tests {
     use super::*;
 
+    fn nothing_alike(_: &[usize], _: &[usize]) -> f64 {
+        0.0
+    }
+
     fn slot(number: u64, kind: Option<IterationKind>, requests: u32, tokens: u32) -> Slot {
         let context = kind == Some(IterationKind::Prefill);
         let size = match kind {
@@ -296,7 +374,8 @@ mod tests {
                 generation_tokens: Some(if context { 0 } else { tokens }),
             },
         };
-        Slot { repeat: 0, number, kind, size, family: "step".into() }
+        let label = format!("step {number}");
+        Slot { repeat: 0, number, kind, size, label, family: "step N".into(), ops: 100 }
     }
 
     const DECODE: Option<IterationKind> = Some(IterationKind::Decode);
@@ -306,7 +385,7 @@ mod tests {
     fn kinds_and_sizes_meet_their_like() {
         let a = [slot(0, PREFILL, 1, 128), slot(1, DECODE, 8, 8), slot(2, DECODE, 8, 8), slot(3, DECODE, 64, 64)];
         let b = [slot(0, PREFILL, 1, 120), slot(1, DECODE, 8, 8), slot(2, DECODE, 8, 8), slot(3, DECODE, 200, 200)];
-        let aligned = align(&a, &b, true);
+        let aligned = align(&a, &b, true, &nothing_alike);
         let names: Vec<_> = aligned.groups.iter().map(|g| (g.name.as_str(), g.paired, g.sizes_differ)).collect();
         assert_eq!(names, [("prefill, 1 request, 120-128 tokens", true, true), ("decode, 8 requests", true, false)]);
         assert_eq!(
@@ -321,7 +400,7 @@ mod tests {
     fn many_sizes_are_compared_in_steps() {
         let side =
             |offset: u32| (0..40).map(|i| slot(u64::from(i), DECODE, 100 + i + offset, 100 + i)).collect::<Vec<_>>();
-        let aligned = align(&side(0), &side(1), true);
+        let aligned = align(&side(0), &side(1), true, &nothing_alike);
         assert!(aligned.groups.len() <= 4, "{:?}", aligned.groups.iter().map(|g| &g.name).collect::<Vec<_>>());
         let compared: usize = aligned.groups.iter().map(|g| g.a.len()).sum();
         assert_eq!((compared, aligned.left_out.len()), (40, 0));
@@ -330,19 +409,36 @@ mod tests {
     #[test]
     fn unknown_kinds_meet_by_number() {
         let side = |from: u64| (from..from + 6).map(|n| slot(n, None, 0, 0)).collect::<Vec<_>>();
-        let aligned = align(&side(10), &side(12), true);
+        let aligned = align(&side(10), &side(12), true, &nothing_alike);
         let group = &aligned.groups[0];
         assert_eq!((group.a.len(), group.b.len(), group.paired), (4, 4, true));
         assert_eq!(aligned.left_out.len(), 2);
         // Numbers that only count what was found say nothing about which belongs to which.
-        let counted = align(&side(0), &side(0)[..4], false);
+        let counted = align(&side(0), &side(0)[..4], false, &nothing_alike);
         assert_eq!((counted.groups[0].a.len(), counted.groups[0].b.len(), counted.groups[0].paired), (6, 4, false));
     }
 
     #[test]
-    fn one_family_each_is_the_same_thing_under_another_name() {
-        let named = |family: &str| Slot { family: family.into(), ..slot(0, None, 0, 0) };
-        let aligned = align(&[named("ProfilerStep")], &[named("train_step")], true);
+    fn what_is_called_differently_is_told_by_its_work() {
+        let named =
+            |family: &str, ops: u64| Slot { label: family.into(), family: family.into(), ops, ..slot(0, None, 0, 0) };
+        let aligned = align(&[named("ProfilerStep", 9)], &[named("train_step", 8)], true, &nothing_alike);
         assert_eq!((aligned.groups.len(), aligned.left_out.len(), aligned.notes.len()), (1, 0, 1));
+        // One side knows kinds, the other only that there are graphs.
+        let a = [slot(0, PREFILL, 8, 128), slot(1, DECODE, 8, 8), slot(2, DECODE, 8, 8)];
+        let b = [named("eager", 300), named("graph", 311), named("graph", 311)];
+        let by_order = |x: &[usize], y: &[usize]| if x.len() == y.len() { 0.9 } else { 0.1 };
+        let aligned = align(&a, &b, false, &by_order);
+        let names: Vec<_> = aligned.groups.iter().map(|g| (g.name.as_str(), g.a.len(), g.b.len())).collect();
+        assert_eq!(names, [("decode, 8 requests", 2, 2), ("prefill, 8 requests, 128 tokens", 1, 1)]);
+    }
+
+    #[test]
+    fn graphs_of_other_sizes_are_other_things() {
+        let graph =
+            |ops: u64| Slot { family: "graph".into(), label: format!("graph {ops}"), ops, ..slot(0, None, 0, 0) };
+        let aligned = align(&[graph(311), graph(311), graph(30)], &[graph(289), graph(289)], false, &nothing_alike);
+        assert_eq!((aligned.groups.len(), aligned.groups[0].a.len(), aligned.groups[0].b.len()), (1, 2, 2));
+        assert_eq!(aligned.left_out.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), ["graph 30"]);
     }
 }

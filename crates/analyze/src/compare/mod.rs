@@ -232,14 +232,15 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
     let mut sides = [Side::of_iterations(a), Side::of_iterations(b)];
     let slots = |side: &Side| side.samples.iter().map(|sample| sample.slot.clone()).collect::<Vec<_>>();
     let numbered = sides.iter().all(Side::is_numbered);
-    let mut aligned = align(&slots(&sides[0]), &slots(&sides[1]), numbered);
+    let alike = |of_a: &[usize], of_b: &[usize]| same_work(&sides, [of_a, of_b]);
+    let mut aligned = align(&slots(&sides[0]), &slots(&sides[1]), numbered, &alike);
     let mut notes = std::mem::take(&mut aligned.notes);
     let left_out = std::mem::take(&mut aligned.left_out);
     let basis = if aligned.groups.is_empty() { Basis::WholeWindow } else { Basis::Iterations };
     if basis == Basis::WholeWindow {
         judged.windows_only(a, b, &sides, &left_out, &mut notes);
         sides = [Side::of_windows(a), Side::of_windows(b)];
-        aligned = align(&slots(&sides[0]), &slots(&sides[1]), false);
+        aligned = align(&slots(&sides[0]), &slots(&sides[1]), false, &|_, _| 1.0);
     }
     let total: usize = aligned.groups.iter().map(|g| g.a.len() + g.b.len()).sum();
     let members: Vec<Members> = aligned.groups.iter().map(|group| Members::of(group, &sides)).collect();
@@ -283,6 +284,27 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
     comparison.verdict = verdict::verdict(&comparison, &judged.blockers);
     comparison.warnings = judged.warnings;
     comparison
+}
+
+/// How much of the kernels per iteration two lists of iterations have in common, by bare name: from 0 to 1.
+fn same_work(sides: &[Side; 2], indices: [&[usize]; 2]) -> f64 {
+    let mut runs: BTreeMap<String, [f64; 2]> = BTreeMap::new();
+    for (side, list) in indices.iter().enumerate() {
+        let mut by_key: BTreeMap<u32, f64> = BTreeMap::new();
+        for sample in list.iter().filter_map(|&i| sides[side].samples.get(i)) {
+            sample
+                .ops
+                .iter()
+                .for_each(|(&key, time)| *by_key.entry(key).or_default() += time.count / list.len() as f64);
+        }
+        for (key, count) in by_key {
+            let name = sides[side].keys.get(key as usize).map(|key| base_name(&key.name)).unwrap_or_default();
+            runs.entry(name).or_default()[side] += count;
+        }
+    }
+    let sum = |of: fn(f64, f64) -> f64| runs.values().map(|&[a, b]| of(a, b)).sum::<f64>();
+    let either = sum(f64::max);
+    if either > 0.0 { sum(f64::min) / either } else { 0.0 }
 }
 
 /// An iteration this many times as long as the median of its like does not count in the means.
@@ -438,7 +460,7 @@ fn pairs(all: &[Vec<&Sample>; 2], aside: &[Vec<Option<String>>; 2]) -> Vec<Itera
         IterationPair {
             a_number: a.map(|s| s.slot.number),
             b_number: b.map(|s| s.slot.number),
-            label: a.or(b).map(|s| s.label.clone()).unwrap_or_default(),
+            label: a.or(b).map(|s| s.slot.label.clone()).unwrap_or_default(),
             a_wall_ns: a.map(|s| s.wall_ns),
             b_wall_ns: b.map(|s| s.wall_ns),
             set_aside: reason(0).or_else(|| reason(1)),

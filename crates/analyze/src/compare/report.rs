@@ -1,6 +1,6 @@
 //! The comparison as tables.
 
-use super::verdict::short;
+use super::verdict::{Scale, short};
 use super::{Basis, Comparison, GroupComparison, Interval, KernelChange};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
@@ -283,6 +283,18 @@ impl Comparison {
             if let Some(why) = &group.no_interval {
                 report = report.note(format!("{}: {why}.", group.name));
             }
+        }
+        if let Some((pair, change)) = self.bursts.first().and_then(|pair| Some((pair, pair.change()?))) {
+            let unit = Scale::of(pair.a.wall_ns.max(pair.b.wall_ns) as f64);
+            report = report.note(format!(
+                "Without markers, work up to the first pause of 2 ms (some tools' iteration 0): {} -> {} ({:+.1} %), {} -> {} kernels{}.",
+                unit.number(pair.a.wall_ns as f64),
+                unit.with_unit(pair.b.wall_ns as f64),
+                100.0 * change,
+                pair.a.kernels,
+                pair.b.kernels,
+                if pair.a.kernels == pair.b.kernels { "" } else { ": not the same work" },
+            ));
         }
         report.notes.extend(self.notes.iter().map(|n| format!("{n}.")));
         report

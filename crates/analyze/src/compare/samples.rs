@@ -22,7 +22,6 @@ pub(super) struct PartKey {
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub slot: Slot,
-    pub label: String,
     pub wall_ns: f64,
     pub kernels: f64,
     pub launches: f64,
@@ -119,10 +118,12 @@ impl Side {
                 number: found.number,
                 kind: found.kind,
                 size: size_of(found),
+                label: found.label.clone(),
                 family: without_numbers(&found.label),
+                ops: indices.iter().map(|&index| ops_of[index].len() as u64).sum::<u64>() / indices.len().max(1) as u64,
             };
             let ops = indices.iter().flat_map(|&index| ops_of[index].iter().copied());
-            if let Some(sample) = sample(context, slot, &found.label, &splits, ops, &owners, keys) {
+            if let Some(sample) = sample(context, slot, &splits, ops, &owners, keys) {
                 samples.push((indices[0], sample));
             }
         }
@@ -131,11 +132,13 @@ impl Side {
     }
 
     fn add_window(&mut self, context: &Context, repeat: usize, keys: &mut Keys) {
-        let slot = Slot { repeat, number: 0, kind: None, size: Size::default(), family: WHOLE_WINDOW.to_owned() };
+        let name = WHOLE_WINDOW.to_owned();
+        let slot =
+            Slot { repeat, number: 0, kind: None, size: Size::default(), label: name.clone(), family: name, ops: 0 };
         let owners = Owners::of(context);
         let splits = whole_window(context);
         let ops = 0..context.trace.ops.len();
-        self.samples.extend(sample(context, slot, WHOLE_WINDOW, &splits, ops, &owners, keys));
+        self.samples.extend(sample(context, slot, &splits, ops, &owners, keys));
     }
 }
 
@@ -193,7 +196,6 @@ fn without_numbers(label: &str) -> String {
 fn sample(
     context: &Context,
     slot: Slot,
-    label: &str,
     splits: &[Split],
     ops: impl Iterator<Item = usize>,
     owners: &Owners,
@@ -204,15 +206,8 @@ fn sample(
     }
     let share = 1.0 / splits.len() as f64;
     let trace: &Trace = context.trace;
-    let mut sample = Sample {
-        slot,
-        label: label.to_owned(),
-        wall_ns: 0.0,
-        kernels: 0.0,
-        launches: 0.0,
-        parts: BTreeMap::new(),
-        ops: BTreeMap::new(),
-    };
+    let mut sample =
+        Sample { slot, wall_ns: 0.0, kernels: 0.0, launches: 0.0, parts: BTreeMap::new(), ops: BTreeMap::new() };
     let mut launches = std::collections::HashSet::new();
     for op in ops {
         let time = sample.ops.entry(keys.number(context, op)).or_default();

@@ -210,8 +210,13 @@ fn cause(group: &GroupComparison, part: &PartChange) -> Option<String> {
     let (a, b) = (kernel.a.first(), kernel.b.first());
     Some(match (a, b) {
         (Some(a), Some(b)) if kernel.is_replacement() => {
-            let (short_a, short_b) = short_pair(a, b);
-            format!("{} {short_a} replaced by {} {short_b}", times(kernel.a_count), times(kernel.b_count))
+            let (count_a, count_b) = (times(kernel.a_count), times(kernel.b_count));
+            match short_pair(a, b) {
+                (short_a, short_b) if short_a == short_b => {
+                    format!("{count_a} {short_a} replaced by {count_b} of another variant")
+                }
+                (short_a, short_b) => format!("{count_a} {short_a} replaced by {count_b} {short_b}"),
+            }
         }
         (Some(_), Some(_)) if kernel.count_changed() => {
             format!("{} {} -> {}", short(kernel.label()), times(kernel.a_count), times(kernel.b_count))

@@ -8,6 +8,7 @@ mod csv;
 mod json;
 mod lanes;
 mod parquet;
+mod perfetto;
 mod tables;
 mod thrift;
 mod tracks;
@@ -27,6 +28,8 @@ use crate::{Trace, TraceError};
 pub enum Format {
     /// Chrome's trace event JSON in the dialect of the PyTorch profiler.
     ChromeJson,
+    /// Perfetto's protobuf.
+    Perfetto,
     /// Comma-separated values: the ops in one file, or a file per table in a directory.
     Csv,
     /// Parquet: the ops in one file, or a file per table in a directory.
@@ -35,12 +38,13 @@ pub enum Format {
 
 impl Format {
     /// Every format.
-    pub const ALL: [Format; 3] = [Format::ChromeJson, Format::Csv, Format::Parquet];
+    pub const ALL: [Format; 4] = [Format::ChromeJson, Format::Perfetto, Format::Csv, Format::Parquet];
 
     /// The name by which it is asked for.
     pub fn as_str(self) -> &'static str {
         match self {
             Format::ChromeJson => "chrome",
+            Format::Perfetto => "perfetto",
             Format::Csv => "csv",
             Format::Parquet => "parquet",
         }
@@ -55,6 +59,7 @@ impl Format {
     fn endings(self) -> &'static [&'static str] {
         match self {
             Format::ChromeJson => &[".json", ".json.gz"],
+            Format::Perfetto => &[".perfetto-trace", ".pftrace", ".pb"],
             Format::Csv => &[".csv"],
             Format::Parquet => &[".parquet", ".parquetdir"],
         }
@@ -97,6 +102,7 @@ pub fn write(trace: &Trace, format: Format, path: &Path) -> Result<Written, Trac
             })
         }
         Format::ChromeJson => write_file(path, |file| Ok(chrome::write(trace, file)?.1)),
+        Format::Perfetto => write_file(path, |file| Ok(perfetto::write(trace, file)?.1)),
         Format::Csv => write_tables(trace, path, ".csv", |table, file| csv::write(table, file)),
         Format::Parquet => write_tables(trace, path, ".parquet", |table, file| parquet::write(table, file)),
     }

@@ -62,6 +62,7 @@ struct Root {
 
 #[derive(Clone, Debug, Default)]
 struct Group {
+    label: Vec<u8>,
     rank: Option<u32>,
 }
 
@@ -257,7 +258,8 @@ impl Builder {
             return self.memory(event);
         }
         // The profiler's own marks stand on no real process.
-        if Class::of(event.category) != Class::Other || matches!(event.pid, b"Traces" | b"Spans" | b"") {
+        let (_, pid) = split_label(event.pid);
+        if Class::of(event.category) != Class::Other || matches!(pid, b"Traces" | b"Spans" | b"") {
             return;
         }
         let Some(time) = micros_to_nanos(event.ts) else {
@@ -383,23 +385,14 @@ impl Builder {
     /// The group of a process, and what its id is within the group. Merged files of several ranks write the rank into
     /// the process id: `[TP00-DP01] 251`.
     fn group<'e>(&mut self, pid: &'e [u8]) -> (u16, &'e [u8]) {
-        let (label, pid) = match pid {
-            [b'[', rest @ ..] => match rest.iter().position(|&b| b == b']') {
-                Some(end) => (&rest[..end], rest[end + 1..].trim_ascii()),
-                None => (&[][..], pid),
-            },
-            _ => (&[][..], pid),
-        };
+        let (label, pid) = split_label(pid);
         if label.is_empty()
             && let Some(&group) = self.root.groups.get(label)
         {
             return (group, pid);
         }
         let group = *self.root.groups.entry(label.to_vec()).or_insert_with(|| {
-            let rank = label.strip_prefix(b"TP").or(label.strip_prefix(b"Rank ")).or(label.strip_prefix(b"rank "));
-            let digits = rank.map(|rest| rest.iter().take_while(|b| b.is_ascii_digit()).count());
-            let rank = rank.zip(digits).and_then(|(rest, digits)| small(&rest[..digits]));
-            self.groups.push(Group { rank });
+            self.groups.push(Group { label: label.to_vec(), rank: None });
             (self.groups.len() - 1) as u16
         });
         (group, pid)
@@ -505,8 +498,17 @@ impl Builder {
             };
             self.push(row);
         }
+        // Merged ranks are numbered by their labels: `TP01` may occur once per `DP`.
         let groups = &mut self.groups[usize::from(root.first_group)..];
-        groups.iter_mut().for_each(|group| group.rank = group.rank.or(root.rank));
+        let mut labels: Vec<Vec<u8>> = groups.iter().map(|group| group.label.clone()).collect();
+        labels.retain(|label| !label.is_empty());
+        labels.sort();
+        for group in groups {
+            group.rank = match labels.binary_search(&group.label) {
+                Ok(place) => Some(place as u32),
+                Err(_) => root.rank,
+            };
+        }
         for (process, found) in self.trace.processes.iter_mut().zip(&self.processes) {
             if found.group >= root.first_group
                 && let Some(name) = root.process_names.get(&found.key)
@@ -564,7 +566,8 @@ impl Builder {
         let of_old = self.merge_nameless_processes();
         self.assign_processes(&of_old);
         for (counter, (group, pid)) in self.trace.counters.iter_mut().zip(&self.counter_owners) {
-            counter.device = small(pid).and_then(|ordinal| self.devices.get(&(*group, ordinal)).copied());
+            counter.device =
+                small(split_label(pid).1).and_then(|ordinal| self.devices.get(&(*group, ordinal)).copied());
             if counter.times.windows(2).any(|pair| pair[0] > pair[1]) {
                 let mut samples: Vec<_> = counter.times.drain(..).zip(counter.values.drain(..)).collect();
                 samples.sort_by_key(|&(time, _)| time);
@@ -820,6 +823,16 @@ fn for_each_argument<'a>(args: &'a [u8], mut each: impl FnMut(&'a [u8], &'a [u8]
     });
 }
 
+/// The label in front of a process id, where there is one, and the id itself.
+fn split_label(pid: &[u8]) -> (&[u8], &[u8]) {
+    if let Some(rest) = pid.strip_prefix(b"[")
+        && let Some(end) = rest.iter().position(|&b| b == b']')
+    {
+        return (&rest[..end], rest[end + 1..].trim_ascii());
+    }
+    (b"", pid)
+}
+
 fn small(text: &[u8]) -> Option<u32> {
     integer(text).and_then(|number| u32::try_from(number).ok())
 }
@@ -844,6 +857,13 @@ fn triple(array: &[u8]) -> [u32; 3] {
 /// What the name of a copy tells, e.g. `Memcpy HtoD (Pageable -> Device)`.
 fn copy_detail(event: &Event) -> OpDetail {
     let name = event.name.strip_prefix(b"Memcpy ").unwrap_or(event.name);
+    // Older AMD traces write it in words.
+    let in_words = match name {
+        b"CopyHostToDevice" => Some(1),
+        b"CopyDeviceToHost" => Some(2),
+        b"CopyDeviceToDevice" => Some(8),
+        _ => None,
+    };
     let direction = |text: &[u8]| match text.get(..4) {
         Some(b"HtoD") => Some(1),
         Some(b"DtoH") => Some(2),
@@ -875,7 +895,7 @@ fn copy_detail(event: &Event) -> OpDetail {
     };
     let (src_kind, dst_kind) = in_brackets().map_or((255, 255), |(from, to)| (memory(from), memory(to)));
     OpDetail::Memcpy {
-        copy_kind: direction(name).or_else(|| direction(event.known.kind)).unwrap_or(0),
+        copy_kind: direction(name).or_else(|| direction(event.known.kind)).or(in_words).unwrap_or(0),
         src_kind,
         dst_kind,
         src_device: small(event.known.from_device),

@@ -4,7 +4,6 @@
 pub(super) const MAX_ID: i64 = 0xFF_FFFF;
 
 /// The one virtual machine of a written trace, as in nsys' own exports.
-#[cfg(test)]
 pub(super) const GLOBAL_VID: i64 = 1 << 48;
 
 /// The process part of a global id, hardware and virtual machine included.
@@ -26,7 +25,6 @@ pub(super) fn tid_of(global: i64) -> i64 {
 }
 
 /// The global id of a process of a written trace.
-#[cfg(test)]
 pub(super) fn global_pid(pid: i64) -> i64 {
     GLOBAL_VID | ((pid & MAX_ID) << 24)
 }

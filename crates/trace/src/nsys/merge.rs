@@ -130,7 +130,20 @@ impl Merge<'_> {
         self.trace.details = details.into_values();
         self.trace.works = std::mem::take(&mut self.own.works);
         self.trace.iterations = std::mem::take(&mut self.own.iterations);
-        self.counters(series, &numbers)
+        self.counters(series, &numbers)?;
+        self.check_counts()
+    }
+
+    /// Whether a file of strobe's still has what was written.
+    fn check_counts(&self) -> Result<(), TraceError> {
+        let (ops, calls, ranges) = (self.trace.ops.len(), self.trace.calls.len(), self.trace.ranges.len());
+        for (name, found) in [(key::OPS, ops), (key::CALLS, calls), (key::RANGES, ranges)] {
+            let written = self.own.facts.get(name);
+            if let Some(written) = written.filter(|written| **written != found.to_string()) {
+                return Err(self.database.corrupt(name, format!("{written} were written, {found} are there")));
+            }
+        }
+        Ok(())
     }
 
     /// The strings that rows refer to, and only those: `StringIds` also holds what nobody should see.

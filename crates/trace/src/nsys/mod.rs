@@ -14,5 +14,7 @@ mod part;
 mod read;
 mod schema;
 mod strobe;
+mod write;
 
 pub use read::read;
+pub use write::write;

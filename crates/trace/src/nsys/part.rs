@@ -366,9 +366,9 @@ impl Part {
         self.push_op(row, side, op, Some(OpDetail::Graph { graph: number(MORE), exec: number(MORE + 1) }));
     }
 
-    fn call(&mut self, row: &Row, side: &Side, kind: CallKind) {
-        let Some((start, end)) = self.span(row, side) else { return };
-        let mut call = CallRow {
+    fn read_call(&mut self, row: &Row, side: &Side, kind: CallKind) -> Option<CallRow> {
+        let (start, end) = self.span(row, side)?;
+        Some(CallRow {
             start,
             end,
             name: self.names.id_or_none(row.int(4)),
@@ -376,12 +376,20 @@ impl Part {
             correlation: row.int(3).unwrap_or(0),
             kind,
             result: row.int(5).unwrap_or(0) as i32,
-        };
+        })
+    }
+
+    fn push_call(&mut self, call: CallRow) {
+        self.calls.push(call);
+        self.rows += 1;
+    }
+
+    fn call(&mut self, row: &Row, side: &Side, kind: CallKind) {
+        let Some(mut call) = self.read_call(row, side, kind) else { return };
         if let Some(extra) = side.calls.get(&(kind, row.id)) {
             (call.correlation, call.result) = *extra;
         }
-        self.calls.push(call);
-        self.rows += 1;
+        self.push_call(call);
     }
 
     fn gpu_call(&mut self, row: &Row, side: &Side) {
@@ -400,7 +408,9 @@ impl Part {
 
     /// The newer table of overheads. Its rows are not those of `PROFILER_OVERHEAD`, so they have no extras.
     fn profiler_overhead(&mut self, row: &Row, side: &Side) {
-        self.call(row, &Side { own: side.own, ..Side::default() }, CallKind::Profiler);
+        if let Some(call) = self.read_call(row, side, CallKind::Profiler) {
+            self.push_call(call);
+        }
     }
 
     fn nvtx(&mut self, row: &Row, side: &Side) {
@@ -493,11 +503,15 @@ impl Part {
         };
         let process = row.int(1).map_or(0, process_of);
         let mem_kind = memory_kind(row, 5);
-        let on_host = matches!(mem_kind, PAGEABLE | PINNED);
+        let extra = side.allocations.get(&row.id);
+        let device = match extra {
+            Some(extra) => extra.device,
+            None => (!matches!(mem_kind, PAGEABLE | PINNED)).then(|| row.int(2).unwrap_or(0)),
+        };
         let bytes = row.int(4).unwrap_or(0);
         let mut allocation = Allocation {
             time,
-            device: (!on_host).then(|| self.devices.number((process, row.int(2).unwrap_or(0))) as u16),
+            device: device.map(|device| self.devices.number((process, device)) as u16),
             process: self.processes.number(process) as u16,
             address: row.int(3).unwrap_or(0) as u64,
             bytes: if row.int(6) == Some(1) { bytes.saturating_neg() } else { bytes },
@@ -506,8 +520,7 @@ impl Part {
             total_allocated: None,
             total_reserved: None,
         };
-        if let Some(extra) = side.allocations.get(&row.id) {
-            allocation.device = extra.device.map(|device| self.devices.number((process, device)) as u16);
+        if let Some(extra) = extra {
             allocation.mem_kind = extra.mem_kind;
             allocation.total_allocated = extra.total_allocated;
             allocation.total_reserved = extra.total_reserved;
