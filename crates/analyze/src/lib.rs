@@ -2,10 +2,12 @@
 
 pub mod advice;
 pub mod attribution;
+pub mod budget;
 pub mod categories;
 pub mod compare;
 pub mod context;
 pub mod critical_path;
+pub mod gaps;
 pub mod intervals;
 pub mod iterations;
 pub mod launch;
@@ -17,6 +19,7 @@ pub mod roofline;
 pub mod sheet;
 pub mod spine;
 mod stats;
+pub mod timeline;
 
 pub use context::{Context, Options};
 pub use stats::Summary;

@@ -51,11 +51,10 @@ pub(super) fn by_graph_launches(trace: &Trace) -> Option<Detected> {
         of_call.reads_back |= trace.ops.kind[op] == OpKind::Memcpy && is_read_back(trace, op);
     }
     let mut calls_of_process: Vec<Vec<u32>> = vec![Vec::new(); trace.processes.len()];
-    for (call, work) in launched.iter().enumerate().filter(|(_, work)| work.time > 0) {
+    for (call, _) in launched.iter().enumerate().filter(|(_, work)| work.time > 0) {
         let thread = trace.threads.get(trace.calls.thread[call] as usize);
         let Some(calls) = thread.and_then(|t| calls_of_process.get_mut(t.process as usize)) else { continue };
         calls.push(call as u32);
-        let _ = work;
     }
 
     let mut detected = Detected::none(trace, Some(Method::GraphReplays));
@@ -368,5 +367,18 @@ fn finish(trace: &Trace, mut detected: Detected) -> Option<Detected> {
             iteration => *last = iteration,
         }
     }
+    in_order_of_time(&mut detected);
     Some(detected)
+}
+
+/// Sorts the iterations of all processes by time; until here those of one process stand together.
+fn in_order_of_time(detected: &mut Detected) {
+    let mut order: Vec<usize> = (0..detected.list.len()).collect();
+    order.sort_by_key(|&i| (detected.list[i].host.start, detected.list[i].process));
+    let mut place = vec![NONE; order.len()];
+    order.iter().enumerate().for_each(|(new, &old)| place[old] = new as u32);
+    detected.list = order.iter().map(|&old| detected.list[old].clone()).collect();
+    for index in detected.of_op.iter_mut().chain(&mut detected.of_call).filter(|index| **index != NONE) {
+        *index = place[*index as usize];
+    }
 }

@@ -1,0 +1,287 @@
+//! Idle intervals of devices: how long, how many, and why.
+
+use std::collections::BTreeMap;
+
+use strobe_trace::{CallKind, NONE, OpKind};
+
+use crate::attribution::innermost_ranges;
+use crate::context::Context;
+use crate::intervals::Span;
+use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use crate::timeline::{Causes, Piece, ops_by_device, walk};
+
+pub use crate::timeline::Cause;
+
+/// An interval in which a device ran nothing, between two of its ops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// Index into the trace's devices.
+    pub device: u16,
+    /// When.
+    pub span: Span,
+    /// The cause that most of it has.
+    pub cause: Cause,
+    /// The op that ended last before it.
+    pub before: u32,
+    /// The op that ends it.
+    pub next: u32,
+}
+
+/// The upper bounds of the histogram's classes in nanoseconds; the last class has none.
+const BOUNDS: [i64; 5] = [5_000, 10_000, 50_000, 500_000, 5_000_000];
+
+/// The names of the histogram's classes.
+pub const CLASSES: [&str; 6] = ["< 5 us", "5-10 us", "10-50 us", "50-500 us", "0.5-5 ms", ">= 5 ms"];
+
+/// How many gaps, and how long together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// How many.
+    pub count: usize,
+    /// Sum of their lengths.
+    pub time_ns: i64,
+}
+
+impl Amount {
+    fn add(&mut self, time: i64) {
+        self.count += 1;
+        self.time_ns = self.time_ns.saturating_add(time);
+    }
+}
+
+/// The gaps of one device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeviceGaps {
+    /// Index into the trace's devices.
+    pub device: u16,
+    /// From its first op to the end of its last one.
+    pub span_ns: i64,
+    /// All gaps.
+    pub all: Amount,
+    /// Gaps by length, in the order of [`CLASSES`].
+    pub histogram: [Amount; 6],
+    /// Idle time by cause in the order of [`Cause::ALL`]: a gap with several causes counts in each with its part.
+    pub causes: [Amount; Cause::ALL.len()],
+    /// The longest gaps, longest first.
+    pub longest: Vec<Gap>,
+}
+
+/// The gaps of every device that has ops, with at most `longest` of them one by one.
+pub fn gaps(context: &Context, longest: usize) -> Vec<DeviceGaps> {
+    let causes = Causes::new(context);
+    let by_device = ops_by_device(context.trace);
+    let used = by_device.iter().enumerate().filter(|(_, ops)| !ops.is_empty());
+    used.map(|(device, ops)| {
+        let mut found = DeviceGaps { device: device as u16, ..DeviceGaps::default() };
+        let mut candidates: Vec<(i64, Span, u32, u32)> = Vec::new();
+        walk(context, ops, |span, piece| {
+            found.span_ns = found.span_ns.saturating_add(span.length());
+            let Piece::Gap { before, next } = piece else { return };
+            let length = span.length();
+            found.all.add(length);
+            found.histogram[BOUNDS.partition_point(|&bound| bound <= length)].add(length);
+            causes.split(span, before, next, |cause, time| found.causes[cause as usize].add(time));
+            candidates.push((length, span, before, next));
+            if candidates.len() >= 4096.max(4 * longest) {
+                keep_longest(&mut candidates, longest);
+            }
+        });
+        keep_longest(&mut candidates, longest);
+        candidates.sort_by_key(|&(length, span, ..)| (std::cmp::Reverse(length), span.start));
+        let gap = |(_, span, before, next): (i64, Span, u32, u32)| Gap {
+            device: device as u16,
+            span,
+            cause: causes.main_cause(span, before, next),
+            before,
+            next,
+        };
+        found.longest = candidates.into_iter().map(gap).collect();
+        found
+    })
+    .collect()
+}
+
+fn keep_longest(candidates: &mut Vec<(i64, Span, u32, u32)>, longest: usize) {
+    if candidates.len() > longest {
+        if longest > 0 {
+            candidates
+                .select_nth_unstable_by_key(longest - 1, |&(length, span, ..)| (std::cmp::Reverse(length), span.start));
+        }
+        candidates.truncate(longest);
+    }
+}
+
+/// Idle time of one stream between its ops, by whether the next op had been called when the one before it ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamIdle {
+    /// The next op was called only after the one before it had ended.
+    pub host_late_ns: i64,
+    /// It had been called before, and the gap is shorter than [`SHORT_WAIT_NS`].
+    pub short_wait_ns: i64,
+    /// It had been called before, and the gap is longer: it waited for something else.
+    pub long_wait_ns: i64,
+    /// The call of the next op was not recorded.
+    pub unknown_ns: i64,
+}
+
+/// Below this a gap between two queued ops is what devices need between ops.
+pub const SHORT_WAIT_NS: i64 = 30_000;
+
+/// The idle time of every stream, by device and stream.
+pub fn stream_idle(context: &Context) -> BTreeMap<(u16, u32), StreamIdle> {
+    let trace = context.trace;
+    let mut ended: BTreeMap<(u16, u32), i64> = BTreeMap::new();
+    let mut idle: BTreeMap<(u16, u32), StreamIdle> = BTreeMap::new();
+    for op in 0..trace.ops.len() {
+        let stream = (trace.ops.device[op], trace.ops.stream[op]);
+        let (start, end) = (trace.ops.start[op], trace.ops.end[op]);
+        let Some(before) = ended.insert(stream, end) else { continue };
+        let gap = start.saturating_sub(before);
+        // Ops of one stream may overlap a little: that is no idle time, and the later end counts.
+        if before > end {
+            ended.insert(stream, before);
+        }
+        if gap <= 0 {
+            continue;
+        }
+        let idle = idle.entry(stream).or_default();
+        let slot = match trace.launch_of(op) {
+            None => &mut idle.unknown_ns,
+            Some(call) if call.start > before => &mut idle.host_late_ns,
+            Some(_) if gap < SHORT_WAIT_NS => &mut idle.short_wait_ns,
+            Some(_) => &mut idle.long_wait_ns,
+        };
+        *slot = slot.saturating_add(gap);
+    }
+    idle
+}
+
+/// How many gaps the report lists.
+const GAPS_SHOWN: usize = 25;
+
+/// The gaps of every device by cause and length, and the longest of them.
+pub fn report(context: &Context) -> Report {
+    const TITLE: &str = "Gaps: when a device ran nothing";
+    let trace = context.trace;
+    if trace.ops.is_empty() {
+        return Report::absent("gaps", TITLE, "the trace has no device ops");
+    }
+    if trace.ops.kind.contains(&OpKind::CpuOp) {
+        return Report::absent("gaps", TITLE, "the engine computes on the CPU; its idle time is in the budget");
+    }
+    let all = gaps(context, GAPS_SHOWN);
+    let by_length = |names: [&str; 3]| {
+        [
+            Column::new("device", Unit::Count),
+            Column::new(names[0], Unit::Text),
+            Column::new(names[1], Unit::Count),
+            Column::new("time", Unit::Ns),
+            Column::new(names[2], Unit::Share),
+        ]
+    };
+    let mut causes = Sheet::new("causes", by_length(["cause", "gaps", "share of idle"])).title("Idle time by cause");
+    let mut histogram = Sheet::new("lengths", by_length(["length", "gaps", "share of idle"])).title("Gaps by length");
+    for device in &all {
+        let ordinal = ordinal(context, device.device);
+        let idle = device.all.time_ns;
+        let share = |ns: i64| if idle > 0 { Value::from(ns as f64 / idle as f64) } else { Value::Unknown };
+        let mut by_cause: Vec<(Cause, Amount)> = Cause::ALL.into_iter().zip(device.causes).collect();
+        by_cause.sort_by_key(|(_, amount)| std::cmp::Reverse(amount.time_ns));
+        for (cause, amount) in by_cause.into_iter().filter(|(_, amount)| amount.count > 0) {
+            let (count, time) = (amount.count, amount.time_ns);
+            causes.push([ordinal.into(), cause.to_string().into(), count.into(), time.into(), share(time)]);
+        }
+        for (class, amount) in CLASSES.into_iter().zip(device.histogram) {
+            let (count, time) = (amount.count, amount.time_ns);
+            histogram.push([ordinal.into(), class.into(), count.into(), time.into(), share(time)]);
+        }
+    }
+    let mut report = Report::new("gaps", TITLE).sheet(longest_sheet(context, &all)).sheet(causes).sheet(histogram);
+    report = report.sheet(streams_sheet(context));
+    for device in &all {
+        let share = 100.0 * device.all.time_ns as f64 / device.span_ns.max(1) as f64;
+        report = report.note(format!(
+            "Device {}: {} gaps make up {share:.1} % of the time from its first op to the end of its last one.",
+            ordinal(context, device.device),
+            device.all.count
+        ));
+    }
+    report.note("A gap with several causes counts in each with its part; the list names the largest.")
+}
+
+fn ordinal(context: &Context, device: u16) -> u32 {
+    context.trace.devices.get(usize::from(device)).map_or(u32::from(device), |d| d.ordinal)
+}
+
+fn longest_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
+    let trace = context.trace;
+    let columns = [
+        Column::new("device", Unit::Count),
+        Column::new("start", Unit::Ns),
+        Column::new("length", Unit::Ns),
+        Column::new("cause", Unit::Text),
+        Column::new("host call", Unit::Text),
+        Column::new("range", Unit::Text),
+        Column::new("iteration", Unit::Count),
+        Column::new("next op", Unit::Text),
+    ];
+    let mut sheet = Sheet::new("gaps", columns).title("Longest gaps");
+    let mut longest: Vec<Gap> = all.iter().flat_map(|d| d.longest.iter().copied()).collect();
+    longest.sort_by_key(|g| (std::cmp::Reverse(g.span.length()), g.span.start, g.device));
+    longest.truncate(GAPS_SHOWN);
+    let attribution = innermost_ranges(trace);
+    for gap in longest {
+        let call = call_under(context, &gap);
+        let range = call.and_then(|call| attribution.outward(attribution.of_call[call]).next());
+        let iteration = context.iterations.list.get(context.iterations.of_op[gap.next as usize] as usize);
+        sheet.push([
+            ordinal(context, gap.device).into(),
+            gap.span.start.into(),
+            gap.span.length().into(),
+            gap.cause.to_string().into(),
+            call.map(|call| trace.text(trace.calls.name[call])).map(str::to_owned).into(),
+            range.map(|range| trace.text(trace.ranges.name[range])).map(str::to_owned).into(),
+            iteration.map(|i| i.number).into(),
+            trace.op_name(gap.next as usize).into(),
+        ]);
+    }
+    sheet
+}
+
+/// The call under a gap: of the thread that launched the op after it, the call into the device's interface that covers
+/// most of the gap; the launch itself when none does.
+fn call_under(context: &Context, gap: &Gap) -> Option<usize> {
+    let trace = context.trace;
+    let launch = trace.ops.launch[gap.next as usize];
+    if launch == NONE {
+        return None;
+    }
+    let launch = launch as usize;
+    let thread = trace.calls.thread[launch];
+    let after = trace.calls.start.partition_point(|&start| start < gap.span.end);
+    // Calls that cover much of a gap stand near its end; those far before it have returned.
+    let near = (after.saturating_sub(20_000)..after).filter(|&call| trace.calls.thread[call] == thread);
+    let covered = near.filter(|&call| trace.calls.kind[call] != CallKind::Profiler).filter_map(|call| {
+        let span = Span::new(trace.calls.start[call], trace.calls.end[call]);
+        Some((span.overlap(gap.span)?.length(), call))
+    });
+    covered.max().map(|(_, call)| call).or(Some(launch))
+}
+
+fn streams_sheet(context: &Context) -> Sheet {
+    let columns = [
+        Column::new("device", Unit::Count),
+        Column::new("stream", Unit::Count),
+        Column::new("host late", Unit::Ns),
+        Column::new("queued, gap below 30 us", Unit::Ns),
+        Column::new("queued, longer gap", Unit::Ns),
+        Column::new("launch unknown", Unit::Ns),
+    ];
+    let mut sheet = Sheet::new("streams", columns).title("Idle time between the ops of a stream");
+    for ((device, stream), idle) in stream_idle(context) {
+        let figures = [idle.host_late_ns, idle.short_wait_ns, idle.long_wait_ns, idle.unknown_ns].map(Value::from);
+        let head: [Value; 2] = [ordinal(context, device).into(), stream.into()];
+        sheet.push(head.into_iter().chain(figures));
+    }
+    sheet
+}

@@ -1,0 +1,161 @@
+//! The budget of iterations and devices: parts add up, and say what happened.
+
+mod gpu_common;
+
+use gpu_common::{call, csv, empty, op, random_trace, range, read, traces};
+use proptest::prelude::*;
+use strobe_analyze::budget::{Part, budget_by_kind, budgets, device_budgets, report, worst};
+use strobe_analyze::{Context, Options};
+use strobe_trace::Trace;
+
+fn parts(trace: &Trace) -> Vec<Vec<(String, i64)>> {
+    let context = Context::new(trace, &Options::default());
+    let named = |parts: &[(Part, i64)]| parts.iter().map(|(part, ns)| (part.to_string(), *ns)).collect();
+    budgets(&context).iter().map(|b| named(&b.parts)).collect()
+}
+
+#[test]
+fn every_cause_of_idleness_has_its_part() {
+    let mut trace = empty();
+    range(&mut trace, "iteration 0", (0, 1000));
+    range(&mut trace, "iteration 1", (1000, 2000));
+    call(&mut trace, "cudaLaunchKernel", (0, 10), 1);
+    op(&mut trace, "nvjet_a", (100, 200), 1);
+    call(&mut trace, "cudaLaunchKernel", (12, 20), 2);
+    op(&mut trace, "ncclDevKernel_AllReduce", (150, 250), 2); // 50 hidden behind the product, 50 exposed
+    call(&mut trace, "cudaMemcpyAsync", (22, 30), 3);
+    op(&mut trace, "memcpy", (255, 265), 3); // queued long before: 5 of queue
+    call(&mut trace, "cudaStreamSynchronize", (40, 275), 0); // the host wakes 10 after the copy has ended
+    call(&mut trace, "cudaLaunchKernel", (300, 310), 4); // 25 of host work, then 10 of call and 5 of latency
+    op(&mut trace, "flash_fwd_kernel", (315, 400), 4);
+    call(&mut trace, "cudaLaunchKernel", (1000, 1010), 5);
+    op(&mut trace, "nvjet_a", (1020, 1100), 5);
+    op(&mut trace, "nvjet_a", (1150, 1160), 99); // no launch
+    call(&mut trace, "cudaLaunchKernel", (1130, 1135), 6);
+    op(&mut trace, "nvjet_a", (1170, 1180), 6);
+    trace.finish();
+    let expected: [&[(&str, i64)]; 2] = [
+        &[
+            ("attention", 85),
+            ("gemm", 100),
+            ("exposed communication", 50),
+            ("exposed copies", 10),
+            ("launch-bound idle", 15 + 20),
+            ("queued idle", 5),
+            ("host-bound idle", 25),
+            ("between iterations", 600),
+            ("sync wait", 10),
+        ],
+        &[("gemm", 100), ("queued idle", 10), ("unknown", 50)],
+    ];
+    let expected = expected.map(|parts| parts.iter().map(|&(name, ns)| (name.to_owned(), ns)).collect::<Vec<_>>());
+    assert_eq!(parts(&trace), expected);
+}
+
+#[test]
+fn kinds_have_medians_and_the_worst_is_named() {
+    let mut trace = empty();
+    for step in 0..5i64 {
+        let at = step * 1000;
+        range(&mut trace, &format!("iteration {step}: 0 ctx reqs, 4 gen reqs"), (at, at + 900));
+        call(&mut trace, "cudaLaunchKernel", (at, at + 10), step + 1);
+        let length = if step == 3 { 700 } else { 100 };
+        op(&mut trace, "nvjet_a", (at + 20, at + 20 + length), step + 1);
+    }
+    trace.finish();
+    let context = Context::new(&trace, &Options::default());
+    let budgets = budgets(&context);
+    assert_eq!(budgets.iter().map(|b| b.wall_ns).collect::<Vec<_>>(), [1000, 1000, 1000, 1000, 100]);
+    let kinds = budget_by_kind(&budgets);
+    assert_eq!(kinds.len(), 1);
+    let gemm = kinds[0].parts.iter().find(|p| p.part == Part::Category("gemm".into())).unwrap();
+    assert_eq!((gemm.median_ns, gemm.mean_ns), (100.0, 220.0));
+    let means: f64 = kinds[0].parts.iter().map(|p| p.mean_ns).sum();
+    assert!((means - kinds[0].wall_ns.mean).abs() < 1e-6);
+    let shares: f64 = kinds[0].parts.iter().map(|p| p.share_of_wall).sum();
+    assert!((shares - 1.0).abs() < 1e-9);
+    assert!(worst(&budgets, &kinds).is_empty(), "no step is longer than the median");
+}
+
+fn check_sums(context: &Context, what: &str) {
+    for budget in budgets(context) {
+        let sum: i64 = budget.parts.iter().map(|p| p.1).sum();
+        assert_eq!(sum, budget.wall_ns, "{what}: iteration {} on device {}", budget.iter, budget.device);
+        assert!(budget.parts.iter().all(|p| p.1 > 0));
+        assert!(budget.parts.is_sorted_by(|a, b| a.0 < b.0), "named once, in order");
+    }
+    let mut last = std::collections::HashMap::new();
+    for budget in budgets(context) {
+        let before = last.insert(budget.device, budget.window.end);
+        assert!(before.is_none_or(|end| end == budget.window.start), "{what}: iterations tile the device's time");
+    }
+    for budget in device_budgets(context) {
+        assert_eq!(budget.parts.iter().map(|p| p.1).sum::<i64>(), budget.wall_ns, "{what}");
+        let busy = context.busy(budget.device).length();
+        let idle: i64 = budget.parts.iter().filter(|(part, _)| part.is_idle()).map(|p| p.1).sum();
+        assert_eq!(budget.wall_ns - idle, busy, "{what}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn parts_add_up_on_any_trace(trace in random_trace()) {
+        check_sums(&Context::new(&trace, &Options::default()), "random");
+    }
+}
+
+#[test]
+fn parts_add_up_on_real_traces_and_equal_the_golden_table() {
+    let Some(traces) = traces() else { return };
+    let rows = csv(&traces.join("golden_intervals.csv"));
+    let mut files: Vec<&String> = rows.iter().map(|r| &r["file"]).collect();
+    files.dedup();
+    for file in files {
+        let trace = read(&traces.join(file));
+        let context = Context::new(&trace, &Options::default());
+        check_sums(&context, file);
+        let devices = device_budgets(&context);
+        let expected: Vec<_> = rows.iter().filter(|r| r["file"] == *file).collect();
+        assert_eq!(devices.len(), expected.len(), "{file}");
+        for row in expected {
+            let number = |column: &str| row[column].parse::<i64>().unwrap();
+            let device = devices
+                .iter()
+                .find(|d| i64::from(trace.devices[usize::from(d.device)].ordinal) == number("device"))
+                .unwrap();
+            let sum = |keep: &dyn Fn(&Part) -> bool| -> i64 {
+                device.parts.iter().filter(|(part, _)| keep(part)).map(|p| p.1).sum()
+            };
+            assert_eq!(device.wall_ns, number("span_ns"), "{file}");
+            assert_eq!(sum(&|p| matches!(p, Part::Category(_))), number("compute_ns"), "{file}");
+            assert_eq!(sum(&|p| *p == Part::ExposedCommunication), number("exposed_comm_ns"), "{file}");
+            assert_eq!(sum(&|p| *p == Part::ExposedCopies), number("exposed_mem_ns"), "{file}");
+            assert_eq!(sum(&Part::is_idle), number("idle_ns"), "{file}");
+        }
+        let report = report(&context);
+        assert!(report.sheets.iter().any(|s| s.name == "devices"), "{file}");
+    }
+}
+
+/// What is known of the H200 captures: eager decode waits for the host; the first step after the prefill loads modules;
+/// replays of a graph hardly wait for the host.
+#[test]
+fn real_budgets_say_what_is_known() {
+    let Some(traces) = traces() else { return };
+    let trace = read(&traces.join("nsys/h200/rep_sdpa.sqlite"));
+    let context = Context::new(&trace, &Options::default());
+    let budgets = budgets(&context);
+    let kinds = budget_by_kind(&budgets);
+    let worst = worst(&budgets, &kinds);
+    let host_share = |part: &Part| matches!(part, Part::HostBound | Part::LaunchBound | Part::BetweenIterations);
+    let waiting: f64 = kinds[0].parts.iter().filter(|p| host_share(&p.part)).map(|p| p.share_of_wall).sum();
+    assert!(waiting > 0.9, "{waiting}");
+    assert_eq!(budgets[worst[0].budget].iter, 1, "{worst:?}");
+
+    let trace = read(&traces.join("nsys/h200/gpum.sqlite"));
+    let context = Context::new(&trace, &Options::default());
+    let kinds = budget_by_kind(&strobe_analyze::budget::budgets(&context));
+    let decode = kinds.iter().find(|k| k.kind == Some(strobe_trace::IterationKind::Decode)).unwrap();
+    let graph = decode.parts.iter().find(|p| p.part == Part::Category("graph".into())).unwrap();
+    assert!(graph.share_of_wall > 0.9, "{}", graph.share_of_wall);
+}
