@@ -8,6 +8,7 @@ mod sample;
 #[cfg(unix)]
 mod tests {
     use serde_json::json;
+    use strobe_report::human;
 
     use super::browser::Browser;
     use super::sample;
@@ -46,7 +47,8 @@ mod tests {
 
     #[test]
     fn mouse_and_keys_move_the_timeline() {
-        let Some(mut page) = Browser::open("keys", &sample::one_trace().finish(), "light") else { return };
+        let data = sample::one_trace();
+        let Some(mut page) = Browser::open("keys", &data.finish(), "light") else { return };
         let all = range(&mut page);
         let middle = page.place("canvas.tracks", 0.5, 0.5);
         std::thread::sleep(std::time::Duration::from_millis(300)); // what scrolls the page does not zoom
@@ -84,6 +86,13 @@ mod tests {
         assert!(!page.eval("strobe.measured()").is_null());
         assert!(page.text("document.querySelector('#details').textContent").contains("busy share of range"));
         assert_eq!(range(&mut page), all, "measuring does not move");
+        let ends = [0.001, 0.999].map(|share| page.place("canvas.tracks", share, 0.5));
+        page.drag(ends[0], ends[1], 8);
+        let row =
+            page.text("[...document.querySelectorAll('table.measured tbody td')].map(c => c.textContent).join('|')");
+        let (ops, sum, busy) = sample::device_time(&data);
+        let [ops, sum, busy] = [human::count(ops), human::ns(sum as f64), human::ns(busy as f64)];
+        assert!(row.contains(&format!("|{ops}|{sum}|{busy}|")), "{row}, not {ops} ops, {sum}, {busy}");
         page.picture("measured");
         page.key("Escape");
         assert!(page.eval("strobe.measured()").is_null());
@@ -132,7 +141,7 @@ mod tests {
         let matches = page.eval("strobe.matches()");
         assert_eq!((matches["count"].as_u64(), matches["time"].as_f64()), (Some(events), Some(ns as f64)));
         let shown = page.text("document.querySelector('#found').textContent");
-        assert!(shown.starts_with(&format!("{} matches", strobe_report::human::count(events))), "{shown}");
+        assert!(shown.starts_with(&format!("{} matches", human::count(events))), "{shown}");
         page.picture("search");
         page.key("Enter");
         let first = page.eval("strobe.selected()");
@@ -170,9 +179,9 @@ mod tests {
         let rows = page.number("document.querySelectorAll('table.budget tbody tr').length");
         assert_eq!(rows, cell.parts.iter().flatten().filter(|&&ns| ns > 0).count() as f64);
         let wall = page.text("document.querySelector('table.budget tfoot td.n').textContent");
-        assert_eq!(wall, strobe_report::human::ns((cell.end - cell.start) as f64));
+        assert_eq!(wall, human::ns((cell.end - cell.start) as f64));
         let gemm = page.text("document.querySelector('table.budget tbody td.n').textContent");
-        assert_eq!(gemm, strobe_report::human::ns(cell.parts[0].unwrap() as f64));
+        assert_eq!(gemm, human::ns(cell.parts[0].unwrap() as f64));
         let (from, to) = range(&mut page);
         let origin = data.sides[0].iterations.cells[0].start;
         let wall = (cell.end - cell.start) as f64;
@@ -256,7 +265,7 @@ mod tests {
         let walls = walls.map(|cell| (cell.end - cell.start) as f64);
         let difference = page.text("document.querySelector('table.budget tfoot td:last-child').textContent");
         let sign = if walls[1] > walls[0] { "+" } else { "" };
-        assert_eq!(difference, format!("{sign}{}", strobe_report::human::ns(walls[1] - walls[0])));
+        assert_eq!(difference, format!("{sign}{}", human::ns(walls[1] - walls[0])));
         let (from, _) = range(&mut page);
         assert!(from < 0.0, "both iterations begin at 0");
         page.picture("compare-budget");

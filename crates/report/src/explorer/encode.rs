@@ -95,8 +95,9 @@ enum CellData<'a> {
 /// All data of a page.
 pub(super) fn encode(page: &Explorer) -> String {
     let mut columns = Columns::default();
+    let colours = page.colours();
     let head = Head {
-        sides: page.sides.iter().map(|side| put_side(side, &mut columns)).collect(),
+        sides: page.sides.iter().map(|side| put_side(side, &colours, &mut columns)).collect(),
         pairs: &page.pairs,
         kernels: page.kernels.as_ref().map(table_data),
         reports: page.reports.iter().map(tab_data).collect(),
@@ -143,7 +144,7 @@ fn cell_data(cell: &Cell) -> CellData<'_> {
     }
 }
 
-fn put_side<'a>(side: &'a Side, columns: &mut Columns) -> SideHead<'a> {
+fn put_side<'a>(side: &'a Side, colours: &HashMap<&str, Colour>, columns: &mut Columns) -> SideHead<'a> {
     let tracks: &[Track] = side.timeline.as_ref().map_or(&[], |timeline| &timeline.tracks);
     let origin = origin(side, tracks);
     let ordered: Vec<Ordered> = tracks.iter().map(Ordered::of).collect();
@@ -154,17 +155,14 @@ fn put_side<'a>(side: &'a Side, columns: &mut Columns) -> SideHead<'a> {
         Some(timeline) => (&timeline.strings, &timeline.categories),
         None => (&[], &[]),
     };
-    // One set of colours for both: gemm is the same blue in the timeline and in a budget.
-    let parts = &side.iterations.part_names;
-    let colours = by_name(names.iter().chain(parts).map(String::as_str));
-    let named = |names: &'a [String]| names.iter().map(|name| named(name, &colours)).collect::<Vec<_>>();
+    let named = |names: &'a [String]| names.iter().map(|name| named(name, colours)).collect::<Vec<_>>();
     SideHead {
         name: &side.name,
         origin: origin.to_string(),
         strings,
         categories: named(names),
         tracks,
-        iterations: put_iterations(side, named(parts), origin, columns),
+        iterations: put_iterations(side, named(&side.iterations.part_names), origin, columns),
     }
 }
 

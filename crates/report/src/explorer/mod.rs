@@ -28,12 +28,14 @@
 
 mod encode;
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 
 use crate::escape::escape;
 use crate::html::{self, Card, put};
 use crate::svg::Svg;
-use crate::svg::palette::{DARK, LIGHT, by_name};
+use crate::svg::palette::{Colour, DARK, LIGHT, by_name};
 use crate::table;
 
 const STYLE: &str = include_str!("explorer.css");
@@ -289,6 +291,15 @@ impl Explorer {
         tracks.flat_map(|timeline| &timeline.tracks).any(|track| !track.start.is_empty())
     }
 
+    /// One set of colours for the page: gemm is the same blue on both sides, in the timeline, in bars and in budgets.
+    fn colours(&self) -> HashMap<&str, Colour> {
+        let timelines = self.sides.iter().filter_map(|side| side.timeline.as_ref());
+        let events = timelines.flat_map(|timeline| &timeline.categories);
+        let parts = self.sides.iter().flat_map(|side| &side.iterations.part_names);
+        let bars = self.categories.iter().flat_map(|bars| &bars.rows).map(|row| &row.name);
+        by_name(events.chain(parts).chain(bars).map(String::as_str))
+    }
+
     fn links(&self) -> String {
         let present = [
             ("overview", "Overview", true),
@@ -348,11 +359,7 @@ impl Explorer {
         put(page, format_args!("<div class=\"categories\"><p class=\"note\">{}</p>\n", escape(&bars.note)));
         let values = |row: &CategoryBar| row.values.iter().filter_map(|cell| cell.sort).fold(0.0, f64::max);
         let largest = bars.rows.iter().map(values).fold(0.0, f64::max);
-        // The names of the first timeline come first: its colours are those of the timeline.
-        let timeline = self.sides.first().and_then(|side| side.timeline.as_ref()).map(|t| t.categories.as_slice());
-        let parts = self.sides.first().map(|side| side.iterations.part_names.as_slice());
-        let known = timeline.into_iter().chain(parts).flatten().chain(bars.rows.iter().map(|row| &row.name));
-        let colours = by_name(known.map(String::as_str));
+        let colours = self.colours();
         for row in &bars.rows {
             let color = colours.get(row.name.as_str()).map(|color| color.variable()).unwrap_or_default();
             put(page, format_args!("<button type=\"button\" class=\"category\" data-find=\"{}\">", escape(&row.name)));

@@ -144,6 +144,23 @@ pub fn ops_named(page: &Explorer, name: &str) -> (u64, i64) {
     matching.fold((0, 0), |(count, time), i| (count + 1, time + ops.duration[i]))
 }
 
+/// Ops on the device, their summed time, and the time in which at least one ran.
+pub fn device_time(page: &Explorer) -> (u64, i64, i64) {
+    let tracks = &page.sides[0].timeline.as_ref().unwrap().tracks;
+    let ops = tracks.iter().filter(|track| track.kind == TrackKind::Ops);
+    let mut spans: Vec<(i64, i64)> = ops
+        .flat_map(|track| track.start.iter().zip(&track.duration))
+        .map(|(&start, &ns)| (start, start + ns))
+        .collect();
+    spans.sort_unstable();
+    let (mut busy, mut until) = (0, i64::MIN);
+    for &(start, end) in &spans {
+        busy += (end - start.max(until)).max(0);
+        until = until.max(end);
+    }
+    (spans.len() as u64, spans.iter().map(|span| span.1 - span.0).sum(), busy)
+}
+
 /// The cells of a row of the kernel table.
 pub fn kernel_row(kernel: usize) -> Vec<String> {
     let calls = (ITERATIONS * KERNELS_PER_ITERATION / KERNELS) as u64;
