@@ -8,15 +8,15 @@ class Strip {
       class: 'strip', tabindex: 0, role: 'slider', 'aria-label': `Iterations of ${side.name || 'the trace'}`,
       'aria-valuemin': 0, 'aria-valuemax': this.list.count - 1, 'aria-valuetext': 'none chosen',
     });
-    const legend = this.list.kinds.map(kind => el('span', { class: 'key' }, el('i', { style: `background:var(${kind.color})` }), kind.name || 'kind not known'));
-    this.element = el('div', { class: 'strip-row' },
-      el('div', { class: 'legend' }, app.sides.length > 1 ? el('strong', {}, side.name) : null, ...legend,
-        el('span', { class: 'note' }, `${count(this.list.count)} iterations, height = wall time`)), this.canvas);
     const walls = Float64Array.from(this.list.wall).sort();
     this.largest = new Largest(this.list.wall);
     const at = share => walls[Math.min(walls.length - 1, Math.floor(walls.length * share))] || 1;
     // One very slow iteration must not flatten all others: it is cut and marked.
     this.scale = Math.min(at(1), Math.max(4 * at(0.5), 1.2 * at(0.9))) || 1;
+    const legend = this.list.kinds.map(kind => el('span', { class: 'key' }, el('i', { style: `background:var(${kind.color})` }), kind.name || 'kind not known'));
+    this.element = el('div', { class: 'strip-row' },
+      el('div', { class: 'legend' }, app.sides.length > 1 ? el('strong', {}, side.name) : null, ...legend,
+        el('span', { class: 'note' }, `${count(this.list.count)} iterations, height = wall time${at(1) > this.scale ? '; bars under a line are cut' : ''}`)), this.canvas);
     this.canvas.addEventListener('pointermove', event => app.tip(event, app.iterationTip(side, this.at(event))));
     this.canvas.addEventListener('pointerleave', () => app.hideTip());
     this.canvas.addEventListener('click', event => { app.hideTip(); app.selectIteration(side.index, this.at(event)); });
