@@ -141,6 +141,20 @@ fn one_file_holds_the_ops() {
 }
 
 #[test]
+fn every_format_has_a_name_and_an_ending() {
+    for format in Format::ALL {
+        assert_eq!(Format::from_name(format.as_str()), Some(format));
+    }
+    let path = scratch("gpu.sqlite");
+    let mut trace = gpu();
+    trace.counters.clear(); // one of the samples is not a number, which SQLite does not know
+    let written = write(&trace, Format::from_path(&path).unwrap(), &path).unwrap();
+    assert_eq!((written.bytes, written.events), (std::fs::metadata(&path).unwrap().len(), 11));
+    let back = import::read_files(&[path], &mut |_| {}).unwrap();
+    assert_eq!(back.ops.start, trace.ops.start);
+}
+
+#[test]
 fn a_directory_is_replaced_only_if_it_is_an_export() {
     let path = scratch("replaced");
     write(&gpu(), Format::Csv, &path).unwrap();

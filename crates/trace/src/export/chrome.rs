@@ -2,11 +2,11 @@
 //! Holistic Trace Analysis and this crate's own importer read.
 //!
 //! Host events stand under their process and thread, device events under the device's number and their stream. Where
-//! spans of one track overlap, the later goes to a track of its own; where a name is given in Kineto's wording (so that
-//! tools that go by names find it) or a track is not what was recorded, the arguments `recorded ...` keep the original.
+//! spans of one track overlap, the later goes to a track of its own, and the root's `strobe` says whose it is; where a name
+//! is given in Kineto's wording, so that tools that go by names find it, the argument `recorded name` keeps the original.
 //! What is not known is left out.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 
 use super::json::{JsonWriter, QuotedStrings, push_quoted, push_unsigned};
@@ -65,12 +65,8 @@ impl Places {
         // Recorded numbers first: what is made up must not take them.
         let lanes = tracks.iter().flat_map(|track| (1..track.lanes).map(move |lane| (track, lane)));
         for (track, lane) in tracks.iter().map(|track| (track, 0)).chain(lanes) {
-            let recorded = match track.place {
-                Place::Thread(index) => trace.threads.get(index as usize).map(|t| t.tid),
-                Place::Unordered(_) => None,
-                Place::Stream { stream, .. } => Some(i64::from(stream)),
-            };
-            let wanted = recorded.filter(|_| lane == 0).unwrap_or(-1);
+            let is_own = lane == 0 && !matches!(track.place, Place::Unordered(_));
+            let wanted = recorded_number(trace, track.place).filter(|_| is_own).unwrap_or(-1);
             let tid = take(places.pid(trace, track.place), wanted);
             places.lanes.insert((track.place, lane), tid);
         }
@@ -100,6 +96,23 @@ impl Places {
     fn tid(&self, place: Place, lane: u32) -> i64 {
         self.lanes.get(&(place, lane)).copied().unwrap_or(0)
     }
+}
+
+/// The thread or stream that a track stands for, by its recorded number.
+fn recorded_number(trace: &Trace, place: Place) -> Option<i64> {
+    match place {
+        Place::Thread(index) | Place::Unordered(index) => trace.threads.get(index as usize).map(|t| t.tid),
+        Place::Stream { stream, .. } => Some(i64::from(stream)),
+    }
+}
+
+/// The devices that one process alone used, with that process.
+fn users(trace: &Trace) -> Vec<(u16, u16)> {
+    let pairs = trace.ops.device.iter().zip(&trace.ops.process).zip(&trace.ops.kind);
+    let pairs = pairs.filter(|(_, kind)| **kind != OpKind::CpuOp).map(|((&device, &process), _)| (device, process));
+    let pairs: BTreeSet<(u16, u16)> = pairs.collect();
+    let is_only = |&(device, _): &(u16, u16)| pairs.range((device, 0)..=(device, u16::MAX)).count() == 1;
+    pairs.iter().copied().filter(is_only).collect()
 }
 
 struct Writer<'a, W: Write> {
@@ -134,7 +147,22 @@ impl<W: Write> Writer<'_, W> {
             json.raw(if n > 0 { ",\n" } else { "\n" });
             device_properties(json, device, number);
         }
-        json.raw("],\"otherData\":{\"producer\":").text(&trace.meta.producer);
+        json.raw("],\"strobe\":{\"lanes\":[");
+        let lanes = self.places.lanes.iter().filter_map(|(&(place, _), &tid)| {
+            let recorded = recorded_number(trace, place).filter(|&recorded| recorded != tid)?;
+            Some([self.places.pid(trace, place), tid, recorded])
+        });
+        for (n, [pid, tid, recorded]) in lanes.enumerate() {
+            json.raw(if n > 0 { ",[" } else { "[" }).int(pid).raw(",").int(tid).raw(",").int(recorded).raw("]");
+        }
+        // Kineto knows the process of a device event only through its launch, which may be missing.
+        json.raw("],\"users\":[");
+        for (n, (device, process)) in users(trace).into_iter().enumerate() {
+            let pid = self.places.processes.get(usize::from(process)).copied().unwrap_or(0);
+            let number = self.places.device_number(device);
+            json.raw(if n > 0 { ",[" } else { "[" }).int(number).raw(",").int(pid).raw("]");
+        }
+        json.raw("]},\"otherData\":{\"producer\":").text(&trace.meta.producer);
         json.raw(",\"partial\":").raw(if trace.meta.partial { "true" } else { "false" });
         json.raw(",\"windows\":[");
         for (n, window) in trace.meta.windows.iter().enumerate() {
@@ -158,9 +186,17 @@ impl<W: Write> Writer<'_, W> {
         let mut order = 0;
         for index in 0..self.trace.processes.len() {
             let pid = self.places.processes[index];
-            self.metadata("process_name", pid, 0, |json| {
-                json.raw("\"name\":").text(&tracks::process_label(self.trace, index));
-            });
+            let process = &self.trace.processes[index];
+            if !process.name.is_empty() {
+                self.metadata("process_name", pid, 0, |json| {
+                    json.raw("\"name\":").text(&process.name);
+                });
+            }
+            if let Some(rank) = process.rank {
+                self.metadata("process_labels", pid, 0, |json| {
+                    json.raw("\"labels\":").text(&format!("rank {rank}"));
+                });
+            }
             self.metadata("process_sort_index", pid, 0, |json| {
                 json.raw("\"sort_index\":").int(order);
             });
@@ -192,7 +228,14 @@ impl<W: Write> Writer<'_, W> {
             let pid = self.places.pid(self.trace, track.place);
             for lane in 0..track.lanes {
                 let tid = self.places.tid(track.place, lane);
-                self.track_name(pid, tid, &tracks::track_label(self.trace, track.place, lane), order);
+                let thread = match track.place {
+                    Place::Thread(index) if lane == 0 => self.trace.threads.get(index as usize),
+                    _ => None,
+                };
+                // Viewers call a thread without a name by its number.
+                if thread.is_none_or(|thread| !thread.name.is_empty()) {
+                    self.track_name(pid, tid, &tracks::track_label(self.trace, track.place, lane), order);
+                }
                 order += 1;
             }
         }
@@ -295,8 +338,6 @@ impl<W: Write> Writer<'_, W> {
         if let Place::Stream { device, stream, .. } = place {
             args.key("device").int(self.places.device_number(device));
             args.key("stream").unsigned(stream.into());
-        } else if let Some(recorded) = self.trace.threads.get(range.thread as usize).filter(|t| t.tid != tid) {
-            args.key("recorded thread").int(recorded.tid);
         }
         self.json.raw("}}");
     }
@@ -323,9 +364,6 @@ impl<W: Write> Writer<'_, W> {
         }
         if !is_kept {
             args.key("recorded name").raw(self.names.get(call.name));
-        }
-        if let Some(recorded) = self.trace.threads.get(call.thread as usize).filter(|t| t.tid != tid) {
-            args.key("recorded thread").int(recorded.tid);
         }
         self.json.raw("}}");
         if self.last_launched[index] != NONE {
@@ -390,12 +428,6 @@ impl<W: Write> Writer<'_, W> {
         if kineto_name.is_some() {
             args.key("recorded name").raw(self.names.get(op.name));
         }
-        // Kineto knows a device event's process only through its launch: of several processes it has to be said.
-        if let Some(&process) = self.places.processes.get(usize::from(op.process))
-            && self.places.processes.len() > 1
-        {
-            args.key("recorded process").int(process);
-        }
         self.json.raw("}}");
         if op.launch != NONE {
             let is_last = self.last_launched.get(op.launch as usize) == Some(&(index as u32));
@@ -416,7 +448,7 @@ impl<W: Write> Writer<'_, W> {
         let (pid, tid) = self.places.iterations;
         for (n, it) in self.trace.iterations.iter().enumerate() {
             let name = format!("iteration {} ({})", it.iter, it.kind());
-            self.slice("iteration", Name::Text(&name), pid, tid, it.start, it.end);
+            self.slice("strobe_iteration", Name::Text(&name), pid, tid, it.start, it.end);
             let mut args = Args { json: &mut self.json, first: true };
             args.key("iter").unsigned(it.iter);
             args.key("context_requests").unsigned(it.context_requests.into());
@@ -472,7 +504,9 @@ impl<W: Write> Writer<'_, W> {
             self.json
                 .raw("{\"ph\":\"i\",\"s\":\"t\",\"cat\":\"cpu_instant_event\",\"name\":\"[memory]\",\"pid\":")
                 .int(pid);
-            self.json.raw(",\"tid\":").int(pid).raw(",\"ts\":").microseconds(allocation.time).raw(",\"args\":{");
+            let thread = self.trace.threads.iter().find(|thread| thread.process == allocation.process);
+            self.json.raw(",\"tid\":").int(thread.map_or(pid, |thread| thread.tid));
+            self.json.raw(",\"ts\":").microseconds(allocation.time).raw(",\"args\":{");
             let mut args = Args { json: &mut self.json, first: true };
             args.key("Device Type").int(i64::from(allocation.device.is_some()));
             args.key("Device Id").int(allocation.device.map_or(-1, |device| self.places.device_number(device)));

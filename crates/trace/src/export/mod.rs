@@ -21,7 +21,7 @@ use flate2::write::GzEncoder;
 
 use self::tables::{Table, Tables};
 use crate::atomic::write_whole;
-use crate::{Trace, TraceError};
+use crate::{Trace, TraceError, nsys};
 
 /// A format that traces are written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +34,14 @@ pub enum Format {
     Csv,
     /// Parquet: the ops in one file, or a file per table in a directory.
     Parquet,
+    /// SQLite with the tables of Nsight Systems, see [`nsys::write`].
+    NsysSqlite,
 }
 
 impl Format {
     /// Every format.
-    pub const ALL: [Format; 4] = [Format::ChromeJson, Format::Perfetto, Format::Csv, Format::Parquet];
+    pub const ALL: [Format; 5] =
+        [Format::ChromeJson, Format::Perfetto, Format::Csv, Format::Parquet, Format::NsysSqlite];
 
     /// The name by which it is asked for.
     pub fn as_str(self) -> &'static str {
@@ -47,6 +50,7 @@ impl Format {
             Format::Perfetto => "perfetto",
             Format::Csv => "csv",
             Format::Parquet => "parquet",
+            Format::NsysSqlite => "nsys",
         }
     }
 
@@ -62,6 +66,7 @@ impl Format {
             Format::Perfetto => &[".perfetto-trace", ".pftrace", ".pb"],
             Format::Csv => &[".csv"],
             Format::Parquet => &[".parquet", ".parquetdir"],
+            Format::NsysSqlite => &[".sqlite"],
         }
     }
 
@@ -105,6 +110,15 @@ pub fn write(trace: &Trace, format: Format, path: &Path) -> Result<Written, Trac
         Format::Perfetto => write_file(path, |file| Ok(perfetto::write(trace, file)?.1)),
         Format::Csv => write_tables(trace, path, ".csv", |table, file| csv::write(table, file)),
         Format::Parquet => write_tables(trace, path, ".parquet", |table, file| parquet::write(table, file)),
+        Format::NsysSqlite => {
+            nsys::write(trace, path)?;
+            let look = |source| TraceError::Io { action: "look at", path: path.to_owned(), source };
+            let bytes = fs::metadata(path).map_err(look)?.len();
+            let tables = Tables::of(trace);
+            let events = tables.all().into_iter().filter(|table| EVENT_TABLES.contains(&table.name));
+            let events = events.map(|table| table.rows as u64).sum();
+            Ok(Written { files: vec![path.to_owned()], bytes, events })
+        }
     }
 }
 

@@ -8,8 +8,8 @@ use super::json::{Cursor, unescape, unquoted};
 use super::number::{float, integer, micros_to_nanos, unsigned};
 use crate::intern::FastHash;
 use crate::{
-    Allocation, CallKind, CallRow, Counter, Device, Distinct, GraphMode, Interner, KernelDetail, NONE, OpDetail,
-    OpKind, OpRow, Process, RangeKind, RangeRow, RangeSource, Source, StrId, Thread, Trace, range_flags,
+    Allocation, CallKind, CallRow, Counter, Device, Distinct, GraphMode, Interner, Iteration, KernelDetail, NONE,
+    OpDetail, OpKind, OpRow, Process, RangeKind, RangeRow, RangeSource, Source, StrId, Thread, Trace, range_flags,
 };
 
 type ByText<T> = HashMap<Vec<u8>, T, FastHash>;
@@ -31,6 +31,8 @@ pub(super) struct Builder {
     /// The group and process text of each counter.
     counter_owners: Vec<(u16, Vec<u8>)>,
     earliest: Option<i64>,
+    /// The process of each device where the file tells it.
+    users: HashMap<u16, u16, FastHash>,
     root: Root,
     first_base: Option<i64>,
     properties: Vec<(u16, serde_json::Value)>,
@@ -53,6 +55,10 @@ struct Root {
     last_thread: (Vec<u8>, Vec<u8>, u32),
     process_names: ByText<String>,
     thread_names: ByText<String>,
+    /// Tracks that strobe made for spans that overlap: process and track, and the thread they belong to.
+    lanes: ByText<Vec<u8>>,
+    /// The processes that used a device each, where strobe wrote it: the device's number and the process.
+    users: Vec<(u32, Vec<u8>)>,
     open: HashMap<u32, Vec<Row>, FastHash>,
     counters: ByText<usize>,
     /// How many ops, calls, ranges, allocations and counters came before it.
@@ -93,6 +99,7 @@ impl Builder {
             pending_allocations: Vec::new(),
             counter_owners: Vec::new(),
             earliest: None,
+            users: HashMap::default(),
             root: Root::default(),
             first_base: None,
             properties: Vec::new(),
@@ -155,7 +162,12 @@ impl Builder {
         if class == Class::Sync {
             return None;
         }
-        let name = self.intern(event.name);
+        if class == Class::Iteration {
+            self.iteration(event, start, end);
+            return None;
+        }
+        let recorded_name = event.known.recorded_name;
+        let name = self.intern(if recorded_name.is_empty() { event.name } else { recorded_name });
         if class.is_gpu_op() {
             return Some((Row::Op(self.op(event, class, name, start, end)), None));
         }
@@ -164,7 +176,7 @@ impl Builder {
             Class::CpuOp if event.name.starts_with(b"ProfilerStep#") => RangeSource::Annotation,
             Class::CpuOp => RangeSource::CpuOp,
             Class::Python => RangeSource::Python,
-            Class::Annotation => RangeSource::Annotation,
+            Class::Annotation => annotation_source(args.recorded_source),
             Class::GpuAnnotation => RangeSource::GpuAnnotation,
             _ => RangeSource::Other,
         };
@@ -173,21 +185,26 @@ impl Builder {
             _ => self.thread(event.pid, event.tid),
         };
         let row = match class {
-            Class::Call | Class::Overhead => Row::Call(CallRow {
+            Class::Call | Class::OsCall | Class::Overhead => Row::Call(CallRow {
                 start,
                 end,
                 name,
                 thread,
                 correlation: integer(args.correlation).unwrap_or(0),
-                kind: if class == Class::Call { CallKind::Gpu } else { CallKind::Profiler },
-                result: 0,
+                kind: match class {
+                    Class::Call => CallKind::Gpu,
+                    Class::OsCall => CallKind::OsRuntime,
+                    _ => CallKind::Profiler,
+                },
+                result: integer(args.result).and_then(|result| i32::try_from(result).ok()).unwrap_or(0),
             }),
             _ => {
                 let (dims, types) = match class {
                     Class::CpuOp => (self.intern_json(args.dims), self.intern_json(args.types)),
                     _ => (StrId::NONE, StrId::NONE),
                 };
-                Row::Range(RangeRow { dims, types, ..range(start, end, name, thread, source) })
+                let row = RangeRow { dims, types, ..range(start, end, name, thread, source) };
+                Row::Range(self.as_recorded(row, event))
             }
         };
         Some((row, Some(thread)))
@@ -205,12 +222,22 @@ impl Builder {
                     grid: triple(args.grid),
                     block: triple(args.block),
                     registers: small(args.registers).unwrap_or(0),
-                    static_shared: 0,
-                    dynamic_shared: small(args.shared).unwrap_or(0),
+                    static_shared: small(args.static_shared).unwrap_or(0),
+                    dynamic_shared: small(args.shared)
+                        .unwrap_or(0)
+                        .saturating_sub(small(args.static_shared).unwrap_or(0)),
                 };
                 if launch == KernelDetail::default() { NONE } else { self.details.number(OpDetail::Kernel(launch)) }
             }
             Class::Memcpy => self.details.number(copy_detail(event)),
+            Class::Memset => match small(args.value) {
+                Some(value) => self.details.number(OpDetail::Memset { value, mem_kind: memset_memory(event.name) }),
+                None => NONE,
+            },
+            Class::Graph => {
+                let (graph, exec) = (small(args.graph).unwrap_or(0), small(args.graph_exec).unwrap_or(0));
+                self.details.number(OpDetail::Graph { graph, exec })
+            }
             _ => NONE,
         };
         OpRow {
@@ -220,6 +247,7 @@ impl Builder {
             kind: match class {
                 Class::Memcpy => OpKind::Memcpy,
                 Class::Memset => OpKind::Memset,
+                Class::Graph => OpKind::Graph,
                 _ => OpKind::Kernel,
             },
             device,
@@ -259,7 +287,9 @@ impl Builder {
         }
         // The profiler's own marks stand on no real process.
         let (_, pid) = split_label(event.pid);
-        if Class::of(event.category) != Class::Other || matches!(pid, b"Traces" | b"Spans" | b"") {
+        let is_strobes = !event.known.recorded_source.is_empty();
+        let is_profilers = Class::of(event.category) != Class::Other && !is_strobes;
+        if is_profilers || matches!(pid, b"Traces" | b"Spans" | b"") {
             return;
         }
         let Some(time) = micros_to_nanos(event.ts) else {
@@ -267,8 +297,9 @@ impl Builder {
             return;
         };
         let (name, thread) = (self.intern(event.name), self.thread(event.pid, event.tid));
-        let row = range(time, time, name, thread, RangeSource::Other);
-        self.push(Row::Range(RangeRow { flags: range_flags::MARK, ..row }));
+        let source = if is_strobes { annotation_source(event.known.recorded_source) } else { RangeSource::Other };
+        let row = self.as_recorded(range(time, time, name, thread, source), event);
+        self.push(Row::Range(RangeRow { flags: row.flags | range_flags::MARK, ..row }));
     }
 
     fn memory(&mut self, event: &Event) {
@@ -278,6 +309,7 @@ impl Builder {
         };
         let (mut bytes, mut address, mut ordinal, mut kind) = (0, 0, None, None);
         let (mut total_allocated, mut total_reserved) = (None, None);
+        let (mut memory, mut owner) = (None, StrId::NONE);
         for_each_argument(event.args, |key, value| match key {
             b"Bytes" => bytes = integer(value).unwrap_or(0),
             b"Addr" | b"Ptr" => address = unsigned(value).unwrap_or(0),
@@ -285,6 +317,8 @@ impl Builder {
             b"Device Type" => kind = small(value),
             b"Total Allocated" => total_allocated = unsigned(value),
             b"Total Reserved" => total_reserved = unsigned(value),
+            b"memory kind" => memory = small(value).and_then(|kind| u8::try_from(kind).ok()),
+            b"name" => owner = intern(&mut self.trace.strings, &mut self.scratch, value),
             _ => {}
         });
         // PyTorch's device type 0 is the CPU; its device id is then -1 or 0.
@@ -298,8 +332,8 @@ impl Builder {
             process,
             address,
             bytes,
-            mem_kind: if on_host { 0 } else { 2 },
-            name: StrId::NONE,
+            mem_kind: memory.unwrap_or(if on_host { 0 } else { 2 }),
+            name: owner,
             total_allocated,
             total_reserved,
         };
@@ -433,7 +467,10 @@ impl Builder {
             Some(&thread) => thread,
             None => {
                 let process = self.process(pid);
-                let thread = self.new_thread(process, tid);
+                let thread = match self.root.lanes.get(&key).cloned() {
+                    Some(recorded) if recorded != tid => self.thread(pid, &recorded),
+                    _ => self.new_thread(process, tid),
+                };
                 self.root.threads.insert(key, thread);
                 thread
             }
@@ -452,22 +489,79 @@ impl Builder {
 
     /// The stand-in for a stream on which an annotation was projected.
     fn stream_thread(&mut self, event: &Event) -> u32 {
-        let key = [event.pid, b"\0", event.tid].concat();
+        let mut key = [event.pid, b"\0", event.tid].concat();
+        let stream = self.root.lanes.get(&key).cloned().unwrap_or_else(|| event.tid.to_vec());
+        key = [event.pid, b"\0", &stream].concat();
         if let Some(&thread) = self.root.streams.get(&key) {
             return thread;
         }
         let (group, pid) = self.group(event.pid);
         let ordinal = small(event.known.device).or_else(|| small(pid)).unwrap_or(0);
         let device = self.device(group, ordinal);
-        let thread = self.new_thread(0, event.tid);
+        let thread = self.new_thread(0, &stream);
         self.gpu_threads.insert(thread, (group, device));
         self.root.streams.insert(key, thread);
         thread
     }
 
+    /// Takes over what strobe writes about its own tracks.
+    fn strobes_tracks(&mut self, value: &[u8]) {
+        #[derive(serde::Deserialize)]
+        struct Tracks {
+            #[serde(default)]
+            lanes: Vec<(i64, i64, i64)>,
+            #[serde(default)]
+            users: Vec<(u32, i64)>,
+        }
+        let Ok(tracks) = serde_json::from_slice::<Tracks>(value) else { return };
+        for (pid, tid, recorded) in tracks.lanes {
+            self.root.lanes.insert(format!("{pid}\0{tid}").into_bytes(), recorded.to_string().into_bytes());
+        }
+        self.root.users.extend(tracks.users.into_iter().map(|(device, pid)| (device, pid.to_string().into_bytes())));
+    }
+
+    /// Restores what strobe wrote about a range.
+    fn as_recorded(&mut self, row: RangeRow, event: &Event) -> RangeRow {
+        let args = &event.known;
+        let kind = std::str::from_utf8(args.phase).ok().and_then(RangeKind::from_name);
+        RangeRow {
+            domain: if args.domain.is_empty() { StrId::NONE } else { self.intern(args.domain) },
+            kind: kind.unwrap_or(RangeKind::Other),
+            iteration: small(args.iteration).unwrap_or(NONE),
+            ..row
+        }
+    }
+
+    fn iteration(&mut self, event: &Event, start: i64, end: i64) {
+        let mut row = Iteration {
+            iter: 0,
+            start,
+            end,
+            context_requests: 0,
+            generation_requests: 0,
+            context_tokens: 0,
+            generation_tokens: 0,
+            window: 0,
+        };
+        for_each_argument(event.args, |key, value| {
+            let small = small(value).unwrap_or(0);
+            match key {
+                b"iter" => row.iter = unsigned(value).unwrap_or(0),
+                b"context_requests" => row.context_requests = small,
+                b"generation_requests" => row.generation_requests = small,
+                b"context_tokens" => row.context_tokens = small,
+                b"generation_tokens" => row.generation_tokens = small,
+                b"window" => row.window = small,
+                _ => {}
+            }
+        });
+        self.trace.iterations.push(row);
+    }
+
     /// Takes over a value of the root object.
     pub(super) fn root_value(&mut self, key: &[u8], value: &[u8]) {
         match key {
+            b"strobe" => self.strobes_tracks(value),
             b"baseTimeNanoseconds" => self.root.base = integer(unquoted(value)),
             b"distributedInfo" => {
                 let info: Option<serde_json::Value> = serde_json::from_slice(value).ok();
@@ -516,7 +610,14 @@ impl Builder {
                 process.name = name.clone();
             }
         }
-        for (key, thread) in root.threads.iter().chain(&root.streams) {
+        for (device, process) in &root.users {
+            let device = self.devices.get(&(root.first_group, *device));
+            if let Some((&device, &process)) = device.zip(root.processes.get(process)) {
+                self.users.insert(device, process);
+            }
+        }
+        let recorded = |(key, _): &(&Vec<u8>, &u32)| !root.lanes.contains_key(*key);
+        for (key, thread) in root.threads.iter().chain(&root.streams).filter(recorded) {
             if let Some(name) = root.thread_names.get(key) {
                 self.trace.threads[*thread as usize].name = name.clone();
             }
@@ -648,6 +749,8 @@ impl Builder {
             let Some((_, properties)) = exact.or(any) else { continue };
             device.name = properties.get("name").and_then(serde_json::Value::as_str).unwrap_or("").to_string();
             device.memory_bytes = number(properties, "totalGlobalMem");
+            let real = |key: &str| properties.get(key).and_then(serde_json::Value::as_f64);
+            (device.bytes_per_s, device.clock_hz) = (real("memoryBandwidth"), real("clockRate"));
             device.multiprocessors = number(properties, "numSms").and_then(|n| u32::try_from(n).ok());
             let (major, minor) = (number(properties, "computeMajor"), number(properties, "computeMinor"));
             device.compute_capability = major.zip(minor).map(|(major, minor)| (major as u32, minor as u32));
@@ -719,7 +822,14 @@ impl Builder {
         }
         let launchers = self.launchers(&callers);
         let mut of_device: Vec<Option<u16>> = vec![None; self.trace.devices.len()];
+        for (&device, &process) in &self.users {
+            of_device[usize::from(device)] = Some(new(process));
+        }
+        let users = &self.users;
         let launcher = |op: usize, trace: &Trace| {
+            if let Some(&process) = users.get(&trace.ops.device[op]) {
+                return Some(new(process));
+            }
             let (group, correlation) = (trace.ops.process[op], trace.ops.correlation[op]);
             match &callers[usize::from(group)][..] {
                 [only] => Some(*only),
@@ -837,6 +947,21 @@ fn small(text: &[u8]) -> Option<u32> {
     integer(text).and_then(|number| u32::try_from(number).ok())
 }
 
+/// How a range was made that strobe wrote as an annotation.
+fn annotation_source(recorded: &[u8]) -> RangeSource {
+    match recorded {
+        b"push_pop" => RangeSource::PushPop,
+        b"start_end" => RangeSource::StartEnd,
+        _ => RangeSource::Annotation,
+    }
+}
+
+/// The kind of memory in a name like `Memset (Device)`.
+fn memset_memory(name: &[u8]) -> u8 {
+    let inner = name.strip_prefix(b"Memset (").and_then(|rest| rest.strip_suffix(b")"));
+    inner.and_then(|kind| std::str::from_utf8(kind).ok()).map_or(255, memory_kind)
+}
+
 /// The number at the end of e.g. `stream 7`.
 fn trailing_number(text: &[u8]) -> Option<u32> {
     let text = text.trim_ascii_end();
@@ -852,6 +977,21 @@ fn triple(array: &[u8]) -> [u32; 3] {
         *slot = small(number.trim_ascii()).unwrap_or(0);
     }
     numbers
+}
+
+/// The number of a kind of memory.
+fn memory_kind(name: &str) -> u8 {
+    match name {
+        "Pageable" => 0,
+        "Pinned" => 1,
+        "Device" => 2,
+        "Array" => 3,
+        "Managed" => 4,
+        "Device Static" => 5,
+        "Managed Static" => 6,
+        "Unknown" => 7,
+        _ => 255,
+    }
 }
 
 /// What the name of a copy tells, e.g. `Memcpy HtoD (Pageable -> Device)`.
@@ -882,18 +1022,7 @@ fn copy_detail(event: &Event) -> OpDetail {
         let inner = std::str::from_utf8(name.get(open + 1..)?.strip_suffix(b")")?).ok()?;
         inner.split_once(" -> ")
     };
-    let memory = |kind: &str| match kind {
-        "Pageable" => 0,
-        "Pinned" => 1,
-        "Device" => 2,
-        "Array" => 3,
-        "Managed" => 4,
-        "Device Static" => 5,
-        "Managed Static" => 6,
-        "Unknown" => 7,
-        _ => 255,
-    };
-    let (src_kind, dst_kind) = in_brackets().map_or((255, 255), |(from, to)| (memory(from), memory(to)));
+    let (src_kind, dst_kind) = in_brackets().map_or((255, 255), |(from, to)| (memory_kind(from), memory_kind(to)));
     OpDetail::Memcpy {
         copy_kind: direction(name).or_else(|| direction(event.known.kind)).or(in_words).unwrap_or(0),
         src_kind,

@@ -8,8 +8,12 @@ pub(super) enum Class {
     Kernel,
     Memcpy,
     Memset,
+    /// A whole graph, as strobe writes it.
+    Graph,
     /// A call of CUDA, HIP or the like.
     Call,
+    /// A call of the operating system, as strobe writes it.
+    OsCall,
     /// What the profiler itself took.
     Overhead,
     CpuOp,
@@ -20,6 +24,8 @@ pub(super) enum Class {
     Sync,
     /// Arrows and the profiler's own spans.
     Ignored,
+    /// An iteration of an engine, as strobe writes it.
+    Iteration,
     /// Anything else.
     Other,
 }
@@ -39,6 +45,9 @@ impl Class {
             b"user_annotation" | b"UserAnnotation" => Class::Annotation,
             b"gpu_user_annotation" => Class::GpuAnnotation,
             b"overhead" | b"Overhead" => Class::Overhead,
+            b"gpu_graph" => Class::Graph,
+            b"os_runtime" => Class::OsCall,
+            b"strobe_iteration" => Class::Iteration,
             b"cuda_sync" | b"cuda_event" => Class::Sync,
             // cuda_, hip_, xpu_, mtia_, privateuse1_, glow_: every backend of the profiler names its calls like this.
             _ if category.ends_with(b"_runtime") || category.ends_with(b"_driver") => Class::Call,
@@ -47,12 +56,12 @@ impl Class {
     }
 
     pub(super) fn is_gpu_op(self) -> bool {
-        matches!(self, Class::Kernel | Class::Memcpy | Class::Memset)
+        matches!(self, Class::Kernel | Class::Memcpy | Class::Memset | Class::Graph)
     }
 
     /// Whether the arguments hold anything that the model keeps.
     fn has_arguments(self) -> bool {
-        !matches!(self, Class::Python | Class::Ignored | Class::Sync | Class::Annotation | Class::Overhead)
+        !matches!(self, Class::Python | Class::Ignored | Class::Sync)
     }
 }
 
@@ -89,6 +98,18 @@ pub(super) struct Args<'a> {
     pub(super) to_device: &'a [u8],
     pub(super) dims: &'a [u8],
     pub(super) types: &'a [u8],
+    /// What an event was called before strobe gave it the profiler's wording.
+    pub(super) recorded_name: &'a [u8],
+    /// How a range was made, as strobe writes it.
+    pub(super) recorded_source: &'a [u8],
+    pub(super) domain: &'a [u8],
+    pub(super) phase: &'a [u8],
+    pub(super) iteration: &'a [u8],
+    pub(super) result: &'a [u8],
+    pub(super) static_shared: &'a [u8],
+    pub(super) graph: &'a [u8],
+    pub(super) graph_exec: &'a [u8],
+    pub(super) value: &'a [u8],
 }
 
 impl<'a> Event<'a> {
@@ -147,6 +168,16 @@ impl<'a> Args<'a> {
                 b"toDevice" => &mut self.to_device,
                 b"Input Dims" | b"Input dims" => &mut self.dims,
                 b"Input type" | b"Input Type" => &mut self.types,
+                b"recorded name" => &mut self.recorded_name,
+                b"recorded source" => &mut self.recorded_source,
+                b"domain" => &mut self.domain,
+                b"phase" => &mut self.phase,
+                b"iter" => &mut self.iteration,
+                b"result" => &mut self.result,
+                b"static shared memory" => &mut self.static_shared,
+                b"graph id" => &mut self.graph,
+                b"graph exec id" => &mut self.graph_exec,
+                b"value" => &mut self.value,
                 _ => return Ok(()),
             };
             *field = unquoted(value);

@@ -198,7 +198,7 @@ impl File<'_> {
                             self.events()?;
                             self.unclosed |= self.input.ended && self.input.bytes().is_empty();
                         }
-                        (b"deviceProperties" | b"distributedInfo" | b"baseTimeNanoseconds", Some(_)) => {
+                        (b"deviceProperties" | b"distributedInfo" | b"baseTimeNanoseconds" | b"strobe", Some(_)) => {
                             let mut text = Vec::new();
                             self.root_value(Some(&mut text))?;
                             self.builder.root_value(&key, &text);
