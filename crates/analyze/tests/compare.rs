@@ -7,10 +7,10 @@ mod synthetic;
 use proptest::prelude::*;
 use strobe_analyze::Context;
 use strobe_analyze::categories::{Categories, Category, Class};
-use strobe_analyze::compare::{Basis, CompareOptions, Comparison, MatchedBy, Outcome, compare};
+use strobe_analyze::compare::{Basis, CompareOptions, Comparison, Delta, MatchedBy, Outcome, compare};
 use strobe_analyze::intervals::Span;
 use strobe_analyze::iterations::{Detected, Found, Method};
-use strobe_trace::{IterationKind, NONE, Trace};
+use strobe_trace::{Iteration, IterationKind, NONE, OpKind, RangeKind, RangeSource, Trace, Work};
 use synthetic::Builder;
 
 /// A kernel: name, duration, and the pause before it.
@@ -247,6 +247,72 @@ fn repeats_widen_the_interval_by_what_differs_between_runs() {
     assert_adds_up(&comparison);
     assert_eq!((comparison.groups[0].a_iterations, comparison.groups[0].repeats), (30, [3, 3]));
     assert_eq!(comparison.verdict.outcome, Outcome::NoDifference, "{}", comparison.verdict.sentence);
+}
+
+/// An engine on the CPU: iterations, phases and what ops mean are recorded.
+fn engine_trace(linear_ns: i64, kernel: &str) -> Trace {
+    let mut builder = Builder::new();
+    builder.trace.devices[0].is_cpu = true;
+    let works = [("qkv_proj", "gemm"), ("attention", "attention")].map(|(op, category)| Work {
+        op: builder.name(op),
+        category: builder.name(category),
+        layer: Some(0),
+        shape: [0; 3],
+        bytes: 0,
+        flops: 0,
+    });
+    builder.trace.works.extend(works);
+    let mut now = 0;
+    for iter in 0..6u32 {
+        let start = now;
+        builder.range(RangeSource::Other, "schedule", now, now + 500);
+        builder.range(RangeSource::Other, "forward", now + 500, now + 2_000 + linear_ns + 4_000);
+        let last = builder.trace.ranges.len();
+        builder.trace.ranges.kind[last - 2] = RangeKind::Schedule;
+        builder.trace.ranges.kind[last - 1] = RangeKind::ForwardStep;
+        let linear = now + 1_000;
+        builder.op(OpKind::CpuOp, kernel, 0, linear, linear + linear_ns, 0);
+        builder.op(OpKind::CpuOp, "attention_scalar", 0, linear + linear_ns, linear + linear_ns + 4_000, 0);
+        now += 2_500 + linear_ns + 4_000 + i64::from(iter);
+        let ops = builder.trace.ops.len();
+        for (op, work) in [(ops - 2, 0), (ops - 1, 1)] {
+            builder.trace.ops.work[op] = work;
+            builder.trace.ops.iteration[op] = iter;
+        }
+        builder.trace.iterations.push(Iteration {
+            iter: u64::from(iter),
+            start,
+            end: now,
+            context_requests: 0,
+            generation_requests: 4,
+            context_tokens: 0,
+            generation_tokens: 4,
+            window: 0,
+        });
+    }
+    builder.build()
+}
+
+#[test]
+fn recordings_of_an_engine_are_matched_by_what_ops_mean() {
+    let (a, b) = (engine_trace(20_000, "gemm_f32"), engine_trace(12_000, "gemm_f16"));
+    let options = strobe_analyze::Options::default();
+    let contexts = [&a, &b].map(|trace| Context::new(trace, &options));
+    let [a, b] = contexts;
+    let comparison = compare(&[a], &[b], &CompareOptions::default());
+    assert_adds_up(&comparison);
+    assert_eq!(comparison.verdict.outcome, Outcome::Faster);
+    let group = &comparison.groups[0];
+    assert_eq!((group.name.as_str(), group.paired, group.delta_ns), ("decode, 4 requests", true, -8_000.0));
+    let linear = &group.kernels[0];
+    assert_eq!((linear.op.as_deref(), linear.matched_by, linear.delta_ns), (Some("qkv_proj"), MatchedBy::Op, -8_000.0));
+    assert_eq!((linear.a[0].as_str(), linear.b[0].as_str()), ("gemm_f32", "gemm_f16"));
+    let delta = |rows: &[Delta], name: &str| {
+        rows.iter().find(|d| d.name == name).map(|d| (d.category.clone(), d.delta_ns.round()))
+    };
+    assert_eq!(delta(&comparison.by_op, "qkv_proj"), Some(("gemm".to_owned(), -8_000.0)));
+    assert_eq!(delta(&comparison.by_category, "gemm"), Some(("gemm".to_owned(), -8_000.0)));
+    assert_eq!(delta(&comparison.by_op, "schedule"), Some(("host".to_owned(), 0.0)));
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step<'static>>> {

@@ -153,6 +153,7 @@ pub fn align(a: &[Slot], b: &[Slot], numbered: bool, alike: Alike) -> Alignment 
         }
     }
     by_work(&mut result, sides, alike);
+    by_family(&mut result, sides);
     let left_out =
         |single: Single| LeftOut { side: SIDES[single.side], name: single.name, iterations: single.indices.len() };
     result.left_out = std::mem::take(&mut result.single).into_iter().map(left_out).collect();
@@ -173,25 +174,62 @@ fn by_work(result: &mut Alignment, sides: [&[Slot]; 2], alike: Alike) {
         if score < SAME_WORK && !only_two {
             break;
         }
+        let by = if score < SAME_WORK { "as there is nothing else" } else { "matched by their kernels" };
         let (later, earlier) = (result.single.remove(x.max(y)), result.single.remove(x.min(y)));
         let (in_a, in_b) = if later.side == 0 { (later, earlier) } else { (earlier, later) };
-        result
-            .notes
-            .push(format!("'{}' of A and '{}' of B are compared, matched by their kernels", in_a.name, in_b.name));
+        result.notes.push(format!("'{}' of A and '{}' of B are compared, {by}", in_a.name, in_b.name));
         let name = if in_a.kind.is_some() { in_a.name } else { in_b.name };
         push_group(result, name, in_a.kind.or(in_b.kind), [in_a.indices, in_b.indices], sides, false, false);
     }
 }
 
+/// Compares what has the same family and is alone in it on both sides, however much its size has changed: the graph of one engine and the
+/// graph of another.
+fn by_family(result: &mut Alignment, sides: [&[Slot]; 2]) {
+    let mut families: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (place, single) in result.single.iter().enumerate().filter(|(_, s)| s.may_match && s.kind.is_none()) {
+        let family = single.indices.first().map_or("", |&i| sides[single.side][i].family.as_str());
+        families.entry(family).or_default().push(place);
+    }
+    let alone = |places: &Vec<usize>| match places[..] {
+        [x, y] if result.single[x].side != result.single[y].side => Some([x, y]),
+        _ => None,
+    };
+    let pairs: Vec<[usize; 2]> = families.values().filter_map(alone).collect();
+    for &[x, y] in &pairs {
+        let (in_a, in_b) = if result.single[x].side == 0 { (x, y) } else { (y, x) };
+        let [in_a, in_b] = [in_a, in_b].map(|place| result.single[place].clone());
+        result
+            .notes
+            .push(format!("'{}' of A and '{}' of B are compared: the only ones of their family", in_a.name, in_b.name));
+        let name = format!("{} / {}", in_a.name, in_b.name);
+        push_group(result, name, None, [in_a.indices, in_b.indices], sides, false, false);
+    }
+    let taken: BTreeSet<usize> = pairs.into_iter().flatten().collect();
+    let mut place = 0;
+    result.single.retain(|_| {
+        place += 1;
+        !taken.contains(&(place - 1))
+    });
+}
+
 /// What the sides are called.
 pub const SIDES: [char; 2] = ['A', 'B'];
 
-/// What iterations of unknown kind are called: their label if they share it, else their family.
-fn common_name(indices: &Indices, sides: [&[Slot]; 2]) -> String {
-    let mut slots = indices.iter().zip(sides).flat_map(|(list, slots)| list.iter().map(|&i| &slots[i]));
-    let Some(first) = slots.next() else { return String::new() };
-    let name = if slots.all(|slot| slot.label == first.label) { &first.label } else { &first.family };
-    if name.is_empty() { "iteration".to_owned() } else { name.clone() }
+/// What iterations of unknown kind are called: their label if they share it, else their family where numbers only count
+/// them, else the labels of the smallest and the largest.
+fn common_name(indices: &Indices, sides: [&[Slot]; 2], numbered: bool) -> String {
+    let slots = || indices.iter().zip(sides).flat_map(|(list, slots)| list.iter().map(|&i| &slots[i]));
+    let by_amount = |slot: &&Slot| (slot.ops, slot.label.clone());
+    let (Some(least), Some(most)) = (slots().min_by_key(by_amount), slots().max_by_key(by_amount)) else {
+        return String::new();
+    };
+    match () {
+        _ if least.label.is_empty() => "iteration".to_owned(),
+        _ if slots().all(|slot| slot.label == least.label) => least.label.clone(),
+        _ if numbered || least.ops == most.ops => least.family.clone(),
+        _ => format!("{} to {}", least.label, most.label),
+    }
 }
 
 fn by_size(result: &mut Alignment, kind: IterationKind, indices: Indices, sides: [&[Slot]; 2]) {
@@ -256,7 +294,7 @@ fn by_size(result: &mut Alignment, kind: IterationKind, indices: Indices, sides:
 
 /// Adds what both sides have as a group, what one has as a single.
 fn push(result: &mut Alignment, indices: Indices, sides: [&[Slot]; 2], may_pair: bool) {
-    let name = common_name(&indices, sides);
+    let name = common_name(&indices, sides, may_pair);
     match indices.each_ref().map(Vec::is_empty) {
         [true, true] => {}
         [false, false] => push_group(result, name, None, indices, sides, may_pair, false),
@@ -439,6 +477,12 @@ mod tests {
             |ops: u64| Slot { family: "graph".into(), label: format!("graph {ops}"), ops, ..slot(0, None, 0, 0) };
         let aligned = align(&[graph(311), graph(311), graph(30)], &[graph(289), graph(289)], false, &nothing_alike);
         assert_eq!((aligned.groups.len(), aligned.groups[0].a.len(), aligned.groups[0].b.len()), (1, 2, 2));
+        assert_eq!(aligned.groups[0].name, "graph 289 to graph 311");
         assert_eq!(aligned.left_out.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), ["graph 30"]);
+        // Alone in their family they are the same thing, grown or shrunk.
+        let aligned =
+            align(&[graph(311), slot(0, DECODE, 1, 1)], &[graph(200), slot(0, DECODE, 1, 1)], false, &nothing_alike);
+        let names: Vec<_> = aligned.groups.iter().map(|g| g.name.as_str()).collect();
+        assert_eq!(names, ["decode, 1 request", "graph 311 / graph 200"]);
     }
 }

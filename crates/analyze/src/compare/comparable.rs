@@ -1,8 +1,8 @@
 //! Whether two sides can be compared at all, and what to keep in mind.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
-use strobe_trace::{GraphMode, NONE, OpKind};
+use strobe_trace::{GraphMode, NONE, OpKind, StrId};
 
 use super::align::{LeftOut, SIDES};
 use super::normalize::base_name;
@@ -87,7 +87,7 @@ impl Nature {
                 .map(|&name| *by_name.entry(name).or_insert_with(|| trace.text(name).contains("GraphLaunch")))
                 .collect()
         };
-        let mut time_of_name: BTreeMap<_, f64> = BTreeMap::new();
+        let mut time_of_name = vec![0.0; trace.strings.len()];
         for op in 0..ops.len() {
             let launch = ops.launch[op];
             let replayed = launch != NONE && launches_graphs.get(launch as usize).copied().unwrap_or(false);
@@ -96,11 +96,13 @@ impl Nature {
                 OpKind::Kernel => self.graphs_by_node |= replayed || ops.graph_node[op] != 0,
                 _ => {}
             }
-            *time_of_name.entry(ops.name[op]).or_default() += ops.duration(op) as f64;
+            if let Some(time) = time_of_name.get_mut(ops.name[op].0 as usize) {
+                *time += ops.duration(op) as f64;
+            }
         }
         self.graphs_hidden |= trace.meta.graph_mode == Some(GraphMode::Graph) && launches_graphs.contains(&true);
-        for (name, ns) in time_of_name {
-            *self.names.entry(base_name(trace.text(name))).or_default() += ns;
+        for (name, ns) in time_of_name.into_iter().enumerate().filter(|&(_, ns)| ns > 0.0) {
+            *self.names.entry(base_name(trace.text(StrId(name as u32)))).or_default() += ns;
         }
         self.partial |= trace.meta.partial;
         self.lost += trace.meta.sources.iter().map(|s| s.lost).sum::<u64>();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::bootstrap::{Interval, Plan};
-use super::normalize::{base_name, specialisation_free};
+use super::normalize::{base_name, is_memory_name, specialisation_free};
 
 /// What identifies an op on one side.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,6 +16,8 @@ pub struct OpKey {
     pub name: String,
     /// Its category.
     pub category: String,
+    /// The part of the wall time that its time counts under.
+    pub part: String,
 }
 
 /// How often an op ran and how long it took, per iteration.
@@ -68,6 +70,8 @@ pub struct KernelChange {
     pub op: Option<String>,
     /// Its category.
     pub category: String,
+    /// The part of the wall time that its time counts under.
+    pub part: String,
     /// Its names in A, most time first; empty when only B has it.
     pub a: Vec<String>,
     /// Its names in B; empty when only A has it.
@@ -120,11 +124,9 @@ pub fn match_kernels(a: &Used, b: &Used, plan: Option<&Plan>) -> Vec<KernelChang
     let mut matches: Vec<(MatchedBy, [Vec<&OpKey>; 2])> = Vec::new();
     take_equal(&mut open, &mut matches, MatchedBy::Op, |key| (!key.op.is_empty()).then(|| key.op.clone()));
     take_equal(&mut open, &mut matches, MatchedBy::Name, |key| Some(key.name.clone()));
-    // Copies and fills (`[CUDA memcpy ...]`) have no specialised names.
-    let kernel = |key: &&OpKey| !key.name.starts_with('[');
     let normalised = MatchedBy::NormalisedName;
-    take_equal(&mut open, &mut matches, normalised, |key| kernel(&key).then(|| specialisation_free(&key.name)));
-    take_equal(&mut open, &mut matches, normalised, |key| kernel(&key).then(|| base_name(&key.name)));
+    take_equal(&mut open, &mut matches, normalised, |key| Some(specialisation_free(&key.name)));
+    take_equal(&mut open, &mut matches, normalised, |key| Some(base_name(&key.name)));
     take_alike(&mut open, &mut matches, [a, b]);
     let [only_a, only_b] = open;
     matches.extend(only_a.into_iter().map(|key| (MatchedBy::Unmatched, [vec![key], Vec::new()])));
@@ -175,10 +177,10 @@ fn take_alike<'k>(
     let mut candidates: Vec<(f64, &OpKey, &OpKey)> = Vec::new();
     for &key_a in &open[0] {
         // Having no category in common is not an argument; copies and fills replace nothing.
-        if key_a.category == "unclassified" || key_a.name.starts_with('[') {
+        if key_a.category == "unclassified" || is_memory_name(&key_a.name) {
             continue;
         }
-        for &key_b in open[1].iter().filter(|b| b.category == key_a.category && !b.name.starts_with('[')) {
+        for &key_b in open[1].iter().filter(|b| b.category == key_a.category && !is_memory_name(&b.name)) {
             let [(count_a, ns_a), (count_b, ns_b)] = [mean(sides[0], key_a), mean(sides[1], key_b)];
             let alike = likeness(count_a, count_b) * (0.5 + 0.5 * likeness(ns_a, ns_b));
             if alike >= ALIKE {
@@ -228,11 +230,12 @@ fn change(by: MatchedBy, mut keys: [Vec<&OpKey>; 2], sides: [&Used; 2], plan: Op
         names.retain(|name| seen.insert(name.clone()));
         names
     };
-    let any = keys[0].first().or(keys[1].first());
+    let any = keys[1].first().or(keys[0].first());
     KernelChange {
         matched_by: by,
         op: any.map(|key| key.op.clone()).filter(|op| !op.is_empty()),
-        category: keys[1].first().or(keys[0].first()).map(|key| key.category.clone()).unwrap_or_default(),
+        part: any.map(|key| key.part.clone()).unwrap_or_default(),
+        category: any.map(|key| key.category.clone()).unwrap_or_default(),
         a: names(0),
         b: names(1),
         a_count: of(&a.count),
@@ -250,7 +253,7 @@ mod tests {
 
     fn used(rows: &[(&str, &str, &str, f64, f64)]) -> Used {
         let row = |&(op, name, category, count, ns): &(&str, &str, &str, f64, f64)| {
-            let key = OpKey { op: op.into(), name: name.into(), category: category.into() };
+            let key = OpKey { op: op.into(), name: name.into(), category: category.into(), part: category.into() };
             (key, Series { count: vec![count; 4], ns: vec![ns; 4] })
         };
         rows.iter().map(row).collect()

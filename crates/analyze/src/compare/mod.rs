@@ -256,7 +256,7 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
     if aligned.groups.iter().any(|g| g.sizes_differ) {
         notes.push("sizes within a group differ slightly between the sides; see its name".to_owned());
     }
-    let marked = [a, b].iter().all(|side| side.iter().all(|c| comparable::has_markers(c)));
+    let marked = [a, b].iter().any(|side| side.iter().any(comparable::has_markers));
     let bursts = match (a, b) {
         ([a], [b]) if !marked => {
             let pairs = window::bursts(a).into_iter().zip(window::bursts(b));
@@ -282,6 +282,9 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
         rows: options.rows,
     };
     comparison.verdict = verdict::verdict(&comparison, &judged.blockers);
+    if comparison.verdict.outcome == Outcome::NotComparable {
+        comparison.groups.iter_mut().for_each(|group| group.outcome = Outcome::NotComparable);
+    }
     comparison.warnings = judged.warnings;
     comparison
 }

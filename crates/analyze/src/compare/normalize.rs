@@ -11,6 +11,9 @@ use regex::Regex;
 /// The name without numbers that only say how it was specialised: `gemm<float, 128, 64>` and `gemm<float, 256, 64>`
 /// become one, `add<float>` and `mul<float>` do not.
 pub fn specialisation_free(name: &str) -> String {
+    if is_memory_name(name) {
+        return name.to_owned();
+    }
     static NUMBERS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\b(\(\w+\))?-?\d+[a-zA-Z]{0,3}\b"));
     let name = demangled_path(name).unwrap_or_else(|| name.to_owned());
     let numbered = NUMBERS.replace_all(without_parameters(&name), "#");
@@ -19,11 +22,40 @@ pub fn specialisation_free(name: &str) -> String {
     words.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// Whether this is what profilers call a copy or a fill, not a kernel.
+pub fn is_memory_name(name: &str) -> bool {
+    name.starts_with("[CUDA mem") || name.starts_with("Memcpy ") || name.starts_with("Memset ")
+}
+
+/// What a copy or fill does, whichever profiler and version wrote its name: `memcpy HtoD`, `memset`.
+fn memory_base(name: &str) -> String {
+    let direction = [
+        ("HtoD", ["HtoD", "Host-to-Device"]),
+        ("DtoH", ["DtoH", "Device-to-Host"]),
+        ("DtoD", ["DtoD", "Device-to-Device"]),
+        ("HtoH", ["HtoH", "Host-to-Host"]),
+        ("PtoP", ["PtoP", "Peer-to-Peer"]),
+    ];
+    let found = direction.into_iter().find(|(_, spellings)| spellings.iter().any(|s| name.contains(s)));
+    match found {
+        _ if name.to_ascii_lowercase().contains("memset") => "memset".to_owned(),
+        Some((direction, _)) => format!("memcpy {direction}"),
+        None => name.to_owned(),
+    }
+}
+
 /// The name of the function alone: no return type, parameters or template arguments, no tile sizes, architectures,
 /// versions or counters. Never empty for a name that is not.
 pub fn base_name(name: &str) -> String {
+    if is_memory_name(name) {
+        return memory_base(name);
+    }
     let path = demangled_path(name).unwrap_or_else(|| name.to_owned());
-    let plain = without_template_arguments(without_parameters(&path)).replace("(anonymous namespace)::", "");
+    let mut named = without_parameters(&path).to_owned();
+    for unnamed in ["(anonymous namespace)::", "<unnamed>::", "{anonymous}::"] {
+        named = named.replace(unnamed, "");
+    }
+    let plain = without_template_arguments(&named);
     // What is left before the last space is the return type.
     let plain = plain.trim().rsplit(' ').next().unwrap_or_default();
     let short = words_without_specialisation(plain, true);
@@ -164,9 +196,16 @@ mod tests {
                 "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false>(float*, float const*, int)",
                 "softmax_warp_forward",
             ),
+            (
+                "void at::native::<unnamed>::CatArrayBatchedCopy_vectorized<OpaqueType<2>, int, 4>(T1 *)",
+                "at::native::CatArrayBatchedCopy_vectorized",
+            ),
             ("loop_add_fusion_5", "loop_add_fusion"),
             ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_SendRecv"),
-            ("Memcpy HtoD (Pinned -> Device)", "HtoD"),
+            ("Memcpy HtoD (Pinned -> Device)", "memcpy HtoD"),
+            ("[CUDA memcpy Host-to-Device]", "memcpy HtoD"),
+            ("[CUDA memset]", "memset"),
+            ("Memset (Device)", "memset"),
             ("128", "128"),
         ] {
             assert_eq!(base_name(name), base, "{name}");

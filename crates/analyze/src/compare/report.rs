@@ -1,7 +1,7 @@
 //! The comparison as tables.
 
 use super::verdict::{Scale, short};
-use super::{Basis, Comparison, GroupComparison, Interval, KernelChange};
+use super::{Basis, BurstPair, Comparison, GroupComparison, Interval, KernelChange};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
 impl Comparison {
@@ -284,7 +284,10 @@ impl Comparison {
                 report = report.note(format!("{}: {why}.", group.name));
             }
         }
-        if let Some((pair, change)) = self.bursts.first().and_then(|pair| Some((pair, pair.change()?))) {
+        let first = self.bursts.first().and_then(|pair| Some((pair, pair.change()?)));
+        let about_as_much =
+            |pair: &BurstPair| pair.a.kernels.min(pair.b.kernels) * 2 >= pair.a.kernels.max(pair.b.kernels);
+        if let Some((pair, change)) = first.filter(|(pair, _)| about_as_much(pair)) {
             let unit = Scale::of(pair.a.wall_ns.max(pair.b.wall_ns) as f64);
             report = report.note(format!(
                 "Without markers, work up to the first pause of 2 ms (some tools' iteration 0): {} -> {} ({:+.1} %), {} -> {} kernels{}.",

@@ -8,7 +8,8 @@ use super::align::{Size, Slot};
 use super::kernels::OpKey;
 use super::split::{Owners, Split, splits, whole_window};
 use crate::Context;
-use crate::categories::Class;
+use crate::budget::Part;
+use crate::categories::{Category, Class};
 use crate::iterations::{Found, Method};
 
 /// What a part of the time is, for tables that add up.
@@ -159,10 +160,17 @@ impl Keys<'_> {
         if let Some(&number) = self.seen.get(&seen) {
             return number;
         }
+        let Category { name, class, .. } = context.categories.of_op(op);
+        let part = match class {
+            Class::Compute => Part::Category(name.clone()),
+            Class::Communication => Part::ExposedCommunication,
+            Class::Memory => Part::ExposedCopies,
+        };
         let key = OpKey {
             op: trace.work_of(op).map(|work| trace.text(work.op).to_owned()).unwrap_or_default(),
             name: trace.op_name(op).to_owned(),
-            category: context.categories.of_op(op).name.clone(),
+            category: name.clone(),
+            part: part.to_string(),
         };
         let next = self.numbers.len() as u32;
         let number = *self.numbers.entry(key).or_insert(next);
@@ -223,25 +231,14 @@ fn sample(
     }
     for split in splits {
         sample.wall_ns += share * split.window.length() as f64;
-        for (part, ns) in &split.rest {
-            let key = PartKey { name: part.clone(), is_op: false };
+        for (part, ns) in &split.parts {
+            let is_op = matches!(part, Part::Category(_) | Part::ExposedCommunication | Part::ExposedCopies);
+            let key = PartKey { name: part.to_string(), is_op };
             *sample.parts.entry(key).or_default() += share * *ns as f64;
         }
         for (op, ns) in owners.within(split) {
-            let own = share * ns as f64;
-            sample.ops.entry(keys.number(context, op)).or_default().own_ns += own;
-            let category = context.categories.of_op(op);
-            let key = PartKey { name: part_name(category.class, &category.name), is_op: true };
-            *sample.parts.entry(key).or_default() += own;
+            sample.ops.entry(keys.number(context, op)).or_default().own_ns += share * ns as f64;
         }
     }
     Some(sample)
-}
-
-fn part_name(class: Class, category: &str) -> String {
-    match class {
-        Class::Compute => category.to_owned(),
-        Class::Communication => "exposed communication".to_owned(),
-        Class::Memory => "exposed memory copies".to_owned(),
-    }
 }

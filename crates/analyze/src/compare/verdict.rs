@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::bootstrap::{FEWEST, Interval};
-use super::normalize::base_name;
+use super::normalize::{base_name, is_memory_name};
 use super::{Basis, Comparison, GroupComparison, KernelChange, PartChange};
 
 /// Changes below this are not told from noise when a side is a single run: what varies between runs is not in its
@@ -160,7 +160,10 @@ fn group_sentence(group: &GroupComparison, basis: Basis) -> String {
     };
     let walls = format!("{} -> {}", unit.number(group.a_wall_ns), unit.with_unit(group.b_wall_ns));
     let sure = match (group.interval_ns, &group.no_interval) {
-        (Some(i), _) => format!("95 % {} to {}", unit.signed(i.low), unit.with_sign_and_unit(i.high)),
+        (Some(i), _) => {
+            let (low, high) = (unit.signed(i.low), unit.with_sign_and_unit(i.high));
+            format!("95 % {low} to {high}; {} and {} iterations", group.a_iterations, group.b_iterations)
+        }
         (None, Some(why)) => why.clone(),
         (None, None) => String::new(),
     };
@@ -203,7 +206,7 @@ fn explanation(group: &GroupComparison) -> Vec<String> {
 /// The kernel that moved a part most, if it accounts for a good deal of it.
 fn cause(group: &GroupComparison, part: &PartChange) -> Option<String> {
     let same_way = |k: &&KernelChange| {
-        k.category == part.part && k.delta_ns * part.delta_ns > 0.0 && k.delta_ns.abs() >= 0.25 * part.delta_ns.abs()
+        k.part == part.part && k.delta_ns * part.delta_ns > 0.0 && k.delta_ns.abs() >= 0.25 * part.delta_ns.abs()
     };
     let kernel = group.kernels.iter().find(same_way)?;
     let times = |count: f64| format!("{}x", (count * 10.0).round() / 10.0);
@@ -233,7 +236,8 @@ const NAME_LENGTH: usize = 60;
 
 /// A kernel's name for a sentence: function and, where it has none, all of it.
 pub(super) fn short(name: &str) -> String {
-    let plain = if name.contains(['<', '(']) { base_name(name) } else { name.to_owned() };
+    let specialised = name.contains(['<', '(']) && !is_memory_name(name);
+    let plain = if specialised { base_name(name) } else { name.to_owned() };
     cut(&plain)
 }
 
