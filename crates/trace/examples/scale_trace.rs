@@ -4,6 +4,8 @@
 //!
 //! IN is a PyTorch profiler trace (`.json` or `.json.gz`). OUT is plain JSON of at least SIZE_MB * 1,000,000 bytes:
 //! every copy has later times and other correlation, external and flow ids, so that nothing joins across copies.
+//!
+//! IN may also be an SQLite export of Nsight Systems: OUT is then one, with the same tables and longer.
 
 use std::error::Error;
 use std::io::{BufWriter, Read, Write};
@@ -13,6 +15,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [input, output, megabytes] = &arguments[..] else { return Err("usage: scale_trace IN OUT SIZE_MB".into()) };
     let wanted: u64 = megabytes.parse::<u64>()? * 1_000_000;
     let mut text = std::fs::read(input)?;
+    if text.starts_with(b"SQLite format 3\0") {
+        let copies = scale_sqlite(input, output, wanted)?;
+        println!("{copies} copies of every event");
+        return Ok(());
+    }
     if text.starts_with(&[0x1f, 0x8b]) {
         let packed = std::mem::take(&mut text);
         flate2::read::MultiGzDecoder::new(&packed[..]).read_to_end(&mut text)?;
@@ -23,6 +30,72 @@ fn main() -> Result<(), Box<dyn Error>> {
     out.flush()?;
     println!("{copies} copies of {} events", trace.events.len());
     Ok(())
+}
+
+/// Repeats the events of an export. Tables grow side by side, as they do when the profiler writes them.
+fn scale_sqlite(input: &str, output: &str, wanted: u64) -> Result<i64, Box<dyn Error>> {
+    const TABLES: [&str; 11] = [
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "CUPTI_ACTIVITY_KIND_MEMSET",
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+        "CUPTI_ACTIVITY_KIND_OVERHEAD",
+        "PROFILER_OVERHEAD",
+        "OSRT_API",
+        "NVTX_EVENTS",
+        "GPU_METRICS",
+    ];
+    let source = rusqlite::Connection::open(input)?;
+    // A new file, because the source may be read-only.
+    let _ = std::fs::remove_file(output);
+    source.execute("VACUUM INTO ?1", [output])?;
+    let mut database = rusqlite::Connection::open(output)?;
+    database.execute_batch("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -200000;")?;
+    let (mut first, mut last, mut ids) = (i64::MAX, i64::MIN, 0);
+    let mut tables = Vec::new();
+    for table in TABLES {
+        let mut statement = database.prepare("SELECT name FROM pragma_table_info(?1)")?;
+        let columns: Vec<String> = statement.query_map([table], |row| row.get(0))?.collect::<Result<_, _>>()?;
+        let has = |name: &str| columns.iter().any(|column| column == name);
+        let Some(begin) = ["start", "timestamp"].into_iter().find(|name| has(name)) else { continue };
+        let end = if has("end") { "end" } else { begin };
+        let id = if has("correlationId") { "correlationId" } else { "0" };
+        let query =
+            format!("SELECT min({begin}), max(max({begin}, ifnull({end}, {begin}))), max({id}), count(*) FROM {table}");
+        type Facts = (Option<i64>, Option<i64>, Option<i64>, i64);
+        let (low, high, id, rows): Facts =
+            database.query_row(&query, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
+        first = first.min(low.unwrap_or(first));
+        last = last.max(high.unwrap_or(last));
+        ids = ids.max(id.unwrap_or(0) + 1);
+        tables.push((table, columns, rows));
+    }
+    let period = last - first + 1_000_000; // a millisecond between copies
+    let transaction = database.transaction()?;
+    let mut copy = 1;
+    let page_bytes: i64 = transaction.query_row("PRAGMA page_size", [], |row| row.get(0))?;
+    loop {
+        let pages: i64 = transaction.query_row("PRAGMA page_count", [], |row| row.get(0))?;
+        if (pages * page_bytes) as u64 >= wanted {
+            break;
+        }
+        for (table, columns, rows) in &tables {
+            let shifted = columns.iter().map(|column| match column.as_str() {
+                "start" | "end" | "timestamp" | "rawTimestamp" => format!("{column} + {}", copy * period),
+                "correlationId" => format!("CASE {column} WHEN 0 THEN 0 ELSE {column} + {} END", copy * ids),
+                _ => column.clone(),
+            });
+            let shifted: Vec<String> = shifted.collect();
+            let insert =
+                format!("INSERT INTO {table} SELECT {} FROM {table} WHERE rowid <= {rows}", shifted.join(", "));
+            transaction.execute(&insert, [])?;
+        }
+        copy += 1;
+    }
+    transaction.commit()?;
+    Ok(copy)
 }
 
 /// A trace cut at the numbers that differ between copies.
