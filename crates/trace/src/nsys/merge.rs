@@ -6,18 +6,15 @@ use std::path::Path;
 
 use super::database::Database;
 use super::ids::{machine_of, pid_of, process_of, tid_of};
-use super::part::{DeviceKey, Faults, NameKey, Part, Series, SeriesKey};
+use super::part::{DeviceKey, Faults, NameKey, Part, Series, SeriesKey, renumber};
 use super::schema::{self, key};
 use super::strobe::{CPU_DEVICE, Own};
-use crate::{
-    Counter, Device, Distinct, GraphMode, NONE, OpDetail, OpKind, Process, Source, StrId, Thread, Trace, TraceError,
-    range_flags,
-};
+use crate::{Counter, Device, GraphMode, OpDetail, Process, Source, StrId, Thread, Trace, TraceError, range_flags};
 
-/// The trace that these parts make.
-pub(super) fn trace(database: &Database, path: &Path, own: Own, parts: Vec<Part>) -> Result<Trace, TraceError> {
+/// The trace that these events make.
+pub(super) fn trace(database: &Database, path: &Path, own: Own, events: Part) -> Result<Trace, TraceError> {
     let mut merge = Merge { database, trace: Trace::default(), own, faults: Faults::default() };
-    merge.run(parts)?;
+    merge.run(events)?;
     merge.about(path)?;
     merge.trace.finish();
     Ok(merge.trace)
@@ -42,95 +39,79 @@ struct Numbers {
 }
 
 impl Merge<'_> {
-    fn run(&mut self, mut parts: Vec<Part>) -> Result<(), TraceError> {
-        parts.push(std::mem::take(&mut self.own.cpu));
-        let names = self.names(&parts)?;
-        let numbers = self.number(&parts, &names)?;
-        let domain_names: HashMap<(i64, i64), StrId> = (parts.iter().zip(&names))
-            .flat_map(|(part, names)| part.domain_names.iter().map(|&(key, name)| (key, names[name.0 as usize])))
-            .collect();
-        let last_nvtx = parts.iter().map(|part| part.last_nvtx).max().unwrap_or(0);
-        let has_graph_rows = parts.iter().any(|part| part.ops.kind.first() == Some(&OpKind::Graph));
-        let has_graph_nodes = parts.iter().any(|part| part.has_graph_nodes);
-        self.trace.meta.graph_mode = self.graph_mode()?.or(match (has_graph_rows, has_graph_nodes) {
+    fn run(&mut self, events: Part) -> Result<(), TraceError> {
+        let mut part = events;
+        // Ops of a CPU engine run on threads, which are numbered with all others; the names of works come with them.
+        let cpu_ops = part.ops.len();
+        let own_threads = std::mem::take(&mut self.own.cpu.threads.keys);
+        let mut works = std::mem::take(&mut self.own.works);
+        let mut own_names = Vec::new();
+        let own_threads: Vec<u32> = own_threads.iter().map(|&key| part.threads.number(key)).collect();
+        part.absorb(std::mem::take(&mut self.own.cpu), &mut own_names);
+        part.ops.stream[cpu_ops..].iter_mut().for_each(|thread| *thread = own_threads[*thread as usize]);
+
+        let names = self.names(&part)?;
+        let name = |local: &mut StrId| *local = names.get(local.0 as usize).copied().unwrap_or(StrId::NONE);
+        let numbers = self.number(&part, &names)?;
+        let domain_names: HashMap<(i64, i64), StrId> =
+            part.domain_names.iter().map(|&(key, name)| (key, names[name.0 as usize])).collect();
+        self.trace.meta.graph_mode = self.graph_mode()?.or(match (part.has_graphs, part.has_graph_nodes) {
             (true, _) => Some(GraphMode::Graph),
             (_, true) => Some(GraphMode::Node),
             _ => None,
         });
+        self.faults = part.faults;
+        let threads: Vec<u32> = part.threads.keys.iter().map(|key| numbers.threads[key]).collect();
+        let processes: Vec<u16> = part.processes.keys.iter().map(|key| numbers.processes[key]).collect();
+        let devices: Vec<u16> = part.devices.keys.iter().map(|key| numbers.devices[key]).collect();
+        let domains = part.domains.keys.iter().map(|key| domain_names.get(key).copied().unwrap_or(StrId::NONE));
+        let domains: Vec<StrId> = domains.collect();
 
-        self.trace.ops.reserve(parts.iter().map(|part| part.ops.len()).sum());
-        self.trace.calls.reserve(parts.iter().map(|part| part.calls.len()).sum());
-        self.trace.ranges.reserve(parts.iter().map(|part| part.ranges.len()).sum());
-        let mut details = Distinct::default();
-        let mut series: BTreeMap<SeriesKey, Series> = BTreeMap::new();
-        let cpu = parts.len() - 1;
-        for (index, (mut part, names)) in parts.into_iter().zip(&names).enumerate() {
-            self.faults.add(&part.faults);
-            let name = |local: &mut StrId| *local = names.get(local.0 as usize).copied().unwrap_or(StrId::NONE);
-            let threads: Vec<u32> = part.threads.keys.iter().map(|key| numbers.threads[key]).collect();
-            let processes: Vec<u16> = part.processes.keys.iter().map(|key| numbers.processes[key]).collect();
-            let devices: Vec<u16> = part.devices.keys.iter().map(|key| numbers.devices[key]).collect();
-
-            let detail_numbers: Vec<u32> = std::mem::take(&mut part.details)
-                .into_values()
-                .into_iter()
-                .map(|mut detail| {
-                    if let OpDetail::Kernel(kernel) = &mut detail {
-                        name(&mut kernel.short_name);
-                    }
-                    details.number(detail)
-                })
-                .collect();
-            part.ops.name.iter_mut().for_each(name);
-            part.ops.device.iter_mut().for_each(|device| *device = devices[usize::from(*device)]);
-            part.ops.process.iter_mut().for_each(|process| *process = processes[usize::from(*process)]);
-            let known = part.ops.detail.iter_mut().filter(|detail| **detail != NONE);
-            known.for_each(|detail| *detail = detail_numbers[*detail as usize]);
-            if index == cpu {
-                // The stream of an op of a CPU engine is its thread.
-                part.ops.stream.iter_mut().for_each(|thread| *thread = threads[*thread as usize]);
-                self.own.works.iter_mut().for_each(|work| {
-                    name(&mut work.op);
-                    name(&mut work.category);
-                });
-            }
-            part.calls.name.iter_mut().for_each(name);
-            part.calls.thread.iter_mut().for_each(|thread| *thread = threads[*thread as usize]);
-            let domains: Vec<StrId> =
-                (part.domains.keys.iter()).map(|key| domain_names.get(key).copied().unwrap_or(StrId::NONE)).collect();
-            part.ranges.name.iter_mut().for_each(name);
-            part.ranges.dims.iter_mut().for_each(name);
-            part.ranges.types.iter_mut().for_each(name);
-            part.ranges.thread.iter_mut().for_each(|thread| *thread = threads[*thread as usize]);
-            let named = part.ranges.domain.iter_mut().filter(|domain| domain.is_some());
-            named.for_each(|domain| *domain = domains[domain.0 as usize]);
-            if !self.own.side.own {
-                let open = part.ranges.end.iter_mut().zip(&part.ranges.flags);
-                let open = open.filter(|(_, flags)| *flags & range_flags::UNCLOSED != 0);
-                open.for_each(|(end, _)| *end = last_nvtx.max(*end));
-            }
-            for allocation in &mut part.allocations {
-                allocation.process = processes[usize::from(allocation.process)];
-                allocation.device = allocation.device.map(|device| devices[usize::from(device)]);
-                name(&mut allocation.name);
-            }
-            part.graph_nodes.iter_mut().for_each(|node| node.thread = threads[node.thread as usize]);
-            for (key, (mut times, mut values)) in part.series {
-                let all = series.entry(key).or_default();
-                all.0.append(&mut times);
-                all.1.append(&mut values);
-            }
-
-            self.trace.ops.append(&mut part.ops);
-            self.trace.calls.append(&mut part.calls);
-            self.trace.ranges.append(&mut part.ranges);
-            self.trace.allocations.append(&mut part.allocations);
-            self.trace.graph_nodes.append(&mut part.graph_nodes);
+        part.ops.name.iter_mut().for_each(name);
+        renumber(&mut part.ops.device, &devices);
+        renumber(&mut part.ops.process, &processes);
+        let streams = &mut part.ops.stream[cpu_ops..];
+        renumber(streams, &threads);
+        part.calls.name.iter_mut().for_each(name);
+        renumber(&mut part.calls.thread, &threads);
+        for column in [&mut part.ranges.name, &mut part.ranges.dims, &mut part.ranges.types] {
+            column.iter_mut().for_each(name);
         }
-        self.trace.details = details.into_values();
-        self.trace.works = std::mem::take(&mut self.own.works);
+        renumber(&mut part.ranges.thread, &threads);
+        let named = part.ranges.domain.iter_mut().filter(|domain| domain.is_some());
+        named.for_each(|domain| *domain = domains[domain.0 as usize]);
+        if !self.own.side.own {
+            let open = part.ranges.end.iter_mut().zip(&part.ranges.flags);
+            let open = open.filter(|(_, flags)| *flags & range_flags::UNCLOSED != 0);
+            open.for_each(|(end, _)| *end = part.last_nvtx.max(*end));
+        }
+        for allocation in &mut part.allocations {
+            allocation.process = processes[usize::from(allocation.process)];
+            allocation.device = allocation.device.map(|device| devices[usize::from(device)]);
+            name(&mut allocation.name);
+        }
+        part.graph_nodes.iter_mut().for_each(|node| node.thread = threads[node.thread as usize]);
+        let mut details = part.details.into_values();
+        for detail in &mut details {
+            if let OpDetail::Kernel(kernel) = detail {
+                name(&mut kernel.short_name);
+            }
+        }
+        for work in &mut works {
+            for text in [&mut work.op, &mut work.category] {
+                *text = own_names.get(text.0 as usize).copied().unwrap_or(StrId::NONE);
+                name(text);
+            }
+        }
+        self.trace.ops = part.ops;
+        self.trace.calls = part.calls;
+        self.trace.ranges = part.ranges;
+        self.trace.allocations = part.allocations;
+        self.trace.graph_nodes = part.graph_nodes;
+        self.trace.details = details;
+        self.trace.works = works;
         self.trace.iterations = std::mem::take(&mut self.own.iterations);
-        self.counters(series, &numbers)?;
+        self.counters(part.series, &numbers)?;
         self.check_counts()
     }
 
@@ -147,9 +128,10 @@ impl Merge<'_> {
     }
 
     /// The strings that rows refer to, and only those: `StringIds` also holds what nobody should see.
-    fn names(&mut self, parts: &[Part]) -> Result<Vec<Vec<StrId>>, TraceError> {
-        let keys = || parts.iter().flat_map(|part| &part.names.keys);
-        let mut texts: HashMap<i64, Option<String>> = keys()
+    fn names(&mut self, part: &Part) -> Result<Vec<StrId>, TraceError> {
+        let keys = part.names.new.iter();
+        let mut texts: HashMap<i64, Option<String>> = keys
+            .clone()
             .filter_map(|key| match key {
                 NameKey::Id(id) => Some((*id, None)),
                 _ => None,
@@ -162,13 +144,13 @@ impl Merge<'_> {
         })?;
         let labels = self.copy_labels()?;
         let strings = &mut self.trace.strings;
-        let mut text_of = |key: &NameKey| match key {
+        let text_of = |key: &NameKey| match key {
             NameKey::Id(id) => strings.intern(texts.get(id).and_then(|t| t.as_deref()).unwrap_or("[unknown]")),
             NameKey::Text(text) => strings.intern(&String::from_utf8_lossy(text)),
             NameKey::Fixed(text) => strings.intern(text),
             NameKey::Copy(kind) => strings.intern(&copy_name(&labels, *kind)),
         };
-        Ok(parts.iter().map(|part| part.names.keys.iter().map(&mut text_of).collect()).collect())
+        Ok(keys.map(text_of).collect())
     }
 
     /// How this version of nsys words the kinds of copies.
@@ -184,9 +166,9 @@ impl Merge<'_> {
     }
 
     /// Numbers processes, threads and devices: as strobe's tables say, else in the order of their ids.
-    fn number(&mut self, parts: &[Part], names: &[Vec<StrId>]) -> Result<Numbers, TraceError> {
-        let threads: BTreeSet<i64> = parts.iter().flat_map(|part| &part.threads.keys).copied().collect();
-        let mut processes: BTreeSet<i64> = parts.iter().flat_map(|part| &part.processes.keys).copied().collect();
+    fn number(&mut self, part: &Part, names: &[StrId]) -> Result<Numbers, TraceError> {
+        let threads: BTreeSet<i64> = part.threads.keys.iter().copied().collect();
+        let mut processes: BTreeSet<i64> = part.processes.keys.iter().copied().collect();
         processes.extend(threads.iter().map(|&thread| process_of(thread)));
 
         let mut numbers = Numbers {
@@ -207,7 +189,7 @@ impl Merge<'_> {
                 self.trace.processes.push(Process { pid: pid_of(id), name, rank: None, source: 0 });
             }
         }
-        let thread_names = self.thread_names(&threads, parts, names)?;
+        let thread_names = self.thread_names(&threads, part, names)?;
         for (id, mut thread) in std::mem::take(&mut self.own.threads) {
             thread.process = numbers.processes.get(&process_of(id)).copied().unwrap_or(0);
             numbers.threads.insert(id, self.trace.threads.len() as u32);
@@ -221,7 +203,7 @@ impl Merge<'_> {
                 self.trace.threads.push(Thread { process, tid: tid_of(id), name });
             }
         }
-        self.number_devices(parts, &mut numbers)?;
+        self.number_devices(part, &mut numbers)?;
         let most = usize::from(u16::MAX);
         if self.trace.processes.len() > most || self.trace.devices.len() > most {
             let found = format!("a file that names more than {most} processes or devices");
@@ -230,18 +212,18 @@ impl Merge<'_> {
         Ok(numbers)
     }
 
-    fn number_devices(&mut self, parts: &[Part], numbers: &mut Numbers) -> Result<(), TraceError> {
+    fn number_devices(&mut self, part: &Part, numbers: &mut Numbers) -> Result<(), TraceError> {
         let mut given = HashMap::new();
         for (id, device) in std::mem::take(&mut self.own.devices) {
             given.insert(id, self.trace.devices.len() as u16);
             self.trace.devices.push(device);
         }
         let gpu_of = self.gpu_ids()?;
-        let keys: BTreeSet<DeviceKey> = parts.iter().flat_map(|part| &part.devices.keys).copied().collect();
+        let keys: BTreeSet<DeviceKey> = part.devices.keys.iter().copied().collect();
         let gpu = |&(process, device): &DeviceKey| {
             (machine_of(process), gpu_of.get(&(pid_of(process), device)).copied().unwrap_or(device))
         };
-        let sampled = parts.iter().flat_map(|part| part.series.keys()).map(|key| series_gpu(*key));
+        let sampled = part.series.keys().map(|key| series_gpu(*key));
         let unknown = keys.iter().filter(|(_, device)| !given.contains_key(device)).map(gpu);
         let gpus: BTreeSet<GpuKey> =
             if given.is_empty() { unknown.chain(sampled).collect() } else { unknown.collect() };
@@ -325,8 +307,8 @@ impl Merge<'_> {
     fn thread_names(
         &self,
         threads: &BTreeSet<i64>,
-        parts: &[Part],
-        names: &[Vec<StrId>],
+        part: &Part,
+        names: &[StrId],
     ) -> Result<HashMap<i64, String>, TraceError> {
         let mut best: HashMap<i64, (i64, i64)> = HashMap::new();
         self.database.scan("ThreadNames", &["globalTid", "nameId", "priority"], |row| {
@@ -345,9 +327,8 @@ impl Merge<'_> {
                 }
             })?;
         }
-        let from_nvtx = parts.iter().zip(names).flat_map(|(part, names)| {
-            part.thread_names.iter().map(|(thread, name)| (*thread, self.trace.strings.get(names[name.0 as usize])))
-        });
+        let from_nvtx = part.thread_names.iter();
+        let from_nvtx = from_nvtx.map(|(thread, name)| (*thread, self.trace.strings.get(names[name.0 as usize])));
         let mut named: HashMap<i64, String> = from_nvtx.map(|(thread, name)| (thread, name.to_owned())).collect();
         named.extend(best.into_iter().filter_map(|(thread, (_, name))| Some((thread, texts.get(&name)?.clone()))));
         Ok(named)

@@ -59,7 +59,8 @@ pub(super) enum NameKey {
     Copy(i64),
 }
 
-/// The names that a part refers to, in order of first appearance.
+/// Names that rows refer to, numbered in order of first appearance. A thread keeps them from part to part: looking up the
+/// few that are new costs less than looking up all again.
 #[derive(Default)]
 pub(super) struct Names {
     /// Numbers of small ids, which almost all are: number + 1, or 0.
@@ -67,49 +68,63 @@ pub(super) struct Names {
     large: HashMap<i64, u32, FastHash>,
     texts: HashMap<Box<[u8]>, u32, FastHash>,
     others: Vec<(NameKey, u32)>,
-    pub(super) keys: Vec<NameKey>,
+    count: u32,
+    /// Those that came since they were last taken away.
+    pub(super) new: Vec<NameKey>,
 }
 
 impl Names {
+    fn add(&mut self, key: NameKey) -> u32 {
+        self.new.push(key);
+        self.count += 1;
+        self.count - 1
+    }
+
     /// The name with this id in `StringIds`.
     pub(super) fn id(&mut self, id: i64) -> StrId {
         const SMALL: i64 = 1 << 22;
-        let next = self.keys.len() as u32;
-        let number = if (0..SMALL).contains(&id) {
-            let id = id as usize;
-            if self.small.len() <= id {
-                self.small.resize((id + 1).next_power_of_two(), 0);
+        if !(0..SMALL).contains(&id) {
+            if let Some(&number) = self.large.get(&id) {
+                return StrId(number);
             }
-            if self.small[id] == 0 {
-                self.small[id] = next + 1;
-            }
-            self.small[id] - 1
-        } else {
-            *self.large.entry(id).or_insert(next)
-        };
-        if number == next {
-            self.keys.push(NameKey::Id(id));
+            let number = self.add(NameKey::Id(id));
+            self.large.insert(id, number);
+            return StrId(number);
         }
-        StrId(number)
+        let place = id as usize;
+        if self.small.len() <= place {
+            self.small.resize((place + 1).next_power_of_two(), 0);
+        }
+        if self.small[place] == 0 {
+            self.small[place] = self.add(NameKey::Id(id)) + 1;
+        }
+        StrId(self.small[place] - 1)
     }
 
     pub(super) fn text(&mut self, text: &[u8]) -> StrId {
         if let Some(&number) = self.texts.get(text) {
             return StrId(number);
         }
-        let number = self.keys.len() as u32;
+        let number = self.add(NameKey::Text(text.into()));
         self.texts.insert(text.into(), number);
-        self.keys.push(NameKey::Text(text.into()));
         StrId(number)
+    }
+
+    /// The number of a key of another table of names.
+    pub(super) fn number(&mut self, key: NameKey) -> StrId {
+        match key {
+            NameKey::Id(id) => self.id(id),
+            NameKey::Text(text) => self.text(&text),
+            other => self.other(other),
+        }
     }
 
     fn other(&mut self, key: NameKey) -> StrId {
         if let Some(&(_, number)) = self.others.iter().find(|(k, _)| *k == key) {
             return StrId(number);
         }
-        let number = self.keys.len() as u32;
-        self.others.push((key.clone(), number));
-        self.keys.push(key);
+        let number = self.add(key.clone());
+        self.others.push((key, number));
         StrId(number)
     }
 
@@ -180,7 +195,10 @@ pub(super) struct Part {
     pub(super) faults: Faults,
     /// The last moment that an NVTX row names.
     pub(super) last_nvtx: i64,
+    /// Whether an op executed a node of a graph.
     pub(super) has_graph_nodes: bool,
+    /// Whether whole graphs were recorded.
+    pub(super) has_graphs: bool,
     pub(super) rows: u64,
 }
 
@@ -250,7 +268,69 @@ const NODE_COLUMNS: &[&str] = &["start", "end", "globalTid", "graphNodeId", "ori
 /// `eventClass` of the row that says when tracing of the operating system's functions began.
 const OSRT_START: i64 = 31;
 
+/// Changes the numbers in a column.
+pub(super) fn renumber<T: Copy + Into<u64>>(column: &mut [T], numbers: &[T]) {
+    column.iter_mut().for_each(|number| *number = numbers[(*number).into() as usize]);
+}
+
 impl Part {
+    /// Takes over what another part holds: its rows come after those that are here. `names` are the numbers here of the
+    /// names that the other's thread has met so far.
+    pub(super) fn absorb(&mut self, mut other: Part, names: &mut Vec<StrId>) {
+        names.extend(std::mem::take(&mut other.names.new).into_iter().map(|key| self.names.number(key)));
+        let name = |local: &mut StrId| *local = names.get(local.0 as usize).copied().unwrap_or(StrId::NONE);
+        let threads: Vec<u32> = other.threads.keys.iter().map(|&key| self.threads.number(key)).collect();
+        let processes: Vec<u16> = other.processes.keys.iter().map(|&key| self.processes.number(key) as u16).collect();
+        let devices: Vec<u16> = other.devices.keys.iter().map(|&key| self.devices.number(key) as u16).collect();
+        let domains: Vec<StrId> = other.domains.keys.iter().map(|&key| StrId(self.domains.number(key))).collect();
+        let mut details = Vec::new();
+        for mut detail in other.details.into_values() {
+            if let OpDetail::Kernel(kernel) = &mut detail {
+                name(&mut kernel.short_name);
+            }
+            details.push(self.details.number(detail));
+        }
+        other.ops.name.iter_mut().for_each(name);
+        renumber(&mut other.ops.device, &devices);
+        renumber(&mut other.ops.process, &processes);
+        let known = other.ops.detail.iter_mut().filter(|detail| **detail != NONE);
+        known.for_each(|detail| *detail = details[*detail as usize]);
+        other.calls.name.iter_mut().for_each(name);
+        renumber(&mut other.calls.thread, &threads);
+        for column in [&mut other.ranges.name, &mut other.ranges.dims, &mut other.ranges.types] {
+            column.iter_mut().for_each(name);
+        }
+        renumber(&mut other.ranges.thread, &threads);
+        let named = other.ranges.domain.iter_mut().filter(|domain| domain.is_some());
+        named.for_each(|domain| *domain = domains[domain.0 as usize]);
+        for allocation in &mut other.allocations {
+            allocation.process = processes[usize::from(allocation.process)];
+            allocation.device = allocation.device.map(|device| devices[usize::from(device)]);
+            name(&mut allocation.name);
+        }
+        other.graph_nodes.iter_mut().for_each(|node| node.thread = threads[node.thread as usize]);
+        other.domain_names.iter_mut().for_each(|(_, text)| name(text));
+        other.thread_names.iter_mut().for_each(|(_, text)| name(text));
+
+        self.ops.append(&mut other.ops);
+        self.calls.append(&mut other.calls);
+        self.ranges.append(&mut other.ranges);
+        self.allocations.append(&mut other.allocations);
+        self.graph_nodes.append(&mut other.graph_nodes);
+        self.domain_names.append(&mut other.domain_names);
+        self.thread_names.append(&mut other.thread_names);
+        for (key, (mut times, mut values)) in other.series {
+            let all = self.series.entry(key).or_default();
+            all.0.append(&mut times);
+            all.1.append(&mut values);
+        }
+        self.faults.add(&other.faults);
+        self.last_nvtx = self.last_nvtx.max(other.last_nvtx);
+        self.has_graph_nodes |= other.has_graph_nodes;
+        self.has_graphs |= other.has_graphs;
+        self.rows += other.rows;
+    }
+
     /// Start and end of a row, or `None` if it has to be left out.
     fn span(&mut self, row: &Row, side: &Side) -> Option<(i64, i64)> {
         let Some(start) = row.int(0) else {
@@ -361,6 +441,7 @@ impl Part {
             return;
         }
         let Some(mut op) = self.op(row, side, OpKind::Graph) else { return };
+        self.has_graphs = true;
         op.name = self.names.fixed("[CUDA graph]");
         let number = |cell| row.int(cell).unwrap_or(0) as u32;
         self.push_op(row, side, op, Some(OpDetail::Graph { graph: number(MORE), exec: number(MORE + 1) }));

@@ -1,12 +1,13 @@
 //! From the file to a [`Trace`].
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use super::database::{Database, Piece};
 use super::merge;
-use super::part::{EVENT_TABLES, EventTable, Part};
+use super::part::{EVENT_TABLES, EventTable, Names, Part};
 use super::strobe::{Own, Side};
 use crate::{Trace, TraceError};
 
@@ -44,8 +45,8 @@ pub(super) fn read_database(
         return Err(database.not_a_trace(found, advice));
     }
     let own = Own::read(database)?;
-    let parts = scan_events(database, &own.side, progress)?;
-    merge::trace(database, path, own, parts)
+    let events = scan_events(database, &own.side, progress)?;
+    merge::trace(database, path, own, events)
 }
 
 /// A piece of work for a thread: a part of a table.
@@ -54,8 +55,8 @@ struct Job {
     piece: Piece,
 }
 
-/// Scans all tables of events on as many threads as there are processors; the parts come back in the order of the tables.
-fn scan_events(database: &Database, side: &Side, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<Part>, TraceError> {
+/// Scans all tables of events on as many threads as there are processors; what comes back is in the order of the tables.
+fn scan_events(database: &Database, side: &Side, progress: &mut dyn FnMut(u64, u64)) -> Result<Part, TraceError> {
     let mut jobs = Vec::new();
     for table in &EVENT_TABLES {
         let pieces = database.pieces(table.name, table.columns, PIECE_BYTES)?;
@@ -64,27 +65,34 @@ fn scan_events(database: &Database, side: &Side, progress: &mut dyn FnMut(u64, u
     let total: u64 = jobs.iter().map(|job| job.piece.bytes(&database.header)).sum();
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(8).min(jobs.len());
     let next = AtomicUsize::new(0);
-    let mut parts: Vec<Option<Part>> = jobs.iter().map(|_| None).collect();
+    // Parts are put together as they come, so that only a few exist at a time; but in order, so that the result does not
+    // depend on who was faster.
+    let mut whole = Part::default();
+    let mut early: BTreeMap<usize, (usize, Part)> = BTreeMap::new();
+    let mut wanted = 0;
+    let mut names_of = vec![Vec::new(); threads];
     let mut failure = None;
     std::thread::scope(|scope| {
         let (sender, finished) = mpsc::channel();
-        for _ in 0..threads {
+        for thread in 0..threads {
             let (sender, next, jobs) = (sender.clone(), &next, &jobs);
             scope.spawn(move || {
                 let mut scanner = database.scanner();
+                let mut names = Names::default();
                 while let Some((index, job)) =
                     Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, jobs.get(i)?)))
                 {
-                    let mut part = Part::default();
+                    let mut part = Part { names: std::mem::take(&mut names), ..Part::default() };
                     let done = match &mut scanner {
-                        Ok(scanner) => {
-                            scanner.scan(&job.piece, |row| (job.table.row)(&mut part, row, side)).map(|()| part)
-                        }
-                        Err(_) => database.scanner().map(|_| part),
+                        Ok(scanner) => scanner.scan(&job.piece, |row| (job.table.row)(&mut part, row, side)),
+                        Err(_) => database.scanner().map(drop),
                     };
+                    names = std::mem::take(&mut part.names);
+                    part.names.new = std::mem::take(&mut names.new);
+                    let done = done.map(|()| part);
                     let failed = done.is_err();
                     // The receiver is gone only after a failure elsewhere.
-                    if sender.send((index, done)).is_err() || failed {
+                    if sender.send((index, thread, done)).is_err() || failed {
                         next.store(usize::MAX / 2, Ordering::Relaxed);
                         return;
                     }
@@ -93,10 +101,14 @@ fn scan_events(database: &Database, side: &Side, progress: &mut dyn FnMut(u64, u
         }
         drop(sender);
         let mut read = 0;
-        for (index, done) in finished {
+        for (index, thread, done) in finished {
             match done {
-                Ok(part) => parts[index] = Some(part),
+                Ok(part) => drop(early.insert(index, (thread, part))),
                 Err(error) => failure = failure.take().or(Some(error)),
+            }
+            while let Some((thread, part)) = early.remove(&wanted) {
+                whole.absorb(part, &mut names_of[thread]);
+                wanted += 1;
             }
             read += jobs[index].piece.bytes(&database.header);
             progress(read, total);
@@ -104,7 +116,7 @@ fn scan_events(database: &Database, side: &Side, progress: &mut dyn FnMut(u64, u
     });
     match failure {
         Some(error) => Err(error),
-        None => Ok(parts.into_iter().flatten().collect()),
+        None => Ok(whole),
     }
 }
 
