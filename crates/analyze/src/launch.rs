@@ -1,6 +1,6 @@
 //! Launches: how long the call took, how long the device took to begin, how far the host ran ahead.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use strobe_trace::{NONE, OpKind, StrId, Trace};
 
@@ -73,24 +73,43 @@ pub struct QueueDepth {
 /// The queues of all streams over time, by device, process and stream.
 pub fn queue_depths(trace: &Trace, launches: &[Launch]) -> Vec<QueueDepth> {
     let ops = &trace.ops;
-    let mut changes: BTreeMap<(u16, u16, u32), Vec<(i64, i32)>> = BTreeMap::new();
-    for launch in launches {
-        let op = launch.first_op as usize;
-        let of_stream = changes.entry((ops.device[op], ops.process[op], ops.stream[op])).or_default();
-        of_stream.push((trace.calls.start[launch.call as usize], 1));
-        of_stream.push((ops.start[op], -1));
-    }
-    let queue = |((device, process, stream), mut changes): ((u16, u16, u32), Vec<(i64, i32)>)| {
-        // At the same moment a launch comes before a start, so that an op never seems to start unlaunched.
-        changes.sort_unstable_by_key(|&(time, change)| (time, -change));
-        let (times, steps): (Vec<i64>, Vec<i32>) = changes.into_iter().unzip();
-        let running = steps.into_iter().scan(0, |depth, step| {
-            *depth += step;
-            Some(*depth)
-        });
-        QueueDepth { device, process, stream, times, depths: running.collect() }
+    let stream_of = |l: &Launch| {
+        let op = l.first_op as usize;
+        (ops.device[op], ops.process[op], ops.stream[op])
     };
-    changes.into_iter().map(queue).collect()
+    #[derive(Default)]
+    struct Moments {
+        called: Vec<i64>,
+        started: Vec<i64>,
+    }
+    let mut streams: BTreeMap<(u16, u16, u32), Moments> = BTreeMap::new();
+    for run in launches.chunk_by(|a, b| stream_of(a) == stream_of(b)) {
+        let moments = streams.entry(stream_of(&run[0])).or_default();
+        moments.called.extend(run.iter().map(|l| trace.calls.start[l.call as usize]));
+        moments.started.extend(run.iter().map(|l| ops.start[l.first_op as usize]));
+    }
+    let queue = |((device, process, stream), moments): ((u16, u16, u32), Moments)| {
+        let Moments { mut called, mut started } = moments;
+        called.sort_unstable();
+        started.sort_unstable();
+        let (mut times, mut depths) = (Vec::new(), Vec::new());
+        let (mut called, mut started) = (called.into_iter().peekable(), started.into_iter().peekable());
+        let mut depth = 0;
+        // At the same moment a launch comes before a start, so that an op never seems to start unlaunched.
+        while let Some(&start) = started.peek() {
+            let call = called.next_if(|&call| call <= start);
+            depth += if call.is_some() { 1 } else { -1 };
+            times.extend(call.or_else(|| started.next()));
+            depths.push(depth);
+        }
+        for call in called {
+            depth += 1;
+            times.push(call);
+            depths.push(depth);
+        }
+        QueueDepth { device, process, stream, times, depths }
+    };
+    streams.into_iter().map(queue).collect()
 }
 
 impl QueueDepth {
@@ -114,17 +133,21 @@ pub fn report(context: &Context) -> Report {
     if launches.is_empty() {
         return Report::absent(name, title, why_none(trace));
     }
-    let call_name = |l: &Launch| trace.calls.name[l.call as usize].0;
-    let by_call = group(&launches, call_name, |name| without_version(trace.text(StrId(name))).to_owned());
-    let category = |l: &Launch| match l.ops {
-        1 => context.categories.of_op.get(l.first_op as usize).map_or(NONE, |&category| u32::from(category)),
-        _ => NONE,
+    // Names and categories by number; one more slot for those without.
+    let strings = trace.strings.len();
+    let call_name = |l: &Launch| (trace.calls.name[l.call as usize].0 as usize).min(strings);
+    let call_word = |name: usize| without_version(trace.text(StrId(name as u32))).to_owned();
+    let by_call = group(&launches, strings + 1, call_name, call_word);
+    let categories = &context.categories.list;
+    let category = |l: &Launch| match context.categories.of_op.get(l.first_op as usize) {
+        Some(&category) if l.ops == 1 => usize::from(category),
+        _ => categories.len(),
     };
-    let category_name = |category: u32| match context.categories.list.get(category as usize) {
+    let category_word = |category: usize| match categories.get(category) {
         Some(found) => found.name.clone(),
         None => "several ops (graph)".to_owned(),
     };
-    let by_category = group(&launches, category, category_name);
+    let by_category = group(&launches, categories.len() + 1, category, category_word);
 
     let unlaunched = trace.ops_without_launch();
     let mut report = Report::new(name, title)
@@ -158,18 +181,19 @@ fn why_none(trace: &Trace) -> String {
     }
 }
 
-/// Launches by the word of their slot (a small number), the group with the most time on the host first.
+/// Launches by the word of their slot (a number below `slots`), the group with the most time on the host first.
 fn group(
     launches: &[Launch],
-    slot: impl Fn(&Launch) -> u32,
-    word: impl Fn(u32) -> String,
+    slots: usize,
+    slot: impl Fn(&Launch) -> usize,
+    word: impl Fn(usize) -> String,
 ) -> Vec<(String, Vec<&Launch>)> {
-    let mut slots: HashMap<u32, Vec<&Launch>> = HashMap::new();
+    let mut members: Vec<Vec<&Launch>> = vec![Vec::new(); slots];
     for launch in launches {
-        slots.entry(slot(launch)).or_default().push(launch);
+        members[slot(launch)].push(launch);
     }
     let mut groups: BTreeMap<String, Vec<&Launch>> = BTreeMap::new();
-    for (slot, mut members) in slots {
+    for (slot, mut members) in members.into_iter().enumerate().filter(|(_, members)| !members.is_empty()) {
         groups.entry(word(slot)).or_default().append(&mut members);
     }
     let mut groups: Vec<_> = groups.into_iter().collect();
@@ -195,7 +219,7 @@ fn sheet(name: &str, first_column: &str, groups: Vec<(String, Vec<&Launch>)>) ->
         let ops: usize = group.iter().map(|l| l.ops as usize).sum();
         let figures = |value: fn(&Launch) -> i64| {
             let mut values: Vec<i64> = group.iter().map(|l| value(l)).collect();
-            [0.5, 0.9, 1.0].map(|share| Value::from(quantile(&mut values, share)))
+            spread(&mut values).map(Value::from)
         };
         let short = count(|l| l.device_ns < l.call_ns);
         let head = [word.into(), group.len().into(), ops.into()];
@@ -259,13 +283,18 @@ pub(crate) fn device_name(trace: &Trace, device: u16) -> String {
     }
 }
 
-/// The value below which `share` of the values lie, interpolated between the two nearest; their order is lost. `None`
-/// when there are none.
-pub(crate) fn quantile(values: &mut [i64], share: f64) -> Option<f64> {
-    let place = share * values.len().checked_sub(1)? as f64;
-    let (_, &mut below, above) = values.select_nth_unstable(place.floor() as usize);
-    let next = above.iter().copied().min().unwrap_or(below);
-    Some(below as f64 + (next as f64 - below as f64) * place.fract())
+/// Median, 90th percentile and maximum, interpolated between the two nearest values; the order of the values is lost.
+fn spread(values: &mut [i64]) -> [Option<f64>; 3] {
+    let Some(last) = values.len().checked_sub(1) else { return [None; 3] };
+    // Above the place of one quantile only larger values stand: the next one is sought among them alone.
+    let mut passed = 0;
+    [0.5, 0.9, 1.0].map(|share| {
+        let place = share * last as f64;
+        let (_, &mut below, above) = values[passed..].select_nth_unstable(place.floor() as usize - passed);
+        let next = above.iter().copied().min().unwrap_or(below);
+        passed = place.floor() as usize;
+        Some(below as f64 + (next as f64 - below as f64) * place.fract())
+    })
 }
 
 #[cfg(test)]
@@ -274,9 +303,10 @@ mod tests {
 
     #[test]
     fn quantiles_interpolate() {
-        let mut values = [4, 1, 3, 2];
-        assert_eq!([0.0, 0.5, 0.75, 1.0].map(|s| quantile(&mut values, s)), [1.0, 2.5, 3.25, 4.0].map(Some));
-        assert_eq!(quantile(&mut [], 0.5), None);
+        assert_eq!(spread(&mut [4, 1, 3, 2]), [2.5, 3.7, 4.0].map(Some));
+        assert_eq!(spread(&mut [7]), [7.0, 7.0, 7.0].map(Some));
+        assert_eq!(spread(&mut [30, 10, 0, 20, 40, 50, 60, 70, 80, 90, 100]), [50.0, 90.0, 100.0].map(Some));
+        assert_eq!(spread(&mut []), [None; 3]);
     }
 
     #[test]

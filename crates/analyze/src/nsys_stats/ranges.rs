@@ -1,6 +1,6 @@
 //! Sums of host ranges (NVTX, annotations): their own time, their time on devices, the kernels in them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use strobe_trace::{NONE, RangeSource, StrId, Trace, range_flags};
 
@@ -101,14 +101,11 @@ pub(super) fn kernels(trace: &Trace) -> Report {
     order.sort_by_key(|&i| group_of(i));
     let mut rows: Vec<KernelRow> = Vec::new();
     let mut scratch = Scratch::new(slots(trace));
-    let mut outside = vec![true; trace.ops.len()];
     for group in order.chunk_by(|&a, &b| group_of(a) == group_of(b)) {
         let (key, thread) = group_of(group[0]);
         let owner = trace.threads.get(thread as usize);
         let process = owner.and_then(|t| trace.processes.get(t.process as usize));
         let head = (names.label(trace, key as usize), names.style(key as usize));
-        let held = group.iter().flat_map(|&i| launches.ops_of(trace, &projected[i as usize]));
-        held.for_each(|op| outside[op] = false);
         for (kernel, instances, spread) in scratch.sum(trace, &launches, &projected, group) {
             rows.push(KernelRow {
                 range: head.0.clone(),
@@ -124,6 +121,10 @@ pub(super) fn kernels(trace: &Trace) -> Report {
     if rows.is_empty() {
         return Report::absent(name, title, why_no_projection(trace, &launches));
     }
+    let mut outside = vec![true; trace.ops.len()];
+    // What an enclosed range holds, the one around it holds too.
+    let held = projected.iter().filter(|p| p.level == 0).flat_map(|p| launches.ops_of(trace, p));
+    held.for_each(|op| outside[op] = false);
     rows.extend(kernels_outside(trace, &outside));
     rows.sort_by(|a, b| {
         let place = |r: &KernelRow| (r.style, r.pid, r.tid, std::cmp::Reverse(r.spread.total));
@@ -150,9 +151,9 @@ pub(super) fn kernels(trace: &Trace) -> Report {
 
 /// Kernels that no range holds, by the thread that launched them where that is known: rows without a range.
 fn kernels_outside(trace: &Trace, outside: &[bool]) -> Vec<KernelRow> {
-    let mut durations: BTreeMap<(u32, StrId), Vec<i64>> = BTreeMap::new();
+    let mut durations: HashMap<(u32, StrId), Vec<i64>> = HashMap::new();
     for op in (0..trace.ops.len()).filter(|&op| outside[op] && is_kernel(trace.ops.kind[op])) {
-        let thread = trace.launch_of(op).map_or(NONE, |call| call.thread);
+        let thread = trace.calls.thread.get(trace.ops.launch[op] as usize).copied().unwrap_or(NONE);
         durations.entry((thread, trace.ops.name[op])).or_default().push(trace.ops.duration(op));
     }
     let rows = durations.into_iter().filter_map(|((thread, kernel), mut times)| {
