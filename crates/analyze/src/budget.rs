@@ -142,7 +142,10 @@ pub struct DeviceBudget {
 
 /// The budget of every iteration on every device it used, in order of time per device. Empty without iterations.
 pub fn budgets(context: &Context) -> Vec<IterationBudget> {
-    if context.trace.ops.kind.contains(&OpKind::CpuOp) {
+    if context.iterations.list.is_empty() {
+        return Vec::new();
+    }
+    if computes_on_cpu(context) {
         return cpu_budgets(context);
     }
     let causes = Causes::new(context);
@@ -166,6 +169,12 @@ pub fn budgets(context: &Context) -> Vec<IterationBudget> {
         }
     })
     .collect()
+}
+
+/// Whether the ops are those of an engine on the CPU, which records its iterations (and may have recorded no op in them).
+fn computes_on_cpu(context: &Context) -> bool {
+    let trace = context.trace;
+    trace.ops.kind.contains(&OpKind::CpuOp) || (trace.ops.is_empty() && !trace.iterations.is_empty())
 }
 
 /// The whole time of every device that has ops, split. In an engine on the CPU only ops and idleness are told apart.
@@ -515,10 +524,10 @@ fn kind_name(kind: Option<IterationKind>) -> Value {
 /// Where the time of iterations and of devices went.
 pub fn report(context: &Context) -> Report {
     const TITLE: &str = "Where the wall time of an iteration went";
-    if context.trace.ops.is_empty() {
+    let on_cpu = computes_on_cpu(context);
+    if context.trace.ops.is_empty() && !on_cpu {
         return Report::absent("budget", TITLE, "the trace has no device ops");
     }
-    let on_cpu = context.trace.ops.kind.contains(&OpKind::CpuOp);
     let budgets = budgets(context);
     let kinds = budget_by_kind(&budgets);
     let mut report = Report::new("budget", TITLE);

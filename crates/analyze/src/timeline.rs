@@ -14,7 +14,7 @@
 //!
 //! Without a recorded call the cause is unknown.
 
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::BinaryHeap;
 
 use serde::Serialize;
 use strobe_trace::{NONE, OpKind, Trace};
@@ -160,20 +160,20 @@ struct Waits {
 impl<'c> Causes<'c> {
     pub(crate) fn new(context: &'c Context<'c>) -> Self {
         let trace = context.trace;
-        let blocking = blocking_copies(trace);
         let mut spans: Vec<(Vec<Span>, Vec<Span>)> = vec![Default::default(); trace.threads.len()];
+        let span = |call: usize| Span::new(trace.calls.start[call], trace.calls.end[call]);
         let mut waits_by_name: Vec<Option<bool>> = vec![None; trace.strings.len()];
-        for call in 0..trace.calls.len() {
-            let name = trace.calls.name[call];
-            let known = waits_by_name.get_mut(name.0 as usize);
-            let syncs = known.is_some_and(|known| *known.get_or_insert_with(|| is_sync(trace.text(name))));
-            let copies = blocking.contains(&(call as u32));
-            let Some((sync, copy)) = spans.get_mut(trace.calls.thread[call] as usize) else { continue };
-            let span = Span::new(trace.calls.start[call], trace.calls.end[call]);
-            if copies {
-                copy.push(span);
-            } else if syncs {
-                sync.push(span);
+        for (call, &name) in trace.calls.name.iter().enumerate() {
+            let Some(known) = waits_by_name.get_mut(name.0 as usize) else { continue };
+            if *known.get_or_insert_with(|| is_sync(trace.text(name)))
+                && let Some((sync, _)) = spans.get_mut(trace.calls.thread[call] as usize)
+            {
+                sync.push(span(call));
+            }
+        }
+        for call in blocking_copies(trace) {
+            if let Some((_, copy)) = spans.get_mut(trace.calls.thread[call] as usize) {
+                copy.push(span(call));
             }
         }
         let waits = spans
@@ -186,13 +186,14 @@ impl<'c> Causes<'c> {
     /// Splits a gap into causes; the parts are in no particular order, may repeat a cause and add up to its length.
     pub(crate) fn split(&self, gap: Span, before: u32, next: u32, mut give: impl FnMut(Cause, i64)) {
         let trace = self.context.trace;
-        let Some(call) = trace.launch_of(next as usize) else {
+        let call = trace.ops.launch[next as usize] as usize;
+        let (Some(&call_start), Some(&call_end)) = (trace.calls.start.get(call), trace.calls.end.get(call)) else {
             return give(Cause::Unknown, gap.length());
         };
-        if call.end <= gap.start {
+        if call_end <= gap.start {
             return give(Cause::Queued, gap.length());
         }
-        let called = call.start.clamp(gap.start, gap.end);
+        let called = call_start.clamp(gap.start, gap.end);
         if called < gap.end {
             give(Cause::Launch, gap.end - called);
         }
@@ -201,7 +202,7 @@ impl<'c> Causes<'c> {
         }
         let until_call = Span { start: gap.start, end: called };
         let (mut sync, mut copy) = (0, 0);
-        if let Some(waits) = self.waits.get(call.thread as usize) {
+        if let Some(waits) = self.waits.get(trace.calls.thread[call] as usize) {
             copy = overlap(&waits.copy, until_call);
             // A copy may call a function that waits: such a moment is counted as the copy's.
             sync = overlap(&waits.sync, until_call);
@@ -242,11 +243,10 @@ fn is_sync(name: &str) -> bool {
 }
 
 /// Calls that launched a copy and returned only after it had ended: whatever they are called, they waited.
-fn blocking_copies(trace: &Trace) -> HashSet<u32> {
-    let copies = (0..trace.ops.len()).filter(|&op| trace.ops.kind[op] == OpKind::Memcpy);
-    let waited = copies.filter(|&op| {
-        let call = trace.ops.launch[op] as usize;
-        trace.calls.end.get(call).is_some_and(|&returned| trace.ops.end[op] <= returned)
-    });
-    waited.map(|op| trace.ops.launch[op]).collect()
+fn blocking_copies(trace: &Trace) -> impl Iterator<Item = usize> + '_ {
+    let copies = trace.ops.kind.iter().enumerate().filter(|&(_, &kind)| kind == OpKind::Memcpy);
+    copies.map(|(op, _)| (op, trace.ops.launch[op] as usize)).filter_map(|(op, call)| {
+        let returned = *trace.calls.end.get(call)?;
+        (trace.ops.end[op] <= returned).then_some(call)
+    })
 }

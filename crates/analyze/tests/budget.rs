@@ -6,7 +6,7 @@ use gpu_common::{call, csv, empty, op, random_trace, range, read, traces};
 use proptest::prelude::*;
 use strobe_analyze::budget::{Part, budget_by_kind, budgets, device_budgets, report, worst};
 use strobe_analyze::{Context, Options};
-use strobe_trace::Trace;
+use strobe_trace::{Iteration, NONE, OpKind, RangeKind, Trace, Work};
 
 fn parts(trace: &Trace) -> Vec<Vec<(String, i64)>> {
     let context = Context::new(trace, &Options::default());
@@ -158,4 +158,109 @@ fn real_budgets_say_what_is_known() {
     let decode = kinds.iter().find(|k| k.kind == Some(strobe_trace::IterationKind::Decode)).unwrap();
     let graph = decode.parts.iter().find(|p| p.part == Part::Category("graph".into())).unwrap();
     assert!(graph.share_of_wall > 0.9, "{}", graph.share_of_wall);
+}
+
+/// A trace of an engine on the CPU: iterations, host phases, the forward step, ops on two threads.
+fn random_cpu_trace() -> impl Strategy<Value = Trace> {
+    let iterations = prop::collection::vec((0i64..300, 0i64..80), 1..4);
+    let ops = prop::collection::vec((0i64..300, 0i64..30, 0usize..3, 0u32..4), 0..20);
+    let ranges = prop::collection::vec((0i64..300, 0i64..60, 0usize..7, 0u32..4), 0..12);
+    (iterations, ops, ranges).prop_map(|(iterations, ops, ranges)| {
+        let mut trace = empty();
+        trace.devices[0].is_cpu = true;
+        for (number, (start, length)) in iterations.into_iter().enumerate() {
+            trace.iterations.push(Iteration {
+                iter: number as u64,
+                start,
+                end: start + length,
+                context_requests: 0,
+                generation_requests: 1,
+                context_tokens: 0,
+                generation_tokens: 1,
+                window: 0,
+            });
+        }
+        let categories = ["gemm", "attention", "norm"];
+        for (index, category) in categories.into_iter().enumerate() {
+            let name = trace.strings.intern(category);
+            trace.works.push(Work { op: name, category: name, layer: None, shape: [0; 3], bytes: 0, flops: 0 });
+            assert_eq!(trace.works.len(), index + 1);
+        }
+        for (start, length, work, iteration) in ops {
+            let index = op(&mut trace, "impl", (start, start + length), 0);
+            trace.ops.kind[index] = OpKind::CpuOp;
+            trace.ops.work[index] = work as u32;
+            trace.ops.iteration[index] = iteration;
+        }
+        for (start, length, kind, iteration) in ranges {
+            range(&mut trace, "phase", (start, start + length));
+            let index = trace.ranges.len() - 1;
+            trace.ranges.kind[index] = RangeKind::ALL[kind];
+            trace.ranges.iteration[index] = if iteration == 3 { NONE } else { iteration };
+        }
+        trace.finish();
+        trace
+    })
+}
+
+/// The part that owns one moment of an iteration, by looking at everything.
+fn owner_at(trace: &Trace, iteration: &Iteration, now: i64) -> String {
+    let mine = |number: u32| u64::from(number) == iteration.iter;
+    let running = (0..trace.ops.len())
+        .filter(|&o| mine(trace.ops.iteration[o]) && trace.ops.start[o] <= now && now < trace.ops.end[o])
+        .max_by_key(|&o| {
+            let category = trace.text(trace.works[trace.ops.work[o] as usize].category);
+            // Of ops that begin and end together any may own the moment: the test takes the one that the budget takes.
+            (trace.ops.start[o], std::cmp::Reverse(trace.ops.end[o]), order_of(trace, category))
+        });
+    if let Some(op) = running {
+        return trace.text(trace.works[trace.ops.work[op] as usize].category).to_owned();
+    }
+    let open = |phases: &[RangeKind]| {
+        (0..trace.ranges.len())
+            .filter(|&r| phases.contains(&trace.ranges.kind[r]))
+            .filter(|&r| trace.ranges.iteration[r] == NONE || mine(trace.ranges.iteration[r]))
+            .filter(|&r| trace.ranges.start[r] <= now && now < trace.ranges.end[r])
+            .max_by_key(|&r| (trace.ranges.start[r], std::cmp::Reverse(trace.ranges.end[r]), trace.ranges.kind[r]))
+    };
+    let phases = [RangeKind::Schedule, RangeKind::Prepare, RangeKind::Sample, RangeKind::Respond];
+    if let Some(range) = open(&phases) {
+        return trace.ranges.kind[range].as_str().to_owned();
+    }
+    if open(&[RangeKind::ForwardStep, RangeKind::Layer]).is_some() { "idle".into() } else { "unknown".into() }
+}
+
+/// The place of a category among those of the trace, in order of the recorded works.
+fn order_of(trace: &Trace, category: &str) -> usize {
+    trace.works.iter().position(|w| trace.text(w.category) == category).unwrap_or(0)
+}
+
+proptest! {
+    #[test]
+    fn cpu_engines_are_split_moment_by_moment(trace in random_cpu_trace()) {
+        let context = Context::new(&trace, &Options::default());
+        let budgets = budgets(&context);
+        prop_assert_eq!(budgets.len(), trace.iterations.len());
+        for (budget, iteration) in budgets.iter().zip(&trace.iterations) {
+            let mut expected = std::collections::BTreeMap::new();
+            for now in iteration.start..iteration.end {
+                // Claims are cut to the iteration, so that what began before it begins with it.
+                *expected.entry(owner_at(&clipped(&trace, iteration), iteration, now)).or_insert(0i64) += 1;
+            }
+            let found: std::collections::BTreeMap<String, i64> =
+                budget.parts.iter().map(|(part, ns)| (part.to_string(), *ns)).collect();
+            prop_assert_eq!(found, expected);
+            prop_assert_eq!(budget.wall_ns, iteration.wall_ns());
+        }
+    }
+}
+
+fn clipped(trace: &Trace, iteration: &Iteration) -> Trace {
+    let mut trace = trace.clone();
+    let clip = |times: &mut [i64]| times.iter_mut().for_each(|t| *t = (*t).clamp(iteration.start, iteration.end));
+    clip(&mut trace.ops.start);
+    clip(&mut trace.ops.end);
+    clip(&mut trace.ranges.start);
+    clip(&mut trace.ranges.end);
+    trace
 }
