@@ -149,3 +149,21 @@ fn nothing_to_launch_is_said() {
     let trace = Builder::new().kernel("k", 0, 1, 9).build();
     assert!(report(&context(&trace)).not_applicable.unwrap().contains("none of the 1 ops"));
 }
+
+#[test]
+fn every_real_file_has_its_reports_or_a_reason() {
+    let Some(data) = real_data() else { return };
+    for path in synthetic::all_traces(&data) {
+        let trace = read(std::slice::from_ref(&path));
+        let context = strobe_analyze::Context::new(&trace, &strobe_analyze::Options::default());
+        for report in [
+            report(&context),
+            strobe_analyze::overlap::report(&context),
+            strobe_analyze::memory::report(&context),
+            strobe_analyze::metrics::report(&context),
+        ] {
+            let has_rows = report.sheets.iter().any(|sheet| !sheet.rows.is_empty());
+            assert_eq!(report.not_applicable.is_none(), has_rows, "{} of {}", report.name, path.display());
+        }
+    }
+}
