@@ -1,4 +1,8 @@
 //! Pure functions from a trace to tables.
+//!
+//! A [`Context`] is a trace with the category of every op and its iterations; [`reports::ALL`] lists what can be asked
+//! about it. [`compare`] sets two of them against each other. Two rules hold everywhere: parts add up to their whole, and
+//! what is not known is absent or called unknown, never zero.
 
 pub mod advice;
 pub mod attribution;
@@ -15,10 +19,12 @@ pub mod memory;
 pub mod metrics;
 pub mod nsys_stats;
 pub mod overlap;
+pub mod reports;
 pub mod roofline;
 pub mod sheet;
 pub mod spine;
 mod stats;
+pub mod summary;
 pub mod timeline;
 
 pub use context::{Context, Options};

@@ -6,6 +6,7 @@
 mod bench;
 mod build_args;
 mod commands;
+mod explore;
 mod interrupt;
 mod machine;
 mod model_args;
@@ -13,6 +14,8 @@ mod output;
 mod progress;
 mod recording;
 mod run_dir;
+mod sheets;
+mod trace_input;
 
 use std::process::ExitCode;
 
@@ -33,6 +36,8 @@ const EXAMPLES: &str = "EXAMPLES:
   strobe prepare-dataset --model tinyllama-1.1b --output d.jsonl \\
       token-norm-dist --num-requests 64 --input-mean 128 --input-stdev 0 --output-mean 128 --output-stdev 0
   strobe bench throughput --engine-dir E --dataset d.jsonl --profile 10-20 --output-dir RUN
+  strobe analyze RUN                                       where the time went; also nsys and PyTorch traces
+  strobe compare RUN_A RUN_B                               what differs, and why
 
 Exit codes: 0 done, 1 the thing asked about is not so, 2 the call or its input is wrong, 130 interrupted.";
 
@@ -50,6 +55,12 @@ enum Command {
     Bench(commands::bench::Args),
     /// Check an engine against other implementations
     Eval(commands::eval::Args),
+    /// Say where the time of a trace went: strobe's, Nsight Systems' or PyTorch's
+    Analyze(commands::analyze::Args),
+    /// Say what differs between two runs or traces, and why
+    Compare(commands::compare::Args),
+    /// Write a trace in another format
+    Convert(commands::convert::Args),
 }
 
 fn main() -> ExitCode {
@@ -65,17 +76,24 @@ fn main() -> ExitCode {
         }
     };
     interrupt::install();
-    let result = match cli.command {
+    let result: anyhow::Result<()> = match cli.command {
         Command::Demo(args) => commands::demo::run(args),
         Command::Doctor(args) => commands::doctor::run(args),
         Command::PrepareDataset(args) => commands::prepare_dataset::run(args),
         Command::Build(args) => commands::build::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Eval(args) => commands::eval::run(args),
+        Command::Analyze(args) => commands::analyze::run(args),
+        Command::Compare(args) => commands::compare::run(args),
+        Command::Convert(args) => commands::convert::run(args),
     };
     match result {
         Ok(()) if interrupt::requested() => ExitCode::from(130),
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<commands::compare::Regression>() => {
+            output::note(&error.to_string());
+            ExitCode::from(1)
+        }
         Err(error) => {
             output::error(&with_causes(&error));
             let stopped = matches!(error.downcast_ref(), Some(strobe_engine::EngineError::Interrupted));

@@ -47,7 +47,17 @@ pub fn interactive() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Width to lay tables out for.
+/// Width to lay tables out for: that of the terminal, `COLUMNS` if set, else 100.
 pub fn width() -> usize {
-    std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok()).filter(|&c| c >= 40).unwrap_or(100)
+    let set = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+    set.or_else(terminal_width).filter(|&c: &usize| c >= 40).unwrap_or(100)
+}
+
+fn terminal_width() -> Option<usize> {
+    // SAFETY: `winsize` is plain data that the call fills; zeroes are valid for it.
+    let (code, size) = unsafe {
+        let mut size: libc::winsize = std::mem::zeroed();
+        (libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &mut size), size)
+    };
+    (code == 0 && size.ws_col > 0).then_some(usize::from(size.ws_col))
 }

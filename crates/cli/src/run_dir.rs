@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
+use strobe_trace::{Iteration, RangeKind};
 
 /// What was run, on what, by which version.
 pub const RUN: &str = "run.json";
@@ -42,4 +44,47 @@ pub fn check_writable(path: &Path) -> Result<()> {
     fs::write(&beside, b"").with_context(|| format!("cannot write {}", path.display()))?;
     let _ = fs::remove_file(&beside);
     Ok(())
+}
+
+/// An iteration of `iterations.jsonl`, with the host phases around its forward pass.
+pub struct LoggedIteration {
+    /// The iteration.
+    pub iteration: Iteration,
+    /// Start and end of each phase.
+    pub phases: Vec<(RangeKind, i64, i64)>,
+}
+
+/// Reads one line of `iterations.jsonl`; `None` when it is something else.
+pub fn logged_iteration(line: &str) -> Option<LoggedIteration> {
+    let record: Value = serde_json::from_str(line).ok()?;
+    let strobe = record.get("strobe")?;
+    let ns = |value: &Value, key: &str| Some((value.get(key)?.as_f64()? * 1e6).round() as i64);
+    let batch = record.get("inflightBatchingStats").or(record.get("staticBatchingStats"))?;
+    let count = |key: &str| batch.get(key).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+    let start = strobe.get("startNS")?.as_i64()?;
+    let generation_requests = count("numGenRequests").or(count("numGenTokens"))?;
+    let mut phases = Vec::new();
+    let mut at = start;
+    for (key, kind) in [
+        ("scheduleMS", RangeKind::Schedule),
+        ("prepareMS", RangeKind::Prepare),
+        ("forwardMS", RangeKind::Other), // its ops are not known: not idle, but unknown
+        ("sampleMS", RangeKind::Sample),
+        ("respondMS", RangeKind::Respond),
+    ] {
+        let end = at + ns(strobe, key)?;
+        phases.push((kind, at, end));
+        at = end;
+    }
+    let iteration = Iteration {
+        iter: record.get("iter")?.as_u64()?,
+        start,
+        end: at.max(start + ns(&record, "iterLatencyMS")?),
+        context_requests: count("numContextRequests")?,
+        generation_requests,
+        context_tokens: count("numCtxTokens")?,
+        generation_tokens: generation_requests,
+        window: 0,
+    };
+    Some(LoggedIteration { iteration, phases })
 }

@@ -81,6 +81,21 @@ impl Table {
         self
     }
 
+    /// Right-aligns a column, counted from 0. One that does not exist is ignored.
+    pub fn right(mut self, column: usize) -> Self {
+        if let Some(align) = self.align.get_mut(column) {
+            *align = Align::Right;
+        }
+        self
+    }
+
+    /// The width of all columns but the last, with the gaps between all.
+    pub fn widths_without_last(&self) -> usize {
+        let widths = self.widths(usize::MAX);
+        let others = widths.len().saturating_sub(1);
+        widths.iter().take(others).sum::<usize>() + GAP * others
+    }
+
     /// Lets another column than the first give way when the table is too wide.
     pub fn flexible(mut self, column: usize) -> Self {
         self.flexible = column;

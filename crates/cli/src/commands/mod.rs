@@ -1,7 +1,10 @@
 //! One file per verb.
 
+pub mod analyze;
 pub mod bench;
 pub mod build;
+pub mod compare;
+pub mod convert;
 pub mod demo;
 pub mod doctor;
 pub mod eval;

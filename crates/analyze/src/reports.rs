@@ -1,0 +1,95 @@
+//! Every report by name.
+
+use crate::context::Context;
+use crate::sheet::Report;
+use crate::{
+    advice, budget, categories, critical_path, gaps, iterations, launch, memory, metrics, nsys_stats, overlap,
+    roofline, summary,
+};
+
+/// A report that can be asked for.
+pub struct Entry {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// The question it answers.
+    pub question: &'static str,
+    run: fn(&Context) -> Report,
+}
+
+impl Entry {
+    /// Makes the report.
+    pub fn run(&self, context: &Context) -> Report {
+        (self.run)(context)
+    }
+}
+
+const fn entry(name: &'static str, question: &'static str, run: fn(&Context) -> Report) -> Entry {
+    Entry { name, question, run }
+}
+
+/// One of Nsight Systems' summaries.
+macro_rules! nsys {
+    ($name:literal, $question:literal) => {
+        entry($name, $question, |context| {
+            nsys_stats::report($name, context.trace)
+                .unwrap_or_else(|| Report::absent($name, $name, "there is no such summary"))
+        })
+    };
+}
+
+/// All reports, in the order they are best read.
+pub const ALL: &[Entry] = &[
+    entry("summary", "what the trace holds and how busy its devices were", summary::summary),
+    entry("advice", "what to do about it, and what that could bring at most", advice::report),
+    entry("iterations", "every forward step: kind, requests, tokens, wall, busy, launches", iterations::report),
+    entry("budget", "where the wall time of an iteration went; the parts add up", budget::report),
+    entry("categories", "device time by family of kernel, and what no rule knows", categories::report),
+    entry("gaps", "when devices idled, for how long and why", gaps::report),
+    entry("roofline", "how near ops came to the hardware's limit", roofline::report),
+    entry("critical-path", "what the end of each iteration waited for", critical_path::report),
+    entry("overlap", "how much communication hides behind compute", overlap::report),
+    entry("launch", "from call to start: delays and queue depth", launch::report),
+    entry("memory", "device memory over time: peak, and by whom", memory::report),
+    entry("metrics", "GPU metric samples per iteration and category", metrics::report),
+    nsys!("kern-sum", "kernels by total time (cuda_gpu_kern_sum)"),
+    nsys!("api-sum", "CUDA calls by total time (cuda_api_sum)"),
+    nsys!("mem-time-sum", "copies and fills by time (cuda_gpu_mem_time_sum)"),
+    nsys!("mem-size-sum", "copies and fills by size (cuda_gpu_mem_size_sum)"),
+    nsys!("gpu-sum", "kernels, copies and fills by time (cuda_gpu_sum)"),
+    nsys!("nvtx-sum", "ranges by total time (nvtx_sum)"),
+    nsys!("nvtx-gpu-proj-sum", "ranges projected onto the GPU (nvtx_gpu_proj_sum)"),
+    nsys!("nvtx-kern-sum", "kernels under each range (nvtx_kern_sum)"),
+    nsys!("osrt-sum", "operating system calls by total time (osrt_sum)"),
+];
+
+/// The report of this name; Nsight Systems' own names are understood too.
+pub fn find(name: &str) -> Option<&'static Entry> {
+    let by_name = |name: &str| ALL.iter().find(|entry| entry.name == name);
+    by_name(name).or_else(|| by_name(nsys_stats::canonical_name(name)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_aliases_lead_to_them() {
+        for (index, entry) in ALL.iter().enumerate() {
+            assert!(ALL[..index].iter().all(|other| other.name != entry.name), "{}", entry.name);
+            assert_eq!(find(entry.name).map(|e| e.name), Some(entry.name));
+        }
+        assert_eq!(find("cuda_gpu_kern_sum").map(|e| e.name), Some("kern-sum"));
+        assert!(find("no-such").is_none());
+    }
+
+    #[test]
+    fn every_report_names_itself_also_on_an_empty_trace() {
+        let trace = strobe_trace::Trace::default();
+        let context = Context::new(&trace, &crate::Options::default());
+        for entry in ALL {
+            let report = entry.run(&context);
+            assert_eq!(report.name, entry.name);
+            assert!(report.not_applicable.is_some() || !report.sheets.is_empty() || !report.notes.is_empty());
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! What a trace holds, how busy its devices were, and how much of that can be explained.
+
+use strobe_trace::{CallKind, GraphMode, NONE, OpKind};
+
+use crate::categories::Class;
+use crate::context::Context;
+use crate::intervals::{Span, SpanSet};
+use crate::sheet::{Column, Report, Sheet, Unit, Value};
+
+/// How the time of one device divides, from its first op to the end of its last. The parts add up to the span.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct DeviceTime {
+    /// Index into the trace's devices.
+    pub device: u16,
+    /// Number of kernels, copies, fills, graph launches, ops of a CPU engine.
+    pub counts: [u64; 5],
+    /// First start and last end.
+    #[serde(skip)]
+    pub extent: Span,
+    /// From the first start to the last end.
+    pub span_ns: i64,
+    /// The union of ops that compute.
+    pub compute_ns: i64,
+    /// What communication adds to that union.
+    pub exposed_comm_ns: i64,
+    /// What copies and fills add to that.
+    pub exposed_memory_ns: i64,
+    /// The rest.
+    pub idle_ns: i64,
+}
+
+impl DeviceTime {
+    /// The union of all ops.
+    pub fn busy_ns(&self) -> i64 {
+        self.span_ns - self.idle_ns
+    }
+}
+
+/// The time of every device that ran something.
+pub fn device_times(context: &Context) -> Vec<DeviceTime> {
+    let ops = &context.trace.ops;
+    let devices = context.trace.devices.len().max(ops.device.iter().map(|&d| usize::from(d) + 1).max().unwrap_or(0));
+    let mut spans: Vec<[Vec<Span>; 3]> = vec![Default::default(); devices];
+    let mut counts = vec![[0_u64; 5]; devices];
+    for index in 0..ops.len() {
+        let device = usize::from(ops.device[index]);
+        let class = match context.categories.of_op(index).class {
+            Class::Compute => 0,
+            Class::Communication => 1,
+            Class::Memory => 2,
+        };
+        let kind = match ops.kind[index] {
+            OpKind::Kernel => 0,
+            OpKind::Memcpy => 1,
+            OpKind::Memset => 2,
+            OpKind::Graph => 3,
+            OpKind::CpuOp => 4,
+        };
+        counts[device][kind] += 1;
+        spans[device][class].push(Span::new(ops.start[index], ops.end[index]));
+    }
+    let mut times = Vec::new();
+    for (device, (by_class, counts)) in spans.into_iter().zip(counts).enumerate() {
+        let bounds = by_class.iter().flatten().fold(None, |bounds: Option<Span>, span| match bounds {
+            None => Some(*span),
+            Some(all) => Some(Span { start: all.start.min(span.start), end: all.end.max(span.end) }),
+        });
+        let Some(extent) = bounds else { continue };
+        let [compute, communication, memory] = by_class.map(SpanSet::union_of);
+        let with_communication = compute.union(&communication);
+        let busy = with_communication.union(&memory);
+        times.push(DeviceTime {
+            device: device as u16,
+            counts,
+            extent,
+            span_ns: extent.length(),
+            compute_ns: compute.length(),
+            exposed_comm_ns: with_communication.length() - compute.length(),
+            exposed_memory_ns: busy.length() - with_communication.length(),
+            idle_ns: extent.length() - busy.length(),
+        });
+    }
+    times
+}
+
+/// Report `summary`.
+pub fn summary(context: &Context) -> Report {
+    let trace = context.trace;
+    let mut report = Report::new("summary", "Summary");
+    if !trace.meta.sources.is_empty() {
+        report = report.sheet(sources(context));
+    }
+    let times = device_times(context);
+    if !times.is_empty() {
+        report = report.sheet(devices(context, &times));
+        report = report.note(
+            "compute = union of computing ops; exposed = what communication, then copies and fills add to it; shares are of the span, first start to last end of the device.",
+        );
+    }
+    for note in notes(context) {
+        report = report.note(note);
+    }
+    report
+}
+
+fn sources(context: &Context) -> Sheet {
+    let columns = [
+        ("file", Unit::Text),
+        ("format", Unit::Text),
+        ("rank", Unit::Count),
+        ("size", Unit::Bytes),
+        ("events", Unit::Count),
+        ("lost", Unit::Count),
+    ];
+    let mut sheet = Sheet::new("sources", columns.map(|(name, unit)| Column::new(name, unit)));
+    for source in &context.trace.meta.sources {
+        let name = source.path.file_name().unwrap_or(source.path.as_os_str()).to_string_lossy().into_owned();
+        sheet.push([
+            name.into(),
+            source.format.as_str().into(),
+            source.rank.into(),
+            source.bytes.into(),
+            source.events.into(),
+            source.lost.into(),
+        ]);
+    }
+    sheet
+}
+
+/// What a device is called in every table: its number, its name where recorded, its rank where there are several.
+pub fn device_name(context: &Context, device: u16) -> String {
+    let trace = context.trace;
+    let Some(found) = trace.devices.get(usize::from(device)) else { return format!("device {device}") };
+    let kind = if found.is_cpu { "CPU".to_owned() } else { format!("GPU {}", found.ordinal) };
+    let name = if found.name.is_empty() { kind } else { format!("{kind} {}", found.name) };
+    match trace.meta.sources.get(usize::from(found.source)).and_then(|s| s.rank) {
+        Some(rank) if trace.meta.sources.len() > 1 => format!("rank {rank}, {name}"),
+        _ => name,
+    }
+}
+
+fn devices(context: &Context, times: &[DeviceTime]) -> Sheet {
+    let columns = [
+        ("device", Unit::Text),
+        ("kernels", Unit::Count),
+        ("copies", Unit::Count),
+        ("fills", Unit::Count),
+        ("graphs", Unit::Count),
+        ("ops", Unit::Count),
+        ("span", Unit::Ns),
+        ("busy", Unit::Ns),
+        ("compute", Unit::Share),
+        ("exposed comm", Unit::Share),
+        ("exposed copies", Unit::Share),
+        ("idle", Unit::Share),
+    ];
+    let mut sheet = Sheet::new("devices", columns.map(|(name, unit)| Column::new(name, unit)));
+    for time in times {
+        let share = |part: i64| (time.span_ns > 0).then(|| part as f64 / time.span_ns as f64);
+        let mut row: Vec<Value> = vec![device_name(context, time.device).into()];
+        row.extend(time.counts.map(Value::from));
+        row.extend([time.span_ns.into(), time.busy_ns().into()]);
+        let parts = [time.compute_ns, time.exposed_comm_ns, time.exposed_memory_ns, time.idle_ns];
+        row.extend(parts.map(|part| Value::from(share(part))));
+        sheet.push(row);
+    }
+    // Columns of kinds that do not occur only take room.
+    for column in (1..=5).rev() {
+        if times.iter().all(|t| t.counts[column - 1] == 0) {
+            sheet.columns.remove(column);
+            sheet.rows.iter_mut().for_each(|row| drop(row.remove(column)));
+        }
+    }
+    sheet
+}
+
+fn notes(context: &Context) -> Vec<String> {
+    let (trace, ops) = (context.trace, &context.trace.ops);
+    let mut notes = Vec::new();
+    let iterations = &context.iterations;
+    notes.push(match &iterations.method {
+        Some(method) => format!("{} iterations, found {method}.", iterations.list.len()),
+        None => "No iterations were found; name their ranges with --iteration-range REGEX.".to_owned(),
+    });
+    let total: i64 = (0..ops.len()).map(|i| ops.duration(i)).sum();
+    if total > 0 {
+        let share = |keep: &dyn Fn(usize) -> bool| {
+            let time: i64 = (0..ops.len()).filter(|&i| keep(i)).map(|i| ops.duration(i)).sum();
+            format!("{:.1} %", 100.0 * time as f64 / total as f64)
+        };
+        let in_iterations = share(&|i| iterations.of_op.get(i).is_some_and(|&found| found != NONE));
+        let classified = share(&|i| context.categories.of_op(i).name != "unclassified");
+        notes.push(format!(
+            "Of the time of all ops (sum of durations), {in_iterations} lies in iterations and {classified} in known categories."
+        ));
+    }
+    let gpu_ops = ops.kind.iter().filter(|k| **k != OpKind::CpuOp).count();
+    let without = trace.ops_without_launch();
+    if without > 0 {
+        notes.push(format!(
+            "{without} of {gpu_ops} GPU ops have no launch call in the trace; they count everywhere but in attribution to host ranges."
+        ));
+    }
+    if gpu_ops > 0 && trace.processes.len() > 1 {
+        let silent = (0..trace.processes.len()).filter(|&p| {
+            let launches = trace.calls.thread.iter().zip(&trace.calls.kind).any(|(&t, &kind)| {
+                kind == CallKind::Gpu && trace.threads.get(t as usize).is_some_and(|t| usize::from(t.process) == p)
+            });
+            launches && !ops.process.iter().any(|&q| usize::from(q) == p)
+        });
+        let silent = silent.count();
+        if silent > 0 {
+            notes.push(format!("{silent} of {} processes made GPU calls but have no GPU rows.", trace.processes.len()));
+        }
+    }
+    match trace.meta.graph_mode {
+        Some(GraphMode::Graph) => notes.push(
+            "CUDA graphs were captured in graph mode: their kernels are hidden behind one row per launch. Capture with `nsys profile --cuda-graph-trace=node` to see them; that mode slows replays down."
+                .to_owned(),
+        ),
+        Some(GraphMode::Node) => notes.push(
+            "CUDA graphs were captured in node mode: every kernel is there, and replays were slower than without.".to_owned(),
+        ),
+        None => {}
+    }
+    if trace.meta.partial {
+        notes.push("The run was interrupted: the trace is partial.".to_owned());
+    }
+    notes
+}

@@ -1,0 +1,125 @@
+//! `strobe analyze`: where the time of a trace went.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use serde_json::json;
+use strobe_analyze::reports::{self, Entry};
+use strobe_report::human;
+
+use crate::trace_input::{self, ViewArgs};
+use crate::{explore, output, progress, run_dir, sheets};
+
+const EXAMPLES: &str = "EXAMPLES:
+  strobe analyze report.sqlite                       an Nsight Systems export (nsys export --type sqlite)
+  strobe analyze trace.json.gz --html trace.html     a PyTorch profiler trace, as a page that can be mailed
+  strobe analyze RUN --report budget,gaps            a run directory of strobe bench --profile
+  strobe analyze rank*.json.gz                       several ranks of one run
+  strobe analyze report.sqlite --report kern-sum --format csv
+                                                     as nsys stats -r cuda_gpu_kern_sum -f csv";
+
+#[derive(clap::Args)]
+#[command(before_help = EXAMPLES, after_help = reports_help())]
+pub struct Args {
+    /// Trace files (Nsight Systems SQLite, PyTorch profiler JSON, strobe) or a run directory; several are ranks of one run
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+    /// Reports to print, `all` for every one; see the list below
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
+    report: Vec<String>,
+    /// How to print them
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    /// The same as --format json
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
+    /// Also write all reports and a timeline as one page that can be mailed
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Rows shown of each table, 0 for all
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    top: usize,
+    #[command(flatten)]
+    view: ViewArgs,
+}
+
+/// How reports are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// For people
+    Table,
+    /// Plain values; Nsight Systems' summaries exactly as `nsys stats` writes them
+    Csv,
+    /// For programs
+    Json,
+}
+
+/// What is printed when no report was asked for: the first screen.
+const FIRST_SCREEN: [&str; 5] = ["summary", "budget", "categories", "kern-sum", "advice"];
+
+fn reports_help() -> String {
+    let widest = reports::ALL.iter().map(|entry| entry.name.len()).max().unwrap_or(0);
+    let lines = reports::ALL.iter().map(|entry| format!("  {:<widest$}  {}\n", entry.name, entry.question));
+    format!("REPORTS (default: {}):\n{}", FIRST_SCREEN.join(","), lines.collect::<String>())
+}
+
+fn chosen(names: &[String]) -> Result<Vec<&'static Entry>> {
+    if names.is_empty() {
+        return Ok(FIRST_SCREEN.iter().filter_map(|name| reports::find(name)).collect());
+    }
+    let mut entries: Vec<&'static Entry> = Vec::new();
+    for name in names.iter().map(|name| name.trim()) {
+        if name == "all" {
+            entries.extend(reports::ALL);
+            continue;
+        }
+        match reports::find(name) {
+            Some(entry) => entries.push(entry),
+            None => {
+                let known: Vec<_> = reports::ALL.iter().map(|entry| entry.name).collect();
+                bail!("there is no report `{name}`; there are {}, and `all`", known.join(", "));
+            }
+        }
+    }
+    Ok(entries)
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let entries = chosen(&args.report)?;
+    let options = args.view.options()?;
+    if let Some(path) = &args.html {
+        run_dir::check_writable(path)?;
+    }
+    let trace = trace_input::read(&args.traces)?;
+    let spinner = progress::spinner("analysing");
+    let context = trace_input::context(&trace, &options)?;
+    let reports: Vec<_> = entries.iter().map(|entry| entry.run(&context)).collect();
+    let page = args.html.as_ref().map(|path| (path, explore::trace_page(&context)));
+    spinner.finish_and_clear();
+    if let Some((path, page)) = &page {
+        run_dir::write_whole(path, page.as_bytes())?;
+    }
+    match if args.json { Format::Json } else { args.format } {
+        Format::Table => {
+            let texts: Vec<_> = reports.iter().map(|r| sheets::text(r, output::width(), args.top)).collect();
+            output::print(&texts.join("\n"));
+            if let Some((path, page)) = page {
+                output::line(&format!("\npage      {} ({})", path.display(), human::bytes(page.len() as u64)));
+            }
+        }
+        Format::Csv => {
+            output::print(&sheets::csv(&reports));
+            let absent = reports.iter().filter_map(|r| Some((r.name, r.not_applicable.as_ref()?)));
+            absent.for_each(|(name, why)| output::warn(&format!("{name}: {why}")));
+        }
+        Format::Json => {
+            let document = json!({
+                "strobe": env!("CARGO_PKG_VERSION"),
+                "sources": trace_input::sources(&trace),
+                "reports": reports.iter().map(sheets::json).collect::<Vec<_>>(),
+            });
+            output::line(&format!("{document:#}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! `strobe compare`: what differs between two runs or traces, and why.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use serde_json::json;
+use strobe_analyze::compare::{self, CompareOptions, Outcome};
+use strobe_report::human;
+use strobe_trace::Trace;
+
+use crate::trace_input::{self, ViewArgs};
+use crate::{explore, output, progress, run_dir, sheets};
+
+const EXAMPLES: &str = "EXAMPLES:
+  strobe compare run-a run-b                                two run directories
+  strobe compare before.sqlite after.sqlite --html d.html   two Nsight Systems exports, as a page
+  strobe compare 'base-*' 'new-*' --fail-on-regression 5%   repeats of each side, as a gate in CI";
+
+#[derive(clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    /// The first side: a trace, a run directory, or a quoted pattern such as 'runs/a-*' that matches repeats
+    #[arg(value_name = "A")]
+    a: String,
+    /// The second side
+    #[arg(value_name = "B")]
+    b: String,
+    /// Exit with 1 when B is significantly slower than A by more than this
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    fail_on_regression: Option<f64>,
+    #[command(flatten)]
+    view: ViewArgs,
+    /// Rows shown of each table, 0 for all
+    #[arg(long, value_name = "N", default_value_t = 15)]
+    top: usize,
+    /// Print the comparison as JSON
+    #[arg(long)]
+    json: bool,
+    /// Also write it as one page that can be mailed
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// `5%`, `5 %` or `0.05`.
+fn percent(text: &str) -> Result<f64, String> {
+    let (number, scale) = match text.trim().strip_suffix('%') {
+        Some(number) => (number.trim(), 100.0),
+        None => (text.trim(), 1.0),
+    };
+    let value = number.parse::<f64>().map(|n| n / scale);
+    let value = value.map_err(|_| format!("`{text}` is not a share; write 5% or 0.05"))?;
+    if (0.0..10.0).contains(&value) { Ok(value) } else { Err(format!("`{text}` is out of range; write 5% or 0.05")) }
+}
+
+/// The gate failed: B is slower.
+#[derive(Debug)]
+pub struct Regression(String);
+
+impl std::fmt::Display for Regression {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "regression: {}", self.0)
+    }
+}
+
+impl std::error::Error for Regression {}
+
+/// One side: every repeat as a trace of its own.
+fn read_side(argument: &str) -> Result<Vec<Trace>> {
+    trace_input::expand(argument)?.into_iter().map(|path| trace_input::read(&[path])).collect()
+}
+
+pub fn run(args: Args) -> Result<()> {
+    if let Some(path) = &args.html {
+        run_dir::check_writable(path)?;
+    }
+    let options = args.view.options()?;
+    let (a, b) = (read_side(&args.a)?, read_side(&args.b)?);
+    let spinner = progress::spinner("comparing");
+    let contexts = [trace_input::contexts(&a, &options)?, trace_input::contexts(&b, &options)?];
+    let names = side_names(&args.a, &args.b);
+    let comparison = compare::compare(&contexts[0], &contexts[1], &CompareOptions { names, rows: args.top });
+    if let Some(path) = &args.html {
+        let page = explore::comparison_page(&comparison, &contexts);
+        run_dir::write_whole(path, page.as_bytes())?;
+    }
+    spinner.finish_and_clear();
+    let regression = args.fail_on_regression.map(|threshold| comparison.regression(threshold));
+    if args.json {
+        let document = json!({
+            "strobe": env!("CARGO_PKG_VERSION"),
+            "a": a.iter().map(trace_input::sources).collect::<Vec<_>>(),
+            "b": b.iter().map(trace_input::sources).collect::<Vec<_>>(),
+            "comparison": comparison,
+            "regression": regression.as_ref().map(|found| json!({"threshold": args.fail_on_regression, "found": found})),
+        });
+        output::line(&format!("{document:#}"));
+    } else {
+        output::print(&sheets::text(&comparison.report(), output::width(), args.top));
+        if let Some(path) = &args.html {
+            output::line(&format!("\npage      {}", path.display()));
+        }
+    }
+    match (args.fail_on_regression, regression.flatten()) {
+        (Some(_), _) if comparison.verdict.outcome == Outcome::NotComparable => {
+            bail!("the gate cannot be judged: {}", comparison.verdict.reasons.join("; "))
+        }
+        (Some(threshold), Some(found)) => bail!(Regression(format!(
+            "{} is {} slower (more than {} allowed)",
+            found.group,
+            human::percent(found.change),
+            human::percent(threshold)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What to call the sides: the last part of each path, or the whole where these are the same.
+fn side_names(a: &str, b: &str) -> [String; 2] {
+    let last = |path: &str| Path::new(path).file_name().map_or(path.to_owned(), |n| n.to_string_lossy().into_owned());
+    if last(a) == last(b) { [a.to_owned(), b.to_owned()] } else { [last(a), last(b)] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_and_names() {
+        assert_eq!(percent("5%"), Ok(0.05));
+        assert_eq!(percent("0.05"), Ok(0.05));
+        assert!(percent("five").is_err() && percent("-1%").is_err() && percent("nan").is_err());
+        assert_eq!(side_names("x/a.json", "y/b.json"), ["a.json", "b.json"]);
+        assert_eq!(side_names("x/run", "y/run"), ["x/run", "y/run"]);
+    }
+}

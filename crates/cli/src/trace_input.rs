@@ -1,0 +1,219 @@
+//! The traces that a verb was given: files, run directories and patterns, read with a progress bar.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use strobe_analyze::categories::Rules;
+use strobe_analyze::{Context, Options};
+use strobe_trace::{NONE, Process, RangeRow, RangeSource, StrId, Thread, Trace, import};
+
+use crate::{output, progress, run_dir};
+
+/// How traces are to be looked at.
+#[derive(clap::Args)]
+pub struct ViewArgs {
+    /// Ranges whose name matches this regular expression are the iterations
+    #[arg(long, value_name = "REGEX")]
+    iteration_range: Option<String>,
+    /// A TOML file with rules that put kernels into categories, tried before the built-in ones
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+}
+
+impl ViewArgs {
+    /// Checks the options.
+    pub fn options(&self) -> Result<Options> {
+        let iteration_range = match &self.iteration_range {
+            Some(text) => Some(regex::Regex::new(text).map_err(|e| {
+                let problem = e.to_string();
+                let last = problem.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+                anyhow::anyhow!("--iteration-range `{text}` is not a regular expression: {last}")
+            })?),
+            None => None,
+        };
+        let rules = match &self.rules {
+            Some(path) => {
+                let text =
+                    std::fs::read_to_string(path).with_context(|| format!("cannot read --rules {}", path.display()))?;
+                Rules::with_user_file(&text, path)?
+            }
+            None => Rules::builtin(),
+        };
+        Ok(Options { rules, iteration_range })
+    }
+}
+
+/// Reads files, or a run directory, as the ranks of one run.
+pub fn read(paths: &[PathBuf]) -> Result<Trace> {
+    if let [dir] = paths
+        && let Some(trace) = unprofiled_run(dir)?
+    {
+        return Ok(trace);
+    }
+    let mut bar = None;
+    let trace = import::read_files(paths, &mut |p: import::Progress<'_>| {
+        let bar = bar.get_or_insert_with(|| progress::bytes("reading", p.total_bytes));
+        bar.set_position(p.done_bytes);
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let trace = trace?;
+    trace.meta.notices.iter().for_each(|notice| output::warn(notice));
+    Ok(trace)
+}
+
+/// A trace with categories and iterations; an iteration range that matches nothing is an error.
+pub fn context<'t>(trace: &'t Trace, options: &Options) -> Result<Context<'t>> {
+    let context = Context::new(trace, options);
+    if let Some(range) = &options.iteration_range
+        && context.iterations.list.is_empty()
+    {
+        bail!("--iteration-range `{range}` matches no range of the trace; `--report nvtx-sum` lists their names");
+    }
+    Ok(context)
+}
+
+/// The same for several traces.
+pub fn contexts<'t>(traces: &'t [Trace], options: &Options) -> Result<Vec<Context<'t>>> {
+    traces.iter().map(|trace| context(trace, options)).collect()
+}
+
+/// The files of a trace, for programs. Only names: where a file lay is nobody else's business.
+pub fn sources(trace: &Trace) -> serde_json::Value {
+    let source = |s: &strobe_trace::Source| {
+        let name = s.path.file_name().map(|name| name.to_string_lossy().into_owned());
+        serde_json::json!({
+            "file": name, "format": s.format, "bytes": s.bytes, "events": s.events, "lost": s.lost, "rank": s.rank,
+        })
+    };
+    trace.meta.sources.iter().map(source).collect()
+}
+
+/// The iterations of a run directory that was not profiled: enough to compare wall times.
+fn unprofiled_run(dir: &Path) -> Result<Option<Trace>> {
+    let path = dir.join(run_dir::ITERATIONS);
+    if !dir.is_dir() || dir.join(run_dir::TRACE).exists() || !path.is_file() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut trace = Trace::default();
+    trace.processes.push(Process { name: "strobe".into(), ..Process::default() });
+    trace.threads.push(Thread { name: "strobe-engine".into(), ..Thread::default() });
+    for (number, line) in text.lines().enumerate() {
+        let logged = run_dir::logged_iteration(line)
+            .with_context(|| format!("{}, line {}: not an iteration record of strobe", path.display(), number + 1))?;
+        for (kind, start, end) in logged.phases {
+            let name = trace.strings.intern(kind.as_str());
+            let iteration = u32::try_from(logged.iteration.iter).unwrap_or(NONE);
+            trace.ranges.push(RangeRow {
+                start,
+                end,
+                name,
+                thread: 0,
+                domain: StrId::NONE,
+                source: RangeSource::PushPop,
+                kind,
+                flags: 0,
+                iteration,
+                dims: StrId::NONE,
+                types: StrId::NONE,
+            });
+        }
+        trace.iterations.push(logged.iteration);
+    }
+    trace.meta.producer = "strobe".into();
+    trace.meta.sources.push(strobe_trace::Source {
+        path: dir.to_owned(),
+        format: "strobe run directory without a profile".into(),
+        bytes: text.len() as u64,
+        events: trace.iterations.len() as u64,
+        ..Default::default()
+    });
+    trace
+        .meta
+        .notices
+        .push("the run was not profiled: only wall times are known; record ops with --profile A-B".into());
+    trace.finish();
+    Ok(Some(trace))
+}
+
+/// The paths that an argument means: itself if it exists, else what matches it as a pattern (`*`, `?`).
+pub fn expand(argument: &str) -> Result<Vec<PathBuf>> {
+    let path = PathBuf::from(argument);
+    if path.exists() {
+        return Ok(vec![path]);
+    }
+    if !argument.contains(['*', '?']) {
+        bail!("{argument} does not exist");
+    }
+    let mut found: Vec<PathBuf> = vec![if path.is_absolute() { PathBuf::from("/") } else { PathBuf::new() }];
+    for part in path.components() {
+        let std::path::Component::Normal(name) = part else {
+            if !matches!(part, std::path::Component::RootDir) {
+                found.iter_mut().for_each(|p| p.push(part));
+            }
+            continue;
+        };
+        let name = name.to_string_lossy();
+        if !name.contains(['*', '?']) {
+            found.iter_mut().for_each(|p| p.push(&*name));
+            continue;
+        }
+        let mut next = Vec::new();
+        for dir in &found {
+            let here = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+            for entry in std::fs::read_dir(here).into_iter().flatten().flatten() {
+                let entry_name = entry.file_name();
+                if matches(&name, &entry_name.to_string_lossy()) {
+                    next.push(dir.join(&entry_name));
+                }
+            }
+        }
+        found = next;
+    }
+    found.retain(|p| p.exists());
+    found.sort();
+    if found.is_empty() {
+        bail!("nothing matches {argument}");
+    }
+    Ok(found)
+}
+
+/// Whether a name matches a pattern in which `*` stands for any text and `?` for any letter. Hidden files need a dot.
+fn matches(pattern: &str, name: &str) -> bool {
+    fn from(pattern: &[char], name: &[char]) -> bool {
+        match pattern.split_first() {
+            None => name.is_empty(),
+            Some(('*', rest)) => (0..=name.len()).any(|skip| from(rest, &name[skip..])),
+            Some(('?', rest)) => name.split_first().is_some_and(|(_, after)| from(rest, after)),
+            Some((letter, rest)) => {
+                name.split_first().is_some_and(|(first, after)| first == letter && from(rest, after))
+            }
+        }
+    }
+    let letters = |text: &str| text.chars().collect::<Vec<_>>();
+    (pattern.starts_with('.') || !name.starts_with('.')) && from(&letters(pattern), &letters(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        assert!(matches("run-*", "run-12") && matches("*.sqlite", "a.sqlite") && matches("r?n", "run"));
+        assert!(!matches("run-*", "ran-1") && !matches("*", ".hidden") && matches(".h*", ".hidden"));
+        let dir = std::env::temp_dir().join(format!("strobe-patterns-{}", std::process::id()));
+        for name in ["a1/x.json", "a2/x.json", "b/x.json"] {
+            let path = dir.join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let found = expand(&format!("{}/a*/x.json", dir.display())).unwrap();
+        assert_eq!(found, [dir.join("a1/x.json"), dir.join("a2/x.json")]);
+        assert!(expand(&format!("{}/c*", dir.display())).is_err());
+        assert!(expand(&format!("{}/c", dir.display())).is_err());
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
