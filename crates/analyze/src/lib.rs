@@ -22,10 +22,10 @@ pub mod overlap;
 pub mod reports;
 pub mod roofline;
 pub mod sheet;
-pub mod spine;
 mod stats;
 pub mod summary;
 pub mod timeline;
+pub mod top_ops;
 
 pub use context::{Context, Options};
 pub use stats::Summary;

@@ -1,10 +1,15 @@
 //! From the engine's recordings to a trace.
 
+use std::sync::LazyLock;
+
+use strobe_analyze::{Context, Options};
 use strobe_engine::EngineInfo;
 use strobe_engine::recorder::Recording;
 use strobe_engine::window::Window;
-use strobe_trace::recorded::{Meta, Op, Process, Range, Thread, Trace};
-use strobe_trace::{Iteration, RangeKind};
+use strobe_trace::{
+    Device, Distinct, Iteration, Meta, NONE, OpKind, OpRow, Process, RangeKind, RangeRow, RangeSource, StrId, Thread,
+    Trace, Work,
+};
 
 use crate::machine::MeasuredPeaks;
 
@@ -24,6 +29,12 @@ pub struct TraceContext<'a> {
     pub layer_ranges: bool,
 }
 
+/// A recorded trace, ready to be analysed.
+pub fn context(trace: &Trace) -> Context<'_> {
+    static OPTIONS: LazyLock<Options> = LazyLock::new(Options::default);
+    Context::new(trace, &OPTIONS)
+}
+
 /// Whether `STROBE_NVTX_DEBUG` or its anchor's alias asks for per-layer ranges.
 pub fn layer_ranges_wanted() -> bool {
     ["STROBE_NVTX_DEBUG", "TLLM_NVTX_DEBUG", "TLLM_LLMAPI_ENABLE_NVTX"]
@@ -35,10 +46,11 @@ pub fn layer_ranges_wanted() -> bool {
 pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
     let info = context.info;
     let mut trace = Trace::default();
-    let pid = std::process::id();
-    let tid = recordings.first().map_or(pid, |recording| recording.thread);
-    trace.process = Process { pid, name: "strobe".into() };
-    trace.threads = vec![Thread { tid, name: "strobe-engine".into() }];
+    let pid = i64::from(std::process::id());
+    let tid = recordings.first().map_or(pid, |recording| i64::from(recording.thread));
+    trace.devices = vec![Device { name: crate::machine::cpu_name(), is_cpu: true, ..Device::default() }];
+    trace.processes = vec![Process { pid, name: "strobe".into(), ..Process::default() }];
+    trace.threads = vec![Thread { process: 0, tid, name: "strobe-engine".into() }];
     let names: Vec<_> = info
         .program
         .iter()
@@ -47,6 +59,7 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
             (trace.strings.intern(node.name), trace.strings.intern(node.category()), trace.strings.intern(kernel))
         })
         .collect();
+    let mut works = Distinct::default();
     for recording in recordings {
         for step in &recording.steps {
             let t = &step.times;
@@ -78,33 +91,45 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
                 ("_handle_responses", RangeKind::Respond, sampled, end),
             ];
             for (name, kind, start, end) in phases {
-                let name = trace.strings.intern(name);
-                trace.ranges.push(Range { name, thread: tid, start, end, kind, iteration: Some(step.iteration) });
+                add_range(&mut trace, name, kind, number(step.iteration), start, end);
             }
         }
         for event in &recording.ops {
-            let Some((node, &(name, category, kernel))) =
+            let Some((node, &(op, category, kernel))) =
                 info.program.get(event.node as usize).zip(names.get(event.node as usize))
             else {
                 continue;
             };
-            trace.ops.push(Op {
-                name,
+            let work = works.number(Work {
+                op,
                 category,
-                kernel,
                 layer: node.layer.map(u32::from),
-                iteration: event.iteration,
-                thread: tid,
-                start: event.start as i64,
-                end: event.end as i64,
                 shape: event.cost.shape,
                 bytes: event.cost.bytes,
                 flops: event.cost.flops,
             });
+            trace.ops.push(OpRow {
+                start: event.start as i64,
+                end: event.end as i64,
+                name: kernel,
+                kind: OpKind::CpuOp,
+                device: 0,
+                stream: 0,
+                context: 0,
+                process: 0,
+                correlation: 0,
+                launch: NONE,
+                graph_node: 0,
+                bytes: 0,
+                detail: NONE,
+                work,
+                iteration: number(event.iteration),
+            });
         }
     }
+    trace.works = works.into_values();
     if context.layer_ranges {
-        add_layer_ranges(&mut trace, tid);
+        add_layer_ranges(&mut trace);
     }
     let window = |index: usize, window: Window, complete| strobe_trace::Window {
         index: index as u32,
@@ -115,7 +140,7 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
     let recorded = recordings.iter().map(|r| window(r.index, r.window, r.complete));
     let unreached = context.unreached.iter().enumerate().map(|(i, w)| window(recordings.len() + i, *w, false));
     trace.meta = Meta {
-        session_start_utc_ns: info.clock.utc_ns() as i64,
+        session_start_utc_ns: Some(info.clock.utc_ns() as i64),
         producer: format!("strobe {}", env!("CARGO_PKG_VERSION")),
         partial: context.partial,
         windows: recorded.chain(unreached).collect(),
@@ -126,16 +151,41 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
             ("threads".to_string(), info.threads.to_string()),
         ]
         .into(),
+        ..Meta::default()
     };
+    trace.finish();
     trace
 }
 
+/// The iteration's number as traces hold it.
+fn number(iteration: u64) -> u32 {
+    u32::try_from(iteration).unwrap_or(NONE)
+}
+
+fn add_range(trace: &mut Trace, name: &str, kind: RangeKind, iteration: u32, start: i64, end: i64) {
+    let name = trace.strings.intern(name);
+    trace.ranges.push(RangeRow {
+        start,
+        end,
+        name,
+        thread: 0,
+        domain: StrId::NONE,
+        source: RangeSource::PushPop,
+        kind,
+        flags: 0,
+        iteration,
+        dims: StrId::NONE,
+        types: StrId::NONE,
+    });
+}
+
 /// A range around the ops of each layer, as the anchor's debug ranges.
-fn add_layer_ranges(trace: &mut Trace, tid: u32) {
-    let mut open: Option<(u64, u32, i64, i64)> = None;
+fn add_layer_ranges(trace: &mut Trace) {
+    let mut open: Option<(u32, u32, i64, i64)> = None;
     let mut layers = Vec::new();
-    for op in &trace.ops {
-        let here = op.layer.map(|layer| (op.iteration, layer));
+    for index in 0..trace.ops.len() {
+        let op = trace.ops.get(index);
+        let here = trace.work_of(index).and_then(|work| work.layer).map(|layer| (op.iteration, layer));
         match (&mut open, here) {
             (Some((iteration, layer, _, end)), Some(key)) if (*iteration, *layer) == key => *end = op.end,
             (open, here) => {
@@ -146,7 +196,6 @@ fn add_layer_ranges(trace: &mut Trace, tid: u32) {
     }
     layers.extend(open);
     for (iteration, layer, start, end) in layers {
-        let name = trace.strings.intern(&format!("layer {layer}"));
-        trace.ranges.push(Range { name, thread: tid, start, end, kind: RangeKind::Layer, iteration: Some(iteration) });
+        add_range(trace, &format!("layer {layer}"), RangeKind::Layer, iteration, start, end);
     }
 }

@@ -17,6 +17,8 @@ pub const ITERATIONS: &str = "iterations.jsonl";
 pub const TRACE: &str = "trace.sqlite";
 /// The report for machines.
 pub const REPORT_JSON: &str = "report.json";
+/// The recorded windows as a page: timeline, iterations, tables.
+pub const TRACE_HTML: &str = "trace.html";
 /// The report for people.
 pub const REPORT_HTML: &str = "report.html";
 

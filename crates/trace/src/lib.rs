@@ -13,7 +13,6 @@ mod iteration;
 pub mod kineto;
 mod model;
 pub mod nsys;
-pub mod recorded;
 mod utc;
 
 pub use error::TraceError;

@@ -1,15 +1,17 @@
 //! The run as one page that can be mailed.
 
 use serde_json::Value;
-use strobe_analyze::spine::{budget_by_kind, budgets, top_ops};
+use strobe_analyze::budget::{budget_by_kind, budgets};
+use strobe_analyze::top_ops::top_ops;
 use strobe_report::html::{Card, Page};
 use strobe_report::human;
 use strobe_report::svg::{self, CdfChart, CdfSeries, IterationStrip, StackedChart, StackedRow, StripCell, Unit};
-use strobe_trace::recorded::Trace;
+use strobe_trace::Trace;
 
 use super::outcome::Outcome;
 use super::text;
 use super::utilization::kind_of;
+use crate::recording;
 
 /// The page of one run.
 pub fn page(outcome: &Outcome, report: &Value) -> String {
@@ -118,11 +120,12 @@ fn iteration_strip(outcome: &Outcome) -> svg::Svg {
 const MOST_ROWS: usize = 40;
 
 fn profile(page: Page, trace: &Trace) -> Page {
-    let budgets = budgets(trace);
+    let context = recording::context(trace);
+    let budgets = budgets(&context);
     let kinds = budget_by_kind(&budgets);
     let rows = kinds.iter().map(|kind| {
         let parts = kind.parts.iter().map(|p| (p.part.to_string(), p.mean_ns)).collect::<Vec<_>>();
-        StackedRow::new(format!("{} ({})", kind.kind, kind.iterations), parts)
+        StackedRow::new(format!("{} ({})", text::kind_name(kind.kind), kind.iterations), parts)
     });
     let by_kind = StackedChart {
         title: "Mean iteration by kind".into(),
@@ -132,7 +135,7 @@ fn profile(page: Page, trace: &Trace) -> Page {
     };
     let rows = budgets.iter().take(MOST_ROWS).map(|b| {
         let parts = b.parts.iter().map(|(part, ns)| (part.to_string(), *ns as f64)).collect::<Vec<_>>();
-        StackedRow::new(format!("{} {}", b.iter, b.kind), parts)
+        StackedRow::new(format!("{} {}", b.iter, text::kind_name(b.kind)), parts)
     });
     let each = StackedChart {
         title: "Each recorded iteration".into(),
@@ -150,5 +153,5 @@ fn profile(page: Page, trace: &Trace) -> Page {
     if budgets.len() > MOST_ROWS {
         page = page.prose(&format!("The first {MOST_ROWS} of {} recorded iterations are drawn.", budgets.len()));
     }
-    page.section("Ops").table(&text::ops_table(&top_ops(trace), 40))
+    page.section("Ops").table(&text::ops_table(&top_ops(&context), 40))
 }

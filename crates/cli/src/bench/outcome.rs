@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use strobe_analyze::spine::{budget_by_kind, budgets, top_ops};
+use strobe_analyze::budget::{budget_by_kind, budgets};
+use strobe_analyze::top_ops::top_ops;
 use strobe_engine::window::Window;
 use strobe_engine::{CacheSize, EngineConfig, EngineInfo, WeightsOrigin};
-use strobe_trace::recorded::Trace;
+use strobe_trace::Trace;
 use strobe_workload::{
     Metrics, PercentileRule, ReportContext, Spread, WorldInfo, anchor_json::EngineInfo as AnchorEngine,
     anchor_json::MachineInfo, anchor_report, spread,
@@ -17,6 +18,7 @@ use super::client::RunData;
 use super::overhead::{self, Overhead};
 use super::utilization::Utilization;
 use crate::machine::{Machine, MeasuredPeaks};
+use crate::recording;
 
 /// The figures whose spread over repetitions is reported.
 #[derive(Clone, Debug, Serialize)]
@@ -182,12 +184,13 @@ impl Outcome {
             );
         }
         if let Some(trace) = &self.trace {
-            let budgets = budgets(trace);
+            let context = recording::context(trace);
+            let budgets = budgets(&context);
             put(
                 "profile",
                 json!({
                     "budget_by_kind": budget_by_kind(&budgets),
-                    "top_ops": top_ops(trace),
+                    "top_ops": top_ops(&context),
                     "iterations": budgets,
                 }),
             );

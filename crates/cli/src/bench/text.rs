@@ -2,14 +2,15 @@
 
 use std::fmt::Write;
 
-use strobe_analyze::spine::{Bound, IterationBudget, OpSummary, Part, budget_by_kind, budgets, top_ops};
+use strobe_analyze::budget::{IterationBudget, Part, budget_by_kind, budgets};
+use strobe_analyze::top_ops::{OpSummary, top_ops};
 use strobe_report::human;
 use strobe_report::table::{Cell, Table};
-use strobe_trace::IterationKind;
-use strobe_trace::recorded::Trace;
+use strobe_trace::{IterationKind, Trace};
 use strobe_workload::{anchor_text, strobe_text};
 
 use super::outcome::Outcome;
+use crate::recording;
 
 const RULE: &str = "===========================================================";
 
@@ -164,7 +165,8 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
 const MOST_ITERATIONS: usize = 64;
 
 fn profile(text: &mut String, outcome: &Outcome, trace: &Trace, width: usize) {
-    let budgets = budgets(trace);
+    let context = recording::context(trace);
+    let budgets = budgets(&context);
     let windows: Vec<_> = outcome
         .window_states()
         .iter()
@@ -176,7 +178,7 @@ fn profile(text: &mut String, outcome: &Outcome, trace: &Trace, width: usize) {
     for kind in budget_by_kind(&budgets) {
         let title = format!(
             "{} iterations ({}): median wall {}, {} to {}",
-            kind.kind,
+            kind_name(kind.kind),
             kind.iterations,
             human::ns(kind.wall_ns.median),
             human::ns(kind.wall_ns.min),
@@ -200,7 +202,7 @@ fn profile(text: &mut String, outcome: &Outcome, trace: &Trace, width: usize) {
     }
     text.push_str("Parts add up to the wall time: the means exactly, medians one by one. idle = between ops inside the forward pass; unknown = covered by no range.\n\n");
     heading(text, "TOP OPS");
-    text.push_str(&ops_table(&top_ops(trace), 12).render(width));
+    text.push_str(&ops_table(&top_ops(&context), 12).render(width));
     if let Some(peaks) = &trace.meta.peaks {
         let _ = writeln!(
             text,
@@ -250,7 +252,7 @@ fn budget_table(budgets: &[IterationBudget]) -> Table {
             let here: Vec<i64> = budget.parts.iter().filter(|p| parts.contains(&&p.0)).map(|p| p.1).collect();
             if here.is_empty() { String::new() } else { show(here.iter().sum()) }
         };
-        let head = [budget.iter.to_string(), budget.kind.to_string(), show(budget.wall_ns)];
+        let head = [budget.iter.to_string(), kind_name(budget.kind), show(budget.wall_ns)];
         let parts = shown.iter().map(|part| value(&[part]));
         table.push(head.into_iter().chain(parts).chain((!other.is_empty()).then(|| value(&other))));
     }
@@ -266,10 +268,7 @@ pub fn ops_table(ops: &[OpSummary], most: usize) -> Table {
         value.map_or_else(|| Cell::from(human::NOT_KNOWN), |value| Cell::number(show(value), value))
     };
     for op in ops.iter().take(most) {
-        let bound = op.roofline.as_ref().map_or(human::NOT_KNOWN, |r| match r.bound {
-            Bound::Compute => "compute",
-            Bound::Memory => "memory",
-        });
+        let bound = op.roofline.as_ref().map_or(human::NOT_KNOWN, |r| r.bound.as_str());
         table.push([
             Cell::from(op.name.as_str()),
             Cell::number(op.calls.to_string(), op.calls as f64),
@@ -283,6 +282,11 @@ pub fn ops_table(ops: &[OpSummary], most: usize) -> Table {
         ]);
     }
     table
+}
+
+/// What an iteration worked on.
+pub fn kind_name(kind: Option<IterationKind>) -> String {
+    kind.map_or(human::NOT_KNOWN.into(), |kind| kind.to_string())
 }
 
 /// Kinds of iteration that occur in a trace.

@@ -6,12 +6,13 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use strobe_engine::staged_dir::StagedDir;
 use strobe_model::Tokenizer;
-use strobe_trace::recorded::{Trace, chrome, nsys_sqlite};
+use strobe_trace::export::{self, Format};
+use strobe_trace::{Trace, nsys};
 use strobe_workload::anchor_requests_with_text;
 
 use super::html;
 use super::outcome::Outcome;
-use crate::run_dir;
+use crate::{explore, recording, run_dir};
 
 /// Files beside or instead of a run directory.
 #[derive(Clone, Debug, Default)]
@@ -66,7 +67,9 @@ pub fn run_directory(outcome: &Outcome, report: &Value, staged: StagedDir) -> Re
     run_dir::write_whole(&file(run_dir::REQUESTS), requests.as_bytes())?;
     run_dir::write_whole(&file(run_dir::ITERATIONS), iteration_lines(outcome).as_bytes())?;
     if let Some(trace) = &outcome.trace {
-        nsys_sqlite::write(trace, &file(run_dir::TRACE))?;
+        nsys::write(trace, &file(run_dir::TRACE))?;
+        let page = explore::trace_page(&recording::context(trace));
+        run_dir::write_whole(&file(run_dir::TRACE_HTML), page.as_bytes())?;
     }
     run_dir::write_whole(&file(run_dir::REPORT_HTML), html::page(outcome, report).as_bytes())?;
     run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{report:#}\n").as_bytes())?;
@@ -101,19 +104,28 @@ fn chrome_traces(trace: &Trace, path: &Path) -> Result<()> {
         seen
     };
     if windows.len() <= 1 {
-        chrome::write_file(trace, path)?;
+        export::write(trace, Format::ChromeJson, path)?;
         return Ok(());
     }
     for window in windows {
-        let inside: std::collections::HashSet<u64> =
-            trace.iterations.iter().filter(|i| i.window == window).map(|i| i.iter).collect();
-        let mut part = trace.clone();
-        part.iterations.retain(|i| i.window == window);
-        part.ops.retain(|o| inside.contains(&o.iteration));
-        part.ranges.retain(|r| r.iteration.is_some_and(|i| inside.contains(&i)));
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let extension = path.extension().map_or("json".into(), |e| e.to_string_lossy());
-        chrome::write_file(&part, &path.with_file_name(format!("{stem}-window-{window}-rank-0.{extension}")))?;
+        let name = format!("{stem}-window-{window}-rank-0.{extension}");
+        export::write(&window_of(trace, window), Format::ChromeJson, &path.with_file_name(name))?;
     }
     Ok(())
+}
+
+/// What was recorded in one window.
+fn window_of(trace: &Trace, window: u32) -> Trace {
+    let mut part = trace.clone();
+    part.iterations.retain(|i| i.window == window);
+    let inside: std::collections::HashSet<u64> = part.iterations.iter().map(|i| i.iter).collect();
+    let kept = |iterations: &[u32]| -> Vec<u32> {
+        let rows = iterations.iter().enumerate().filter(|(_, iteration)| inside.contains(&u64::from(**iteration)));
+        rows.map(|(row, _)| row as u32).collect()
+    };
+    part.ops.reorder(&kept(&trace.ops.iteration));
+    part.ranges.reorder(&kept(&trace.ranges.iteration));
+    part
 }

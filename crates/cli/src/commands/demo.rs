@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use strobe_analyze::spine::{Comparison, budget_by_kind, budgets, compare};
+use strobe_analyze::budget::{budget_by_kind, budgets};
+use strobe_analyze::compare::{CompareOptions, Comparison, compare};
+use strobe_analyze::top_ops::{top_ops, top_ops_by_kind};
 use strobe_engine::engine_dir::{self, LoadedModel};
 use strobe_engine::staged_dir::StagedDir;
 use strobe_engine::window::Window;
@@ -24,7 +26,7 @@ use crate::bench::outcome::Outcome;
 use crate::bench::{self, Spec, html, text, write};
 use crate::machine::{self, MeasuredPeaks};
 use crate::model_args::CpuArgs;
-use crate::{interrupt, output, run_dir};
+use crate::{explore, interrupt, output, recording, run_dir};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe demo
@@ -57,6 +59,8 @@ const ROUNDS: usize = 5;
 /// Covers the prompts of the first requests, steps that mix prompts and generation, and pure generation.
 const WINDOW: Window = Window { first: 2, last: 60 };
 const PAGE: &str = "index.html";
+/// The recorded iterations of both builds side by side, on a timeline.
+const COMPARISON: &str = "compare.html";
 const DATASET: &str = "dataset.jsonl";
 
 /// One of the two builds.
@@ -148,6 +152,12 @@ pub fn run(args: Args) -> Result<()> {
     let verdict = verdict(a, b)?;
     let page = page(a, b, &verdict);
     run_dir::write_whole(&staged.path().join(PAGE), page.as_bytes())?;
+    let traces: Vec<_> = [a, b].iter().filter_map(|side| side.last.as_ref()?.trace.as_ref()).collect();
+    if let [of_a, of_b] = traces[..] {
+        let contexts = [vec![recording::context(of_a)], vec![recording::context(of_b)]];
+        let page = explore::comparison_page(&verdict.comparison, &contexts);
+        run_dir::write_whole(&staged.path().join(COMPARISON), page.as_bytes())?;
+    }
     staged.commit()?;
 
     let seconds = start.elapsed().as_secs_f64();
@@ -168,7 +178,7 @@ pub fn run(args: Args) -> Result<()> {
     for side in [a, b] {
         if let Some(trace) = side.last.as_ref().and_then(|o| o.trace.as_ref()) {
             for kind in text::kinds(trace) {
-                let ops = strobe_analyze::spine::top_ops_by_kind(trace, kind);
+                let ops = top_ops_by_kind(&recording::context(trace), kind);
                 let table = text::ops_table(&ops, 5).title(format!("{}: top ops of {kind} iterations", side.name));
                 output::print(&table.render(output::width()));
             }
@@ -179,7 +189,7 @@ pub fn run(args: Args) -> Result<()> {
     output::line("");
     output::line(&verdict.sentence);
     output::line(&format!(
-        "\npage      {dir}/{PAGE}\nruns      {dir}/{}  {dir}/{}\ntime      {seconds:.1} s",
+        "\npages     {dir}/{PAGE}  {dir}/{COMPARISON}\nruns      {dir}/{}  {dir}/{}\ntime      {seconds:.1} s",
         a.run, b.run
     ));
     Ok(())
@@ -187,7 +197,8 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Whether a directory holds what an earlier demo wrote, and nothing of the user's.
 fn holds_only_a_demo(dir: &Path) -> bool {
-    let own = [PAGE, DATASET, "engine-fmha-enable", "engine-fmha-disable", "run-fmha-enable", "run-fmha-disable"];
+    let own =
+        [PAGE, COMPARISON, DATASET, "engine-fmha-enable", "engine-fmha-disable", "run-fmha-enable", "run-fmha-disable"];
     let Ok(entries) = std::fs::read_dir(dir) else { return false };
     entries.flatten().all(|entry| own.iter().any(|name| entry.file_name() == *name))
 }
@@ -262,7 +273,9 @@ struct Verdict {
 fn verdict(a: &Side, b: &Side) -> Result<Verdict> {
     let trace =
         |side: &Side| side.last.as_ref().and_then(|o| o.trace.clone()).context("the profile window was not recorded");
-    let comparison = compare(&trace(a)?, &trace(b)?);
+    let (of_a, of_b) = (trace(a)?, trace(b)?);
+    let options = CompareOptions { names: [a.name.into(), b.name.into()], ..CompareOptions::default() };
+    let comparison = compare(&[recording::context(&of_a)], &[recording::context(&of_b)], &options);
     let middle = |side: &Side| median(&side.throughputs).unwrap_or(f64::NAN);
     let (fast, slow) = if middle(a) >= middle(b) { (a, b) } else { (b, a) };
     let ratio = middle(fast) / middle(slow);
@@ -411,9 +424,9 @@ fn page(a: &Side, b: &Side, verdict: &Verdict) -> String {
     let mut rows = Vec::new();
     for (name, outcome) in &runs {
         let Some(trace) = &outcome.trace else { continue };
-        for kind in budget_by_kind(&budgets(trace)) {
+        for kind in budget_by_kind(&budgets(&recording::context(trace))) {
             let parts: Vec<_> = kind.parts.iter().map(|p| (p.part.to_string(), p.mean_ns)).collect();
-            rows.push(StackedRow::new(format!("{}, {name}", kind.kind), parts));
+            rows.push(StackedRow::new(format!("{}, {name}", text::kind_name(kind.kind)), parts));
         }
     }
     rows.sort_by(|x, y| x.label.cmp(&y.label));
@@ -425,9 +438,8 @@ fn page(a: &Side, b: &Side, verdict: &Verdict) -> String {
         .table(&delta_table(&verdict.comparison, a, b));
     for (name, outcome) in &runs {
         if let Some(trace) = &outcome.trace {
-            page = page
-                .section(format!("Ops, {name}"))
-                .table(&text::ops_table(&strobe_analyze::spine::top_ops(trace), 30));
+            page =
+                page.section(format!("Ops, {name}")).table(&text::ops_table(&top_ops(&recording::context(trace)), 30));
         }
     }
     page.finish()

@@ -87,7 +87,9 @@ fn title(context: &Context) -> String {
     });
     let names: Vec<String> = names.collect();
     match names.as_slice() {
-        [] => "strobe trace".to_owned(),
+        [] => {
+            context.trace.meta.extra.get("model").map_or("strobe trace".to_owned(), |model| format!("strobe: {model}"))
+        }
         [one] => one.clone(),
         [first, .., last] => format!("{first} … {last} ({} ranks)", names.len()),
     }

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 
 use serde::Serialize;
-use strobe_trace::recorded::{Op, Trace};
-use strobe_trace::{IterationKind, Peaks, StrId};
+use strobe_trace::{IterationKind, Peaks, StrId, Work};
 
+use crate::context::Context;
+use crate::roofline::Bound;
 use crate::stats::Summary;
 
 /// All executions of one op with one implementation.
@@ -52,57 +53,42 @@ pub struct Roofline {
     pub bound: Bound,
 }
 
-/// What limits an op at best.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Bound {
-    /// Arithmetic.
-    Compute,
-    /// Memory bandwidth.
-    Memory,
-}
-
-impl std::fmt::Display for Bound {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Bound::Compute => "compute",
-            Bound::Memory => "memory",
-        })
-    }
-}
-
-/// All ops of the trace by total time, longest first: one row per name, category and implementation.
-pub fn top_ops(trace: &Trace) -> Vec<OpSummary> {
-    summarize(trace, None)
+/// All ops of the trace by total time, longest first: one row per name, category and implementation. Ops that an engine
+/// named go by that name, others by their kernel's.
+pub fn top_ops(context: &Context) -> Vec<OpSummary> {
+    summarize(context, None)
 }
 
 /// The same for the iterations of one kind only.
-pub fn top_ops_by_kind(trace: &Trace, kind: IterationKind) -> Vec<OpSummary> {
-    summarize(trace, Some(kind))
+pub fn top_ops_by_kind(context: &Context, kind: IterationKind) -> Vec<OpSummary> {
+    summarize(context, Some(kind))
 }
 
-fn summarize(trace: &Trace, only: Option<IterationKind>) -> Vec<OpSummary> {
-    let kinds = trace.iteration_kinds();
-    let wall: f64 =
-        trace.iterations.iter().filter(|i| only.is_none_or(|kind| i.kind() == kind)).map(|i| i.wall_ns() as f64).sum();
+fn summarize(context: &Context, only: Option<IterationKind>) -> Vec<OpSummary> {
+    let trace = context.trace;
+    let iterations = context.iterations.list.iter().filter(|i| only.is_none() || i.kind == only);
+    let wall: f64 = iterations.map(|i| i.host.length() as f64).sum();
     let peaks = trace.meta.peaks.as_ref().filter(|p| usable(p));
 
-    let mut groups: HashMap<(StrId, StrId, StrId), Group> = HashMap::new();
-    for op in &trace.ops {
-        let kind = kinds.get(&op.iteration);
-        if only.is_some() && kind != only.as_ref() {
+    let mut groups: HashMap<(StrId, u16, StrId), Group> = HashMap::new();
+    for index in 0..trace.ops.len() {
+        let kind = context.kind_of_op(index);
+        if only.is_some() && kind != only {
             continue;
         }
-        let group = groups.entry((op.name, op.category, op.kernel)).or_default();
-        group.add(op, kind.is_some(), peaks);
+        let kernel = trace.ops.name[index];
+        let work = trace.work_of(index);
+        let key = (work.map_or(kernel, |work| work.op), context.categories.of_op[index], kernel);
+        let in_iteration = context.iterations.of_op.get(index).is_some_and(|&i| i != strobe_trace::NONE);
+        groups.entry(key).or_default().add(trace.ops.duration(index), work, in_iteration, peaks);
     }
     let all: f64 = groups.values().map(|g| g.total_ns as f64).sum();
     let mut rows: Vec<OpSummary> = groups
         .into_iter()
         .map(|((name, category, kernel), group)| OpSummary {
-            name: trace.strings.get(name).to_owned(),
-            category: trace.strings.get(category).to_owned(),
-            kernel: trace.strings.get(kernel).to_owned(),
+            name: trace.text(name).to_owned(),
+            category: context.categories.list.get(usize::from(category)).map_or_else(String::new, |c| c.name.clone()),
+            kernel: trace.text(kernel).to_owned(),
             share_of_op_time: (all > 0.0).then(|| group.total_ns as f64 / all),
             share_of_wall: (wall > 0.0).then(|| group.in_iterations_ns as f64 / wall),
             ..group.summary()
@@ -132,18 +118,18 @@ struct Group {
 }
 
 impl Group {
-    fn add(&mut self, op: &Op, in_iteration: bool, peaks: Option<&Peaks>) {
-        let ns = op.duration();
+    fn add(&mut self, ns: i64, work: Option<&Work>, in_iteration: bool, peaks: Option<&Peaks>) {
         self.durations.push(ns as f64);
         self.total_ns = self.total_ns.saturating_add(ns);
         if in_iteration {
             self.in_iterations_ns = self.in_iterations_ns.saturating_add(ns);
         }
-        self.flops = self.flops.saturating_add(op.flops);
-        self.bytes = self.bytes.saturating_add(op.bytes);
+        let Some(work) = work else { return };
+        self.flops = self.flops.saturating_add(work.flops);
+        self.bytes = self.bytes.saturating_add(work.bytes);
         if let Some(peaks) = peaks {
-            let compute = op.flops as f64 / peaks.flops_per_s;
-            let memory = op.bytes as f64 / peaks.bytes_per_s;
+            let compute = work.flops as f64 / peaks.flops_per_s;
+            let memory = work.bytes as f64 / peaks.bytes_per_s;
             if compute > memory {
                 self.compute_s += compute;
             } else {
