@@ -14,12 +14,20 @@ fn the_demo_runs_the_whole_loop() {
     assert!(verdict.contains("x faster than") || verdict.contains("No difference beyond the noise"), "{verdict}");
     assert_names(verdict, &["fmha enable", "fmha disable"]);
     assert_eq!(sandbox.names("."), ["x"]);
-    for name in ["index.html", "dataset.jsonl", "engine-fmha-enable", "engine-fmha-disable"] {
+    for name in ["index.html", "compare.html", "dataset.jsonl", "engine-fmha-enable", "engine-fmha-disable"] {
         assert!(sandbox.exists(&format!("x/{name}")), "{name}");
     }
     assert_names(&sandbox.read("x/index.html"), &["<html", "<svg", "fmha enable", "fmha disable"]);
     for (run, fused) in [("run-fmha-enable", true), ("run-fmha-disable", false)] {
-        let files = ["iterations.jsonl", "report.html", "report.json", "requests.jsonl", "run.json", "trace.sqlite"];
+        let files = [
+            "iterations.jsonl",
+            "report.html",
+            "report.json",
+            "requests.jsonl",
+            "run.json",
+            "trace.html",
+            "trace.sqlite",
+        ];
         assert_eq!(sandbox.names(&format!("x/{run}")), files);
         let report = sandbox.json(&format!("x/{run}/report.json"));
         assert_eq!(report["strobe"]["build_config"]["plugin_config"]["context_fmha"], fused);

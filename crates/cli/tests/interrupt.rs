@@ -54,7 +54,8 @@ fn a_run_that_is_interrupted_keeps_what_it_has() {
     assert_eq!(done.code, Some(130), "{}", done.stderr);
     assert_names(&done.stdout, &["PARTIAL RUN", "10-1000000 (incomplete)"]);
     assert_names(&done.stderr, &["window 2000000", "never reached", "run directory: run"]);
-    let files = ["iterations.jsonl", "report.html", "report.json", "requests.jsonl", "run.json", "trace.sqlite"];
+    let files =
+        ["iterations.jsonl", "report.html", "report.json", "requests.jsonl", "run.json", "trace.html", "trace.sqlite"];
     assert_eq!(sandbox.names("run"), files);
     let beside = ["d.jsonl", "log.jsonl", "run", "t-window-0-rank-0.json", "t-window-1-rank-0.json"];
     assert_eq!(sandbox.names("."), beside);
