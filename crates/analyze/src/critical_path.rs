@@ -95,9 +95,9 @@ impl Path {
 }
 
 /// The critical path of every process with ops, from its first launch to the end of its last op.
-pub fn process_paths(trace: &Trace) -> Vec<Path> {
-    let index = Index::of(trace);
-    (0..index.by_end.len() as u16).filter_map(|process| index.whole_path(process)).collect()
+pub fn process_paths(context: &Context) -> Vec<Path> {
+    let index = context.waits();
+    (0..index.by_end.len() as u16).filter_map(|process| index.whole_path(context.trace, process)).collect()
 }
 
 /// The critical path of every iteration; of every process with ops where no iterations are known.
@@ -105,9 +105,9 @@ pub fn paths(context: &Context) -> Vec<Path> {
     let trace = context.trace;
     let iterations = &context.iterations;
     if iterations.list.is_empty() {
-        return process_paths(trace);
+        return process_paths(context);
     }
-    let index = Index::of(trace);
+    let index = context.waits();
     // The last op and the last call of each iteration.
     let mut last_op = vec![NONE; iterations.list.len()];
     for (op, &iteration) in iterations.of_op.iter().enumerate() {
@@ -133,7 +133,12 @@ pub fn paths(context: &Context) -> Vec<Path> {
             (op, _) if op != NONE => At::Op(op),
             _ => At::Nowhere,
         };
-        Path { iteration: Some(i), process: found.process, span, segments: index.walk(found.process, span, from) }
+        Path {
+            iteration: Some(i),
+            process: found.process,
+            span,
+            segments: index.walk(trace, found.process, span, from),
+        }
     });
     found.collect()
 }
@@ -156,8 +161,7 @@ struct Piece {
 }
 
 /// What a backward walk looks up.
-struct Index<'t> {
-    trace: &'t Trace,
+pub(crate) struct Index {
     /// Per op the one that ended last among those before it on its stream, or [`NONE`].
     before: Vec<u32>,
     /// Per process its ops by end.
@@ -174,8 +178,8 @@ struct Index<'t> {
     last_launched: HashMap<u32, u32>,
 }
 
-impl<'t> Index<'t> {
-    fn of(trace: &'t Trace) -> Self {
+impl Index {
+    pub(crate) fn of(trace: &Trace) -> Self {
         let ops = &trace.ops;
         let processes = trace.processes.len().max(ops.process.iter().map(|&p| p as usize + 1).max().unwrap_or(0));
         let mut last: HashMap<(u16, u16, u32, u32), u32> = HashMap::new();
@@ -244,44 +248,48 @@ impl<'t> Index<'t> {
         }
         let cpu = cpu.into_iter().map(|(process, pieces)| (process, innermost(pieces))).collect();
         let host = labels.into_iter().map(innermost).collect();
-        Self { trace, before, by_end, streams_wait, calls, host, cpu, last_launched }
+        Self { before, by_end, streams_wait, calls, host, cpu, last_launched }
     }
 
     /// The path through everything that a process did on devices, from its first launch or op.
-    fn whole_path(&self, process: u16) -> Option<Path> {
-        let ops = &self.trace.ops;
+    fn whole_path(&self, trace: &Trace, process: u16) -> Option<Path> {
+        let ops = &trace.ops;
         if let Some(timeline) = self.cpu.get(&process) {
             let span = Span::new(timeline.first()?.span.start, timeline.last()?.span.end);
-            return Some(Path { iteration: None, process, span, segments: self.walk(process, span, At::Nowhere) });
+            return Some(Path {
+                iteration: None,
+                process,
+                span,
+                segments: self.walk(trace, process, span, At::Nowhere),
+            });
         }
         let list = self.by_end.get(process as usize)?;
         let &last = list.last()?;
         let starts = list.iter().map(|&op| {
-            let launch = self.trace.ops.launch[op as usize];
-            let called = if launch == NONE { i64::MAX } else { self.trace.calls.start[launch as usize] };
+            let launch = trace.ops.launch[op as usize];
+            let called = if launch == NONE { i64::MAX } else { trace.calls.start[launch as usize] };
             ops.start[op as usize].min(called)
         });
         let mut span = Span::new(starts.min()?, ops.end[last as usize]);
         let mut from = At::Op(last);
         // A call that waits for the last op belongs to the path.
-        let waiting =
-            self.calls.iter().enumerate().filter(|(thread, _)| self.trace.threads[*thread].process == process);
+        let waiting = self.calls.iter().enumerate().filter(|(thread, _)| trace.threads[*thread].process == process);
         let ends = waiting.filter_map(|(thread, calls)| {
             let holds = |&&call: &&u32| {
-                let (start, end) = (self.trace.calls.start[call as usize], self.trace.calls.end[call as usize]);
-                start <= span.end && span.end <= end && waits(self.trace.text(self.trace.calls.name[call as usize]))
+                let (start, end) = (trace.calls.start[call as usize], trace.calls.end[call as usize]);
+                start <= span.end && span.end <= end && waits(trace.text(trace.calls.name[call as usize]))
             };
-            calls.iter().rev().find(holds).map(|&call| (self.trace.calls.end[call as usize], thread as u32))
+            calls.iter().rev().find(holds).map(|&call| (trace.calls.end[call as usize], thread as u32))
         });
         if let Some((end, thread)) = ends.max() {
             span.end = end;
             from = At::Thread(thread);
         }
-        Some(Path { iteration: None, process, span, segments: self.walk(process, span, from) })
+        Some(Path { iteration: None, process, span, segments: self.walk(trace, process, span, from) })
     }
 
-    fn walk(&self, process: u16, span: Span, from: At) -> Vec<Segment> {
-        let mut walk = Walk { index: self, span, at: span.end, process, segments: Vec::new() };
+    fn walk(&self, trace: &Trace, process: u16, span: Span, from: At) -> Vec<Segment> {
+        let mut walk = Walk { index: self, trace, span, at: span.end, process, segments: Vec::new() };
         if let Some(timeline) = self.cpu.get(&process) {
             walk.along(timeline, span.start, Kind::Unknown);
         } else {
@@ -293,8 +301,9 @@ impl<'t> Index<'t> {
 }
 
 /// One walk backwards in time. `at` only goes down, and everything above it is covered by segments.
-struct Walk<'i, 't> {
-    index: &'i Index<'t>,
+struct Walk<'i> {
+    index: &'i Index,
+    trace: &'i Trace,
     span: Span,
     at: i64,
     process: u16,
@@ -304,7 +313,7 @@ struct Walk<'i, 't> {
 /// Steps that may pass without getting further back before a walk is given up: only malformed traces need more.
 const PATIENCE: u32 = 1_000;
 
-impl Walk<'_, '_> {
+impl Walk<'_> {
     /// Covers the time from `start` to where the walk stands.
     fn push(&mut self, start: i64, kind: Kind, name: StrId, op: u32) {
         let start = start.max(self.span.start);
@@ -317,7 +326,7 @@ impl Walk<'_, '_> {
     /// The same for time inside a call.
     fn push_call(&mut self, start: i64, kind: Kind, call: u32) {
         let before = self.segments.len();
-        self.push(start, kind, self.index.trace.calls.name[call as usize], NONE);
+        self.push(start, kind, self.trace.calls.name[call as usize], NONE);
         self.segments[before..].iter_mut().for_each(|segment| segment.call = call);
     }
 
@@ -342,7 +351,7 @@ impl Walk<'_, '_> {
 
     /// From inside or after an op to what it waited for.
     fn through_op(&mut self, op: u32) -> At {
-        let trace = self.index.trace;
+        let trace = self.trace;
         let ops = &trace.ops;
         let i = op as usize;
         // Between the end of the op and where the walk stands nothing is known.
@@ -377,7 +386,7 @@ impl Walk<'_, '_> {
     /// The op of another stream that ended last before this one began and after `bound`, where streams are known to
     /// wait for each other: by events, or as branches of one graph.
     fn other_stream(&self, op: usize, launch: u32, bound: i64) -> Option<u32> {
-        let ops = &self.index.trace.ops;
+        let ops = &self.trace.ops;
         let list = self.index.by_end.get(ops.process[op] as usize)?;
         let until = list.partition_point(|&other| ops.end[other as usize] <= ops.start[op]);
         let &other = list.get(until.checked_sub(1)?)?;
@@ -391,7 +400,7 @@ impl Walk<'_, '_> {
     /// Back along a thread to the start of the call it is in, or through the time since the last call.
     fn through_thread(&mut self, thread: u32) -> At {
         let index = self.index;
-        let trace = index.trace;
+        let trace = self.trace;
         let calls = &index.calls[thread as usize];
         let place = calls.partition_point(|&call| trace.calls.start[call as usize] < self.at);
         let Some(&call) = place.checked_sub(1).and_then(|p| calls.get(p)) else {
@@ -413,7 +422,7 @@ impl Walk<'_, '_> {
 
     /// The op that a call waited for: one that ended while the call ran.
     fn waited_for(&self, call: u32, start: i64) -> Option<u32> {
-        let trace = self.index.trace;
+        let trace = self.trace;
         let ops = &trace.ops;
         let within = |op: u32| ops.end[op as usize] > start && ops.end[op as usize] <= self.at;
         let text = trace.text(trace.calls.name[call as usize]);

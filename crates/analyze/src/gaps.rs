@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use strobe_trace::{CallKind, NONE, OpKind};
 
-use crate::attribution::innermost_ranges;
 use crate::context::Context;
 use crate::intervals::Span;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
@@ -229,7 +228,7 @@ fn longest_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
     let mut longest: Vec<Gap> = all.iter().flat_map(|d| d.longest.iter().copied()).collect();
     longest.sort_by_key(|g| (std::cmp::Reverse(g.span.length()), g.span.start, g.device));
     longest.truncate(GAPS_SHOWN);
-    let attribution = innermost_ranges(trace);
+    let attribution = context.attribution();
     for gap in longest {
         let call = call_under(context, &gap);
         let range = call.and_then(|call| attribution.outward(attribution.of_call[call]).next());

@@ -36,7 +36,7 @@ impl SpanSet {
     pub fn union_of(spans: impl IntoIterator<Item = Span>) -> Self {
         let mut spans: Vec<Span> = spans.into_iter().filter(|s| s.start < s.end).collect();
         if !spans.is_sorted_by_key(|s| s.start) {
-            spans.sort_unstable_by_key(|s| s.start);
+            spans.sort_by_key(|s| s.start); // stable, which is linear for a few runs one behind the other
         }
         let mut merged: Vec<Span> = Vec::new();
         for span in spans {
@@ -86,7 +86,9 @@ impl SpanSet {
     /// What lies in this and not in the other.
     pub fn subtract(&self, other: &SpanSet) -> SpanSet {
         let mut rest = Vec::new();
-        let mut cuts = other.0.as_slice();
+        // A few spans may be cut by a set of millions.
+        let from = self.0.first().map_or(i64::MAX, |span| span.start);
+        let mut cuts = &other.0[other.0.partition_point(|cut| cut.end <= from)..];
         for &span in &self.0 {
             let mut from = span.start;
             while let Some(cut) = cuts.first() {

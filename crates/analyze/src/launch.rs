@@ -129,7 +129,7 @@ impl QueueDepth {
 pub fn report(context: &Context) -> Report {
     let (name, title) = ("launch", "Launches: cost of the call, delay to the start, depth of the queue");
     let trace = context.trace;
-    let launches = launches(trace);
+    let launches = context.launches();
     if launches.is_empty() {
         return Report::absent(name, title, why_none(trace));
     }
@@ -137,7 +137,7 @@ pub fn report(context: &Context) -> Report {
     let strings = trace.strings.len();
     let call_name = |l: &Launch| (trace.calls.name[l.call as usize].0 as usize).min(strings);
     let call_word = |name: usize| without_version(trace.text(StrId(name as u32))).to_owned();
-    let by_call = group(&launches, strings + 1, call_name, call_word);
+    let by_call = group(launches, strings + 1, call_name, call_word);
     let categories = &context.categories.list;
     let category = |l: &Launch| match context.categories.of_op.get(l.first_op as usize) {
         Some(&category) if l.ops == 1 => usize::from(category),
@@ -147,13 +147,13 @@ pub fn report(context: &Context) -> Report {
         Some(found) => found.name.clone(),
         None => "several ops (graph)".to_owned(),
     };
-    let by_category = group(&launches, categories.len() + 1, category, category_word);
+    let by_category = group(launches, categories.len() + 1, category, category_word);
 
     let unlaunched = trace.ops_without_launch();
     let mut report = Report::new(name, title)
         .sheet(sheet("by_call", "Call", by_call).title("By call"))
         .sheet(sheet("by_category", "Category", by_category).title("By category of the first op launched"))
-        .sheet(queues(trace, &launches))
+        .sheet(queues(trace, launches))
         .note(
             "Delay runs from the return of the call to the start of the first op it launched; it is negative when the op \
              started before the call returned. Short: the device took less time than the call. A graph is one launch.",

@@ -1,5 +1,7 @@
 //! Every report by name.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use crate::context::Context;
 use crate::sheet::Report;
 use crate::{
@@ -62,6 +64,26 @@ pub const ALL: &[Entry] = &[
     nsys!("osrt-sum", "operating system calls by total time (osrt_sum)"),
 ];
 
+/// Makes several reports, in the order of `entries`, on as many threads as the machine has.
+pub fn run_all(entries: &[&Entry], context: &Context) -> Vec<Report> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(entries.len());
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let numbers = std::iter::from_fn(|| Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&n| n < entries.len()));
+        numbers.map(|number| (number, entries[number].run(context))).collect::<Vec<_>>()
+    };
+    let mut made = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let mut made = work();
+        for other in others {
+            made.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        made
+    });
+    made.sort_by_key(|&(number, _)| number);
+    made.into_iter().map(|(_, report)| report).collect()
+}
+
 /// The report of this name; Nsight Systems' own names are understood too.
 pub fn find(name: &str) -> Option<&'static Entry> {
     let by_name = |name: &str| ALL.iter().find(|entry| entry.name == name);
@@ -80,6 +102,16 @@ mod tests {
         }
         assert_eq!(find("cuda_gpu_kern_sum").map(|e| e.name), Some("kern-sum"));
         assert!(find("no-such").is_none());
+    }
+
+    #[test]
+    fn several_reports_come_in_the_order_asked_for() {
+        let trace = strobe_trace::Trace::default();
+        let context = Context::new(&trace, &crate::Options::default());
+        let entries: Vec<&Entry> = ALL.iter().rev().chain(ALL).collect();
+        let made = run_all(&entries, &context);
+        assert!(made.iter().map(|report| report.name).eq(entries.iter().map(|entry| entry.name)));
+        assert!(run_all(&[], &context).is_empty());
     }
 
     #[test]

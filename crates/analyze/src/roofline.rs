@@ -16,7 +16,7 @@ use amounts::{Operator, Sequences};
 pub use peaks::{DevicePeaks, of_device};
 
 use crate::Context;
-use crate::attribution::{Attribution, innermost_ranges};
+use crate::attribution::Attribution;
 use crate::categories::Class;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
@@ -166,7 +166,7 @@ pub fn roofline(context: &Context) -> Roofline {
         *row = (row.0 + 1, row.1.saturating_add(ops.duration(op)));
     };
 
-    let mut operators = Operators::of(trace);
+    let mut operators = Operators::of(context);
     let mut by_name: HashMap<StrId, Option<Amounts>> = HashMap::new();
     let mut claimed: Vec<(usize, u32)> = Vec::new();
     for op in 0..ops.len() {
@@ -311,7 +311,7 @@ fn summarize(context: &Context, instances: Vec<Instance>, result: &mut Roofline)
 /// The operators of a trace whose dimensions tell what they compute.
 struct Operators<'t> {
     trace: &'t Trace,
-    attribution: Attribution,
+    attribution: &'t Attribution,
     /// What operators do by name, dimensions and types: traces repeat few of them.
     known: HashMap<(StrId, StrId, StrId), Option<Operator>>,
     /// Lengths of sequences by the name of a marker.
@@ -321,8 +321,8 @@ struct Operators<'t> {
 }
 
 impl<'t> Operators<'t> {
-    fn of(trace: &'t Trace) -> Self {
-        let attribution = innermost_ranges(trace);
+    fn of(context: &'t Context) -> Self {
+        let (trace, attribution) = (context.trace, context.attribution());
         Self { trace, attribution, known: HashMap::new(), sequences: HashMap::new(), outer: HashSet::new() }
     }
 
@@ -375,7 +375,7 @@ const ROWS: usize = 60;
 /// The roofline as tables: what is known, and the longest of what is not.
 pub fn report(context: &Context) -> Report {
     const TITLE: &str = "Roofline: how near ops come to what the hardware can do";
-    let result = roofline(context);
+    let result = context.roofline();
     if result.total_ns == 0 {
         return Report::absent("roofline", TITLE, "the trace holds no kernel and no op");
     }

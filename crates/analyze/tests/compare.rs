@@ -79,7 +79,7 @@ impl Made {
         let method = (!self.list.is_empty()).then(|| Method::Markers("step".into()));
         let of_call = vec![NONE; self.trace.calls.len()];
         let iterations = Detected { method, list: self.list.clone(), of_op: self.of_op.clone(), of_call };
-        Context { trace: &self.trace, categories, iterations }
+        Context::with(&self.trace, categories, iterations)
     }
 }
 

@@ -190,7 +190,7 @@ fn segments_tile_the_span_of_every_real_trace() {
     for file in all_traces(&data) {
         let trace = read(std::slice::from_ref(&file));
         let context = context(&trace);
-        let whole = process_paths(&trace);
+        let whole = process_paths(&context);
         for path in paths(&context).iter().chain(&whole) {
             assert!(tiles(path), "{}", file.display());
         }

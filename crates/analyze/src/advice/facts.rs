@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use strobe_trace::{IterationKind, NONE, OpKind, Trace};
 
 use crate::Context;
-use crate::attribution::{Attribution, innermost_ranges};
+use crate::attribution::Attribution;
 use crate::critical_path::{Path, Segment, process_paths};
 use crate::intervals::{Span, SpanSet};
-use crate::launch::{Launch, launches};
+use crate::launch::Launch;
 use crate::overlap::{DeviceOverlap, overlaps};
-use crate::roofline::{Roofline, roofline};
+use crate::roofline::Roofline;
 use crate::sheet::{Column, Sheet, Unit};
 
 pub(super) struct Facts<'c, 't> {
@@ -24,9 +24,9 @@ pub(super) struct Facts<'c, 't> {
     kernel_starts: HashMap<u16, Vec<i64>>,
     /// How every GPU spent its time.
     pub devices: Vec<DeviceOverlap>,
-    pub launches: Vec<Launch>,
-    pub roofline: Roofline,
-    pub attribution: Attribution,
+    pub launches: &'c [Launch],
+    pub roofline: &'c Roofline,
+    pub attribution: &'c Attribution,
     /// Per category of the context: time (durations, summed) and ops, on GPUs or CPUs.
     pub categories: Vec<(i64, usize)>,
 }
@@ -53,13 +53,13 @@ impl<'c, 't> Facts<'c, 't> {
         Self {
             context,
             trace,
-            paths: process_paths(trace).into_iter().filter(|path| busy.contains_key(&path.process)).collect(),
+            paths: process_paths(context).into_iter().filter(|path| busy.contains_key(&path.process)).collect(),
             busy,
             kernel_starts,
             devices: overlaps(trace, |op| is_gpu(trace.ops.device[op]).then(|| context.categories.of_op(op).class)),
-            launches: launches(trace),
-            roofline: roofline(context),
-            attribution: innermost_ranges(trace),
+            launches: context.launches(),
+            roofline: context.roofline(),
+            attribution: context.attribution(),
             categories,
         }
     }

@@ -282,7 +282,7 @@ pub(super) fn slow_start(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let list = &facts.context.iterations.list;
     // Only iterations of about as many launches do the same work.
     let mut launches = vec![0f64; list.len()];
-    for launch in &facts.launches {
+    for launch in facts.launches {
         let iteration = facts.context.iterations.of_op.get(launch.first_op as usize).copied().unwrap_or(NONE);
         if let Some(number) = launches.get_mut(iteration as usize) {
             *number += 1.0;
@@ -375,7 +375,7 @@ pub(super) fn between_iterations(facts: &Facts, rule: &Rule) -> Option<Draft> {
 }
 
 pub(super) fn queue_full(facts: &Facts, rule: &Rule) -> Option<Draft> {
-    let queues = queue_depths(facts.trace, &facts.launches);
+    let queues = queue_depths(facts.trace, facts.launches);
     let columns = [("Device", Unit::Count), ("Stream", Unit::Count), ("Deepest", Unit::Count), ("Time full", Unit::Ns)];
     let mut table = evidence(rule, &columns);
     let mut longest = 0i64;

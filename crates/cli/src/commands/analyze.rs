@@ -93,7 +93,7 @@ pub fn run(args: Args) -> Result<()> {
     let trace = trace_input::read(&args.traces)?;
     let spinner = progress::spinner("analysing");
     let context = trace_input::context(&trace, &options)?;
-    let reports: Vec<_> = entries.iter().map(|entry| entry.run(&context)).collect();
+    let reports = reports::run_all(&entries, &context);
     let page = args.html.as_ref().map(|path| (path, explore::trace_page(&context)));
     spinner.finish_and_clear();
     if let Some((path, page)) = &page {

@@ -21,7 +21,7 @@ use crate::sheets;
 pub fn trace_page(context: &Context) -> String {
     let drawn = timeline::draw(context);
     let budgets = budget::budgets(context);
-    let all: Vec<Report> = reports::ALL.iter().map(|entry| entry.run(context)).collect();
+    let all: Vec<Report> = reports::run_all(&reports::ALL.iter().collect::<Vec<_>>(), context);
     let kernels = all.iter().find(|report| report.name == "kern-sum").and_then(|report| report.sheets.first());
     let summary = all.iter().find(|report| report.name == "summary");
     let notes = context.trace.meta.notices.iter().chain(summary.into_iter().flat_map(|report| &report.notes));
