@@ -129,14 +129,16 @@ fn ranges_nest_across_domains_and_leave_out_what_nsys_leaves_out() {
 }
 
 #[test]
-fn totals_tie_by_name_and_one_kernel_has_no_deviation() {
+fn totals_tie_by_instances_then_name_and_one_kernel_has_no_deviation() {
     let mut builder = Builder::new();
     builder.kernel("z", 0, 10, 0).kernel("a", 10, 15, 0).kernel("a", 20, 25, 0).kernel("big", 30, 61, 0);
+    builder.kernel("y", 70, 80, 0);
     let text = csv(&report("gpukernsum", &builder.build()).unwrap());
     assert_eq!(
         text,
         "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n\
-         60.8,31,1,31.0,31.0,31,31,0.0,big\n19.6,10,2,5.0,5.0,5,5,0.0,a\n19.6,10,1,10.0,10.0,10,10,0.0,z\n"
+         50.8,31,1,31.0,31.0,31,31,0.0,big\n16.4,10,1,10.0,10.0,10,10,0.0,y\n16.4,10,1,10.0,10.0,10,10,0.0,z\n\
+         16.4,10,2,5.0,5.0,5,5,0.0,a\n"
     );
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use strobe_trace::{NONE, RangeSource, StrId, Trace, range_flags};
+use strobe_trace::{NONE, OpKind, RangeSource, StrId, Trace, range_flags};
 
 use super::projection::{Launches, Projected, takes_part};
 use super::spread::{Spread, summarize};
@@ -18,7 +18,20 @@ pub(super) fn host_time(trace: &Trace) -> Report {
         let listed = names.of_range[i] != LEFT_OUT && ranges.flags[i] & range_flags::MARK == 0;
         listed.then(|| (names.of_range[i] as usize, ranges.duration(i)))
     };
-    let sums = summarize(ranges.len(), names.keys.len(), row, |key| (names.label(trace, key), names.style(key)));
+    // strobe's files hold the ops of a CPU engine as ranges too, where nsys finds them.
+    let ranges_and_ops = |i: usize| match i.checked_sub(ranges.len()) {
+        None => row(i),
+        Some(op) => {
+            let work = trace.work_of(op).filter(|_| trace.ops.kind[op] == OpKind::CpuOp)?;
+            Some((names.keys.len() + slot(trace, work.op), trace.ops.duration(op)))
+        }
+    };
+    let key = |key: usize| match key.checked_sub(names.keys.len()) {
+        None => (names.label(trace, key), names.style(key)),
+        Some(slot) => (format!(":{}", trace.text(StrId(slot as u32))), "PushPop"),
+    };
+    let slots = names.keys.len() + slots(trace);
+    let sums = summarize(ranges.len() + trace.ops.len(), slots, ranges_and_ops, key);
     if sums.is_empty() {
         return Report::absent(name, title, NO_RANGES);
     }

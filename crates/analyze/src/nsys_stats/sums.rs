@@ -9,10 +9,12 @@ use crate::sheet::{Column, Report, Sheet, Unit, Value};
 /// Kernels by name (`cuda_gpu_kern_sum`); for an engine on the CPU its ops by implementation.
 pub(super) fn kernels(trace: &Trace) -> Report {
     let (name, title) = ("kern-sum", "Kernels by name");
-    let sums = sum_ops(trace, is_kernel);
+    let mut sums = sum_ops(trace, is_kernel);
     if sums.is_empty() {
         return Report::absent(name, title, no_device_work(trace, "kernels"));
     }
+    // In this summary alone, fewer instances come first where totals are equal; names decide after that.
+    sums.sort_by_key(|(_, spread)| (std::cmp::Reverse(spread.total), spread.count));
     time_report(name, title, &["Instances", "Name"], sums.into_iter().map(|(key, s)| (vec![key.into()], s)))
         .with_hidden_graphs(trace)
 }
