@@ -43,7 +43,8 @@ struct Gpu {
     name: String,
     #[serde(default)]
     memory_gib: u64,
-    gb_per_s: f64,
+    gb_per_s: Option<f64>,
+    #[serde(default)]
     tflops: BTreeMap<DataType, f64>,
 }
 
@@ -59,8 +60,8 @@ pub fn of_device(trace: &Trace, device: &Device) -> DevicePeaks {
     let mut peaks = DevicePeaks { device: device.name.clone(), ..DevicePeaks::default() };
     let gib = device.memory_bytes.map_or(0, |bytes| bytes >> 30);
     if let Some((_, gpu)) = GPUS.iter().find(|(name, gpu)| name.is_match(&device.name) && gib >= gpu.memory_gib) {
-        peaks.bytes_per_s = Some(gpu.gb_per_s * 1e9);
-        peaks.bandwidth_from = "by name";
+        peaks.bytes_per_s = gpu.gb_per_s.map(|gb| gb * 1e9);
+        peaks.bandwidth_from = if gpu.gb_per_s.is_some() { "by name" } else { "" };
         peaks.by_type = gpu.tflops.iter().map(|(&data_type, tflops)| (data_type, tflops * 1e12)).collect();
     }
     if let Some(recorded) = device.bytes_per_s.and_then(usable) {
@@ -93,14 +94,17 @@ mod tests {
         assert_eq!(bf16("NVIDIA H200", 0), Some((4800.0, 989.4)));
         assert_eq!(bf16("NVIDIA H100 80GB HBM3", 79), Some((3352.0, 989.4)));
         assert_eq!(bf16("NVIDIA H100 PCIe", 79), Some((2039.0, 756.0)));
-        assert_eq!(bf16("NVIDIA H100 NVL", 93), Some((3900.0, 835.5)));
+        assert_eq!(bf16("NVIDIA H100 NVL", 93), None, "not taken for the faster module");
+        assert_eq!(bf16("NVIDIA GH200 480GB", 95), Some((4000.0, 989.4)));
+        assert_eq!(bf16("NVIDIA B300 SXM6 AC", 0), Some((7700.0, 2250.0)));
+        assert_eq!(bf16("NVIDIA H800", 79), Some((3352.0, 989.4)));
         assert_eq!(bf16("NVIDIA H20", 95), Some((4000.0, 148.0)));
         assert_eq!(bf16("NVIDIA A100-SXM4-80GB", 79), Some((2039.0, 312.0)));
         assert_eq!(bf16("NVIDIA A100 80GB PCIe", 79), Some((1935.0, 312.0)));
         assert_eq!(bf16("NVIDIA A100-PG509-200", 39), Some((1555.0, 312.0)));
         assert_eq!(bf16("Tesla V100-SXM2-32GB", 31), Some((900.0, 125.0)));
         assert_eq!(bf16("NVIDIA GB200", 0), Some((8000.0, 2500.0)));
-        assert_eq!(bf16("NVIDIA B200", 0), Some((8000.0, 2250.0)));
+        assert_eq!(bf16("NVIDIA B200", 0), Some((7700.0, 2250.0)));
         assert_eq!(bf16("NVIDIA L40S", 0), Some((864.0, 362.0)));
         assert_eq!(bf16("NVIDIA L4", 0), Some((300.0, 121.0)));
         assert_eq!(bf16("Tesla T4", 0), Some((320.0, 65.0)));
