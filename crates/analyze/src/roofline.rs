@@ -256,6 +256,9 @@ fn summarize(context: &Context, instances: Vec<Instance>, result: &mut Roofline)
             }
         }
         let data_type = amounts.data_type.or_else(|| amounts::data_type_of_kernel(kernel));
+        // fp32 inputs may run on tensor cores as tf32: the kernel's name says so.
+        let tf32 = data_type == Some(DataType::Fp32) && amounts::rounds_to_tf32(kernel);
+        let data_type = if tf32 { Some(DataType::Tf32) } else { data_type };
         let key = (instance.name, trace.ops.name[op], amounts.shape, data_type, instance.source);
         let (row, compute_ns, memory_ns) = groups.entry(key).or_insert_with(|| {
             let row = Row {
@@ -281,9 +284,6 @@ fn summarize(context: &Context, instances: Vec<Instance>, result: &mut Roofline)
         row.bytes = row.bytes.zip(amounts.bytes).map(|(sum, more)| sum + more);
         let peaks = result.peaks.get(trace.ops.device[op] as usize);
         let least = peaks.and_then(|peaks| {
-            // fp32 inputs may run on tensor cores as tf32: the kernel's name says so.
-            let tf32 = data_type == Some(DataType::Fp32) && kernel.contains("tf32");
-            let data_type = if tf32 { Some(DataType::Tf32) } else { data_type };
             let compute = match amounts.flops {
                 Some(flops) => flops / peaks.flops_per_s(data_type)? * 1e9,
                 None => 0.0,

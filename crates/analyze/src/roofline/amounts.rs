@@ -550,6 +550,11 @@ pub(super) fn data_type_of_kernel(name: &str) -> Option<DataType> {
     WORDS.iter().find(|(word, _)| name.contains(word)).map(|&(_, data_type)| data_type)
 }
 
+/// Whether a kernel for fp32 inputs multiplies them on tensor cores as tf32. CUTLASS names the instruction, 16x8x8.
+pub(super) fn rounds_to_tf32(kernel: &str) -> bool {
+    ["tf32", "tensorop_s1688"].iter().any(|word| kernel.contains(word))
+}
+
 static FLASH: LazyLock<Regex> = LazyLock::new(|| {
     // flash_fwd_kernel<Flash_fwd_kernel_traits<...>, Is_dropout, Is_causal, ...>
     Regex::new(r"flash_fwd(?:_splitkv)?_kernel<.*_traits<.*>, ?(?:\(bool\))?(\w+), ?(?:\(bool\))?(\w+)")
