@@ -223,7 +223,7 @@ fn ns_text(ns: i64) -> String {
     let ns = ns as f64;
     let (value, unit) = match ns.abs() {
         n if n < 999.5 => return format!("{ns:.0} ns"),
-        n if n < 999.5e3 => (ns / 1e3, "us"),
+        n if n < 999.5e3 => (ns / 1e3, "µs"),
         n if n < 999.5e6 => (ns / 1e6, "ms"),
         _ => (ns / 1e9, "s"),
     };
@@ -264,7 +264,7 @@ mod tests {
     fn numbers_read_well() {
         assert_eq!(
             (ns_text(950), ns_text(4_312), ns_text(6_700_000)),
-            ("950 ns".into(), "4.31 us".into(), "6.70 ms".into())
+            ("950 ns".into(), "4.31 µs".into(), "6.70 ms".into())
         );
         assert_eq!((count(7), count(1_234_567)), ("7".into(), "1,234,567".into()));
         assert_eq!((percent(1, 8), percent(1, 0)), ("12.5 %".into(), "n/a".into()));

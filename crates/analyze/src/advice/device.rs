@@ -196,8 +196,7 @@ fn rows_table<'r>(rule: &Rule, rows: impl Iterator<Item = &'r Row>) -> Sheet {
         ("Calls", Unit::Count),
         ("Time", Unit::Ns),
         ("FLOP/s", Unit::FlopsPerS),
-        ("B/s", Unit::BytesPerS),
-        ("Share of roofline", Unit::Share),
+        ("Of roofline", Unit::Share),
         ("Kernel", Unit::Text),
     ];
     let mut table = evidence(rule, &columns);
@@ -208,7 +207,6 @@ fn rows_table<'r>(rule: &Rule, rows: impl Iterator<Item = &'r Row>) -> Sheet {
             row.calls.into(),
             row.time_ns.into(),
             row.flops_per_s().into(),
-            row.bytes_per_s().into(),
             row.share().into(),
             row.kernel.as_str().into(),
         ]);
@@ -279,7 +277,9 @@ pub(super) fn fp32_gemm(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let slow = peaks.flops_per_s(Some(DataType::Fp32))?;
     let fast = peaks.flops_per_s(Some(DataType::Tf32)).or(peaks.flops_per_s(Some(DataType::Fp16)))?;
     let fp32 = |row: &&Row| {
-        row.data_type == Some(DataType::Fp32) && row.bound == Some(Bound::Compute) && !row.kernel.contains("tf32")
+        row.data_type == Some(DataType::Fp32)
+            && row.bound == Some(Bound::Compute)
+            && row.share().is_some_and(|s| s <= 1.0)
     };
     let rows: Vec<&Row> = facts.roofline.rows.iter().filter(is_gemm).filter(fp32).collect();
     let time: i64 = rows.iter().map(|r| r.time_ns).sum();
@@ -371,6 +371,9 @@ pub(super) fn elementwise_share(facts: &Facts, rule: &Rule) -> Option<Draft> {
         return None;
     }
     let (whole, words) = kernel_whole(facts);
+    if (time as f64) < rule.limit("min_gain") * whole as f64 {
+        return None;
+    }
     let sentence = format!(
         "elementwise kernels and layout copies take {} in {} ops: {} of the op time, {} of the {} {words}",
         ns_text(time),

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-use strobe_trace::{IterationKind, NONE, OpKind, Trace};
+use strobe_trace::{NONE, OpKind, Trace};
 
 use crate::Context;
 use crate::attribution::Attribution;
-use crate::critical_path::{Path, Segment, process_paths};
+use crate::budget::{IterationBudget, budgets};
+use crate::critical_path::{Path, process_paths};
 use crate::intervals::{Span, SpanSet};
 use crate::launch::Launch;
 use crate::overlap::{DeviceOverlap, overlaps};
@@ -16,6 +17,8 @@ use crate::sheet::{Column, Sheet, Unit};
 pub(super) struct Facts<'c, 't> {
     pub context: &'c Context<'t>,
     pub trace: &'t Trace,
+    /// Where the wall time of every iteration went.
+    pub budgets: Vec<IterationBudget>,
     /// The critical path of every process that uses a GPU.
     pub paths: Vec<Path>,
     /// Per process when any of its ops ran.
@@ -53,6 +56,7 @@ impl<'c, 't> Facts<'c, 't> {
         Self {
             context,
             trace,
+            budgets: budgets(context),
             paths: process_paths(context).into_iter().filter(|path| busy.contains_key(&path.process)).collect(),
             busy,
             kernel_starts,
@@ -69,12 +73,11 @@ impl<'c, 't> Facts<'c, 't> {
         span.length().saturating_sub(self.busy.get(&process).map_or(0, |busy| busy.clip(span).length()))
     }
 
-    /// How long a process has no op on a GPU between a moment and its next kernel. Copies on the way do not end the wait:
-    /// they are what the next step is fed with.
-    pub fn idle_until_kernel(&self, process: u16, moment: i64) -> i64 {
-        let Some(starts) = self.kernel_starts.get(&process) else { return 0 };
-        let next = starts.get(starts.partition_point(|&start| start < moment));
-        next.map_or(0, |&next| self.idle_ns(process, Span::new(moment, next)))
+    /// When the next kernel of a process begins after a moment. Copies on the way do not count: they are what the next
+    /// step is fed with.
+    pub fn next_kernel(&self, process: u16, moment: i64) -> Option<i64> {
+        let starts = self.kernel_starts.get(&process)?;
+        starts.get(starts.partition_point(|&start| start < moment)).copied()
     }
 
     /// The length of all critical paths together.
@@ -120,35 +123,6 @@ impl<'c, 't> Facts<'c, 't> {
         self.trace.ops.kind[op] == OpKind::Graph
             || self.trace.ops.graph_node[op] != 0
             || (launch != NONE && self.trace.text(self.trace.calls.name[launch as usize]).contains("GraphLaunch"))
-    }
-
-    /// The index of the iteration that a segment of a path belongs to.
-    pub fn iteration_of(&self, process: u16, segment: &Segment) -> Option<usize> {
-        let iterations = &self.context.iterations;
-        let known = |index: u32| (index != NONE).then_some(index as usize);
-        if segment.op != NONE {
-            return known(*iterations.of_op.get(segment.op as usize)?);
-        }
-        if segment.call != NONE
-            && let Some(found) = iterations.of_call.get(segment.call as usize).copied().and_then(known)
-        {
-            return Some(found);
-        }
-        let list = &iterations.list;
-        let until = list.partition_point(|i| i.host.start <= segment.span.start);
-        let candidates = list[..until].iter().enumerate().rev().take(8);
-        candidates.filter(|(_, i)| i.process == process && i.host.end >= segment.span.end).map(|(i, _)| i).next()
-    }
-
-    /// The kinds of iterations that are known, `None` standing for the whole trace where none is.
-    pub fn scopes(&self) -> Vec<Option<IterationKind>> {
-        let list = &self.context.iterations.list;
-        let known = IterationKind::ALL.into_iter().filter(|kind| list.iter().any(|i| i.kind == Some(*kind)));
-        let mut scopes: Vec<_> = known.map(Some).collect();
-        if scopes.is_empty() {
-            scopes.push(None);
-        }
-        scopes
     }
 }
 

@@ -1,93 +1,156 @@
 //! Rules about the host: launches, waits, copies it starts, and its work between steps.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use strobe_trace::{NONE, OpDetail, StrId};
+use strobe_trace::{IterationKind, NONE, OpDetail, StrId};
 
 use super::facts::{Facts, evidence};
 use super::{Draft, Gain, Rule, count, ns_text, percent};
 use crate::Summary;
+use crate::budget::{Part, device_budgets};
 use crate::critical_path::Kind;
 use crate::intervals::{Span, SpanSet};
 use crate::launch::{FULL_QUEUE, queue_depths};
 use crate::sheet::{Unit, Value};
+use crate::timeline::{Cause, Causes, Piece, ops_by_device, walk};
 
 /// Rows of evidence at most.
 const ROWS: usize = 10;
 
-pub(super) fn launch_bound(facts: &Facts, rule: &Rule) -> Option<Draft> {
-    let drafts = facts.scopes().into_iter().filter_map(|scope| {
-        let long = rule.limit_us("long_us");
-        let mut parts = [(0i64, 0usize); 3]; // host between calls, inside calls, latency
-        let mut total = 0i64;
-        for path in &facts.paths {
-            for segment in &path.segments {
-                let iteration = facts.iteration_of(path.process, segment);
-                let kind = iteration.and_then(|i| facts.context.iterations.list[i].kind);
-                if scope.is_some() && kind != scope {
-                    continue;
-                }
-                let ns = segment.span.length();
-                total = total.saturating_add(ns);
-                let part = match segment.kind {
-                    Kind::Host if ns < long => 0,
-                    Kind::Call if ns < long => 1,
-                    Kind::LaunchLatency if ns < long => 2,
-                    _ => continue,
-                };
-                let idle = facts.idle_ns(path.process, segment.span);
-                parts[part] = (parts[part].0.saturating_add(idle), parts[part].1 + usize::from(idle > 0));
-            }
-        }
-        let in_scope = |op: usize| scope.is_none() || facts.context.kind_of_op(op) == scope;
-        let ops = (0..facts.trace.ops.len()).filter(|&op| in_scope(op));
-        let (all, in_graphs) =
-            ops.fold((0usize, 0usize), |(all, graph), op| (all + 1, graph + usize::from(facts.in_graph(op))));
-        let calls = facts.launches.iter().filter(|l| in_scope(l.first_op as usize)).map(|l| l.call_ns as f64);
-        let call = Summary::of(calls)?;
-        let idle: i64 = parts.iter().map(|p| p.0).sum();
-        let speaks = idle as f64 >= rule.limit("min_share") * total as f64
-            && (in_graphs as f64) < rule.limit("max_graph_share") * all as f64
-            && call.count as f64 >= rule.limit("min_launches")
-            && idle > 0;
-        if !speaks {
-            return None;
-        }
-        let iterations = facts.context.iterations.list.iter().filter(|i| scope.is_some() && i.kind == scope).count();
-        let (subject, whole) = match scope {
-            Some(kind) => {
-                (kind.as_str(), format!("on the critical path through {}", iterations_text(iterations, kind.as_str())))
-            }
-            None => ("the run", facts.path_words()),
-        };
-        let sentence = format!(
-            "{subject} is host-bound: {} of {} {whole} the device is idle behind {} launches of {} (median call); \
-             CUDA graphs would remove up to {} of {}",
-            percent(idle, total),
-            ns_text(total),
-            count(call.count),
-            ns_text(call.median as i64),
-            ns_text(idle),
-            ns_text(total),
-        );
-        let columns = [
-            ("The device waits for", Unit::Text),
-            ("Stretches", Unit::Count),
-            ("Time", Unit::Ns),
-            ("Share", Unit::Share),
-        ];
-        let mut rows = evidence(rule, &columns);
-        let names = ["host work between calls", "launch and other calls", "the start after the launch has returned"];
-        for (name, (ns, stretches)) in names.into_iter().zip(parts) {
-            rows.push([name.into(), stretches.into(), ns.into(), (ns as f64 / total as f64).into()]);
-        }
-        Some(Draft { sentence, gain: Some(Gain::new(idle, total, whole)), evidence: rows })
-    });
-    drafts.max_by_key(|draft| draft.gain.as_ref().map_or(0, |g| g.ns))
+/// The time of an iteration on a device (or of a device, where no iterations are known) and how much of it the device
+/// waits for the host. The parts are those of the budget.
+struct Waits {
+    kind: Option<IterationKind>,
+    device: u16,
+    window: Span,
+    wall: i64,
+    /// The next op was on its way.
+    launch: i64,
+    /// The next op had not been called.
+    host: i64,
+    /// What of both are stretches so long that they are no matter of many launches.
+    long: i64,
 }
 
-fn iterations_text(number: usize, kind: &str) -> String {
-    format!("{} {kind} iteration{}", count(number), if number == 1 { "" } else { "s" })
+impl Waits {
+    fn behind_launches(&self) -> i64 {
+        self.launch.saturating_add(self.host).saturating_sub(self.long)
+    }
+}
+
+fn waits(facts: &Facts, long: i64) -> Vec<Waits> {
+    let part = |parts: &[(Part, i64)], wanted: Part| parts.iter().find(|p| p.0 == wanted).map_or(0, |p| p.1);
+    let row = |kind, device, window, wall, parts: &[(Part, i64)]| Waits {
+        kind,
+        device,
+        window,
+        wall,
+        launch: part(parts, Part::LaunchBound),
+        host: part(parts, Part::HostBound),
+        long: 0,
+    };
+    let mut rows: Vec<Waits> =
+        facts.budgets.iter().map(|b| row(b.kind, b.device, b.window, b.wall_ns, &b.parts)).collect();
+    if rows.is_empty() {
+        let devices = device_budgets(facts.context);
+        rows = devices.iter().map(|d| row(None, d.device, d.window, d.wall_ns, &d.parts)).collect();
+    }
+    if rows.iter().all(|row| row.host.max(row.launch) < long) {
+        return rows;
+    }
+    let causes = Causes::new(facts.context);
+    for (device, ops) in ops_by_device(facts.trace).iter().enumerate() {
+        // Rows of a device stand together, in order of time.
+        let first = rows.partition_point(|row| usize::from(row.device) < device);
+        let until = rows.partition_point(|row| usize::from(row.device) <= device);
+        let own = &mut rows[first..until];
+        walk(facts.context, ops, |gap, piece| {
+            let Piece::Gap { before, next } = piece else { return };
+            let place = own.partition_point(|row| row.window.start <= gap.start);
+            let Some(row) = own[..place].last_mut() else { return };
+            let Some(inside) = row.window.overlap(gap) else { return };
+            causes.split(inside, before, next, |cause, time| {
+                if matches!(cause, Cause::HostLate | Cause::Launch) && time >= long {
+                    row.long = row.long.saturating_add(time);
+                }
+            });
+        });
+    }
+    rows
+}
+
+pub(super) fn launch_bound(facts: &Facts, rule: &Rule) -> Option<Draft> {
+    let all = waits(facts, rule.limit_us("long_us"));
+    let mut kinds: Vec<Option<IterationKind>> = all.iter().map(|row| row.kind).collect();
+    kinds.sort();
+    kinds.dedup();
+    let drafts = kinds.into_iter().filter_map(|kind| {
+        let rows: Vec<&Waits> = all.iter().filter(|row| row.kind == kind).collect();
+        let in_scope = |op: usize| facts.context.kind_of_op(op) == kind;
+        let ops = (0..facts.trace.ops.len()).filter(|&op| in_scope(op));
+        let (ops, in_graphs) =
+            ops.fold((0usize, 0usize), |(ops, graph), op| (ops + 1, graph + usize::from(facts.in_graph(op))));
+        let calls = facts.launches.iter().filter(|l| in_scope(l.first_op as usize)).map(|l| l.call_ns as f64);
+        let call = Summary::of(calls)?;
+        let enough = (in_graphs as f64) < rule.limit("max_graph_share") * ops as f64
+            && call.count as f64 >= rule.limit("min_launches");
+        let total: i64 = rows.iter().map(|row| row.behind_launches()).fold(0, i64::saturating_add);
+        let draft = launch_bound_draft(facts, rule, kind, &rows, call.median as i64)?;
+        enough.then_some((total, draft))
+    });
+    drafts.max_by_key(|(total, _)| *total).map(|(_, draft)| draft)
+}
+
+/// Says how long devices wait behind launches: in a typical iteration, or in all where no iterations are known.
+fn launch_bound_draft(
+    facts: &Facts,
+    rule: &Rule,
+    kind: Option<IterationKind>,
+    rows: &[&Waits],
+    call: i64,
+) -> Option<Draft> {
+    let iterations = !facts.budgets.is_empty();
+    let typical = |of: fn(&Waits) -> i64| {
+        let values = rows.iter().map(|row| of(row));
+        match iterations {
+            true => Summary::of(values.map(|v| v as f64)).map_or(0, |s| s.median as i64),
+            false => values.fold(0, i64::saturating_add),
+        }
+    };
+    let (idle, wall) = (typical(Waits::behind_launches), typical(|row| row.wall));
+    if idle <= 0 || (idle as f64) < rule.limit("min_share") * wall as f64 {
+        return None;
+    }
+    let (subject, of, whole) = if iterations {
+        let kind = kind.map_or("", IterationKind::as_str);
+        let subject = if kind.is_empty() { "a step" } else { kind };
+        let each = format!("per iteration (median of {} {kind}", count(rows.len()));
+        (subject, "wall".to_owned(), format!("{})", each.trim_end()))
+    } else {
+        ("the run", facts.span_words(), facts.span_words())
+    };
+    let per_iteration = if iterations && rows.len() > 1 { format!(" {whole}") } else { String::new() };
+    let sentence = format!(
+        "{subject} is host-bound: {} of the {of} is idle behind launches of {}; CUDA graphs would remove up to {} of \
+         {}{per_iteration}",
+        percent(idle, wall),
+        ns_text(call),
+        ns_text(idle),
+        ns_text(wall),
+    );
+    let time = if iterations { "Median per iteration" } else { "Time" };
+    let mut table = evidence(rule, &[("Part", Unit::Text), (time, Unit::Ns), ("Share of wall", Unit::Share)]);
+    let long = format!("of both in stretches of {} or more, not counted here", ns_text(rule.limit_us("long_us")));
+    let parts = [
+        (Part::LaunchBound.to_string(), typical(|row| row.launch)),
+        (Part::HostBound.to_string(), typical(|row| row.host)),
+        (long, typical(|row| row.long)),
+        ("wall".to_owned(), wall),
+    ];
+    for (name, ns) in parts {
+        table.push([name.into(), ns.into(), (ns as f64 / wall as f64).into()]);
+    }
+    Some(Draft { sentence, gain: Some(Gain::new(idle, wall, whole)), evidence: table })
 }
 
 /// Segments of one kind that last at least `long`, by name: the time in which the device idles, and its sum.
@@ -153,23 +216,41 @@ pub(super) fn long_calls(facts: &Facts, rule: &Rule) -> Option<Draft> {
 
 pub(super) fn late_start(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let long = ns_text(rule.limit_us("long_us"));
-    long_draft(facts, rule, Kind::LaunchLatency, "Op that starts late", |sum, of_whole, most| {
+    let mut draft = long_draft(facts, rule, Kind::LaunchLatency, "Op that starts late", |sum, of_whole, most| {
         format!(
             "ops start {long} or more after their launch has returned though nothing ran before them on their stream: \
              {sum} ({of_whole}), {most}"
         )
-    })
+    })?;
+    // What happens once, as at the start of a recording, is no time that could be gained again and again.
+    let (_, rows) = long_segments(facts, Kind::LaunchLatency, rule.limit_us("long_us"));
+    let times: usize = rows.iter().map(|row| row.1).sum();
+    draft.gain = draft.gain.filter(|_| times as f64 >= rule.limit("min_times"));
+    Some(draft)
 }
 
 pub(super) fn sync_per_step(facts: &Facts, rule: &Rule) -> Option<Draft> {
     // Per call and range around it: waits, and the time from then until the device works again.
     let mut by_call: BTreeMap<(StrId, StrId), (usize, i64)> = BTreeMap::new();
     let mut idles = Vec::new();
+    // The marker of an iteration around a call says nothing of the call.
+    let markers: HashSet<&str> = facts.context.iterations.list.iter().map(|i| i.label.as_str()).collect();
+    let named = |range: u32| match range {
+        NONE => StrId::NONE,
+        range => facts.trace.ranges.name[range as usize],
+    };
     for path in &facts.paths {
+        // Waits with no kernel between them are one: the device waits once.
+        let mut counted_until = i64::MIN;
         for segment in path.segments.iter().filter(|s| s.kind == Kind::SyncReturn) {
-            let idle = facts.idle_until_kernel(path.process, segment.span.start);
-            let range = facts.attribution.of_call.get(segment.call as usize).copied().unwrap_or(NONE);
-            let range = if range == NONE { StrId::NONE } else { facts.trace.ranges.name[range as usize] };
+            let moment = segment.span.start;
+            let Some(next) = facts.next_kernel(path.process, moment).filter(|_| moment >= counted_until) else {
+                continue;
+            };
+            counted_until = next;
+            let idle = facts.idle_ns(path.process, Span::new(moment, next));
+            let range = named(facts.attribution.of_call.get(segment.call as usize).copied().unwrap_or(NONE));
+            let range = if markers.contains(facts.trace.text(range)) { StrId::NONE } else { range };
             let row = by_call.entry((segment.name, range)).or_default();
             *row = (row.0 + 1, row.1.saturating_add(idle));
             idles.push(idle as f64);
@@ -330,41 +411,26 @@ pub(super) fn slow_start(facts: &Facts, rule: &Rule) -> Option<Draft> {
 }
 
 pub(super) fn between_iterations(facts: &Facts, rule: &Rule) -> Option<Draft> {
-    let list = &facts.context.iterations.list;
-    let mut gaps = Vec::new();
-    let mut whole = 0i64;
-    for process in 0..facts.trace.processes.len() as u16 {
-        let own: Vec<_> = list.iter().filter(|i| i.process == process && i.device.is_some()).collect();
-        let devices: Vec<Span> = own.iter().filter_map(|i| i.device).collect();
-        if (devices.len() as f64) < rule.limit("min_iterations") {
-            continue;
-        }
-        let ops = &facts.trace.ops;
-        let mine = (0..ops.len()).filter(|&op| ops.process[op] == process);
-        let busy = SpanSet::union_of(mine.map(|op| Span::new(ops.start[op], ops.end[op])));
-        whole = whole.saturating_add(busy.extent().map_or(0, Span::length));
-        let mut end = i64::MIN;
-        for (pair, iteration) in devices.windows(2).zip(&own) {
-            end = end.max(pair[0].end);
-            let idle = busy.gaps(Span::new(end, pair[1].start)).length();
-            if idle > 0 {
-                gaps.push((idle, iteration.number, end));
-            }
-        }
-    }
-    let sum: i64 = gaps.iter().map(|g| g.0).sum();
-    if gaps.is_empty() || (sum as f64) < rule.limit("min_share") * whole as f64 {
+    let budgets = &facts.budgets;
+    let between = |parts: &[(Part, i64)]| parts.iter().find(|p| p.0 == Part::BetweenIterations).map(|p| p.1);
+    let mut gaps: Vec<_> = budgets.iter().filter_map(|b| Some((between(&b.parts)?, b))).collect();
+    let sum = gaps.iter().map(|g| g.0).fold(0, i64::saturating_add);
+    let whole = budgets.iter().map(|b| b.wall_ns).fold(0, i64::saturating_add);
+    let enough = budgets.len() as f64 >= rule.limit("min_iterations");
+    if !enough || sum == 0 || (sum as f64) < rule.limit("min_share") * whole as f64 {
         return None;
     }
     let median = Summary::of(gaps.iter().map(|g| g.0 as f64)).map_or(0.0, |s| s.median) as i64;
     gaps.sort_by_key(|g| std::cmp::Reverse(g.0));
-    let mut table = evidence(rule, &[("After iteration", Unit::Count), ("At", Unit::Ns), ("Idle", Unit::Ns)]);
-    for &(idle, number, end) in gaps.iter().take(ROWS) {
-        table.push([number.into(), end.into(), idle.into()]);
+    let columns = [("After iteration", Unit::Count), ("Device", Unit::Count), ("Idle", Unit::Ns), ("Wall", Unit::Ns)];
+    let mut table = evidence(rule, &columns);
+    for &(idle, budget) in gaps.iter().take(ROWS) {
+        let device = facts.trace.devices.get(budget.device as usize).map_or(u32::from(budget.device), |d| d.ordinal);
+        table.push([budget.iter.into(), device.into(), idle.into(), budget.wall_ns.into()]);
     }
-    let words = "from first op to last end of the processes with iterations";
+    let words = format!("wall of all {} iterations", count(budgets.len()));
     let sentence = format!(
-        "between iterations the device idles {} times, {} each (median): {} or {} of {} {words}",
+        "between iterations the device idles {} times, {} each (median): {} or {} of the {words} ({})",
         count(gaps.len()),
         ns_text(median),
         ns_text(sum),

@@ -100,7 +100,9 @@ pub(super) fn profiler_overhead(facts: &Facts, rule: &Rule) -> Option<Draft> {
         ns_text(whole),
         ns_text(idle),
     );
-    Some(Draft { sentence, gain: Some(Gain::new(idle, whole, "between first launch and last end")), evidence: table })
+    let gain = Gain::new(idle, whole, "between first launch and last end");
+    let gain = Some(gain).filter(|gain| gain.share() >= rule.limit("min_gain"));
+    Some(Draft { sentence, gain, evidence: table })
 }
 
 pub(super) fn low_clock(facts: &Facts, rule: &Rule) -> Option<Draft> {
