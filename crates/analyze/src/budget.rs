@@ -593,7 +593,7 @@ fn kinds_sheet(kinds: &[KindBudget]) -> Sheet {
 
 fn worst_sheet(context: &Context, budgets: &[IterationBudget], kinds: &[KindBudget]) -> Sheet {
     let columns = [
-        Column::new("iteration", Unit::Count),
+        Column::new("iteration", Unit::Id),
         Column::new("label", Unit::Text),
         Column::new("kind", Unit::Text),
         Column::new("device", Unit::Text),

@@ -171,7 +171,7 @@ pub fn report(context: &Context) -> Report {
     let all = gaps(context, GAPS_SHOWN);
     let by_length = |names: [&str; 3]| {
         [
-            Column::new("device", Unit::Count),
+            Column::new("device", Unit::Id),
             Column::new(names[0], Unit::Text),
             Column::new(names[1], Unit::Count),
             Column::new("time", Unit::Ns),
@@ -215,13 +215,13 @@ fn ordinal(context: &Context, device: u16) -> u32 {
 fn longest_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
     let trace = context.trace;
     let columns = [
-        Column::new("device", Unit::Count),
+        Column::new("device", Unit::Id),
         Column::new("start", Unit::Ns),
         Column::new("length", Unit::Ns),
         Column::new("cause", Unit::Text),
         Column::new("host call", Unit::Text),
         Column::new("range", Unit::Text),
-        Column::new("iteration", Unit::Count),
+        Column::new("iteration", Unit::Id),
         Column::new("next op", Unit::Text),
     ];
     let mut sheet = Sheet::new("gaps", columns).title("Longest gaps");
@@ -269,8 +269,8 @@ fn call_under(context: &Context, gap: &Gap) -> Option<usize> {
 
 fn streams_sheet(context: &Context) -> Sheet {
     let columns = [
-        Column::new("device", Unit::Count),
-        Column::new("stream", Unit::Count),
+        Column::new("device", Unit::Id),
+        Column::new("stream", Unit::Id),
         Column::new("host late", Unit::Ns),
         Column::new("queued, gap below 30 us", Unit::Ns),
         Column::new("queued, longer gap", Unit::Ns),

@@ -234,8 +234,8 @@ fn sheet(name: &str, first_column: &str, groups: Vec<(String, Vec<&Launch>)>) ->
 fn queues(trace: &Trace, launches: &[Launch]) -> Sheet {
     let columns = [
         Column::new("Device", Unit::Text),
-        Column::new("Process", Unit::Number),
-        Column::new("Stream", Unit::Number),
+        Column::new("Process", Unit::Id),
+        Column::new("Stream", Unit::Id),
         Column::new("Launches", Unit::Count),
         Column::new("Depth Med", Unit::Count),
         Column::new("Depth p90", Unit::Count),

@@ -172,7 +172,7 @@ fn usage(trace: &Trace, series: &[MemorySeries], began: i64) -> Sheet {
     let bytes = |name: &str| Column::new(name, Unit::Bytes);
     let columns = [
         Column::new("Device", Unit::Text),
-        Column::new("Process", Unit::Number),
+        Column::new("Process", Unit::Id),
         Column::new("Kind", Unit::Text),
         bytes("At Start"),
         bytes("Peak"),

@@ -168,7 +168,7 @@ fn per_iteration(context: &Context, metrics: &[&Metric]) -> Option<Sheet> {
     if iterations.is_empty() || metrics.is_empty() {
         return None;
     }
-    let mut columns = vec![Column::new("Iteration", Unit::Number), Column::new("Label", Unit::Text)];
+    let mut columns = vec![Column::new("Iteration", Unit::Id), Column::new("Label", Unit::Text)];
     columns.extend(metrics.iter().map(|metric| metric_column(context.trace, metrics, metric)));
     let mut sheet = Sheet::new("by_iteration", columns).title("Mean per iteration, over its time on the device");
     for iteration in iterations {

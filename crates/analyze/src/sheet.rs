@@ -103,6 +103,8 @@ pub enum Unit {
     Text,
     /// A whole number of things.
     Count,
+    /// A number that names something: an iteration, a process, a device.
+    Id,
     /// A plain number without unit.
     Number,
     /// Nanoseconds.

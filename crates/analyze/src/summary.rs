@@ -107,7 +107,7 @@ fn sources(context: &Context) -> Sheet {
     let columns = [
         ("file", Unit::Text),
         ("format", Unit::Text),
-        ("rank", Unit::Count),
+        ("rank", Unit::Id),
         ("size", Unit::Bytes),
         ("events", Unit::Count),
         ("lost", Unit::Count),
@@ -179,7 +179,7 @@ fn notes(context: &Context) -> Vec<String> {
     let mut notes = Vec::new();
     let iterations = &context.iterations;
     notes.push(match &iterations.method {
-        Some(method) => format!("{} iterations, found {method}.", iterations.list.len()),
+        Some(method) => format!("{}, found {method}.", iterations.counted()),
         None => "No iterations were found; name their ranges with --iteration-range REGEX.".to_owned(),
     });
     let total: i64 = (0..ops.len()).map(|i| ops.duration(i)).sum();

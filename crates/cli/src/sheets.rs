@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 use strobe_analyze::nsys_stats;
-use strobe_analyze::sheet::{Report, Sheet, Unit, Value};
+use strobe_analyze::sheet::{Column, Report, Sheet, Unit, Value};
 use strobe_report::human;
 use strobe_report::table::{Cell, Table};
 
@@ -11,9 +11,16 @@ const RULE: &str = "═";
 
 /// A report for the terminal: at most `top` rows of each table, 0 for all.
 pub fn text(report: &Report, width: usize, top: usize) -> String {
-    let mut out = format!("{}\n{}\n", report.title, RULE.repeat(report.title.chars().count().min(width)));
+    let title = wrap(&report.title, width);
+    let underlined = title.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+    let mut out = format!("{title}{}\n", RULE.repeat(underlined));
     if let Some(why) = &report.not_applicable {
         out.push_str(&wrap(&format!("Not applicable: {why}"), width));
+    }
+    let notes: String = report.notes.iter().map(|note| wrap(note, width)).collect();
+    let verdict_first = report.name == "compare";
+    if verdict_first {
+        out.push_str(&format!("{notes}\n"));
     }
     let mut sheets = report.sheets.as_slice();
     if report.name == "advice"
@@ -27,18 +34,26 @@ pub fn text(report: &Report, width: usize, top: usize) -> String {
         if index > 0 {
             out.push('\n');
         }
-        out.push_str(&fitted(sheet, width, top).render(width));
+        if !sheet.title.is_empty() {
+            out.push_str(&wrap(&sheet.title, width));
+        }
+        let (fitted, left_out) = fitted(sheet, width, top);
+        out.push_str(&fitted.render(width));
         if top > 0 && sheet.rows.len() > top {
-            out.push_str(&format!(
-                "… {} more rows, --top 0 shows all\n",
-                human::count((sheet.rows.len() - top) as u64)
-            ));
+            out.push_str(&format!("… {}, --top 0 shows all\n", more_rows(sheet.rows.len() - top)));
+        }
+        if !left_out.is_empty() {
+            out.push_str(&wrap(&format!("Not shown at this width: {}.", left_out.join(", ")), width));
         }
     }
-    for note in &report.notes {
-        out.push_str(&wrap(note, width));
+    if !verdict_first {
+        out.push_str(&notes);
     }
     out
+}
+
+fn more_rows(count: usize) -> String {
+    format!("{} more {}", human::count(count as u64), if count == 1 { "row" } else { "rows" })
 }
 
 /// Findings are sentences: a paragraph each, not a row.
@@ -58,29 +73,91 @@ fn paragraphs(findings: &Sheet, width: usize) -> String {
     out
 }
 
-/// Columns that give way when names would be cut too short to tell them apart, the first to go first.
-const LEAST_NEEDED: [&str; 4] = ["StdDev (ns)", "Min (ns)", "Max (ns)", "Avg (ns)"];
 /// A name cut shorter than this tells little.
 const READABLE: usize = 44;
+/// A name cut shorter than this tells nothing.
+const LEGIBLE: usize = 16;
+/// Columns (by their last word) that give way, the first to go first, when names would be cut shorter than this.
+const LEAST_NEEDED: [(&str, usize); 15] = [
+    ("StdDev", READABLE),
+    ("Min", READABLE),
+    ("p25", READABLE),
+    ("p75", READABLE),
+    ("p90", READABLE),
+    ("Max", READABLE),
+    ("Avg", READABLE),
+    ("process", LEGIBLE),
+    ("start", LEGIBLE),
+    ("end", LEGIBLE),
+    ("by", LEGIBLE),
+    ("from", LEGIBLE),
+    ("to", LEGIBLE),
+    ("p50", LEGIBLE),
+    ("Style", LEGIBLE),
+];
 
-/// The table of a sheet with as many columns as leave room for names.
-fn fitted(sheet: &Sheet, width: usize, top: usize) -> Table {
+/// The table of a sheet with as many columns as leave room for names, and the headers of those left out.
+fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
     let mut sheet = sheet.clone();
-    for name in LEAST_NEEDED {
-        let names = sheet.rows.iter().filter_map(|row| match row.last() {
-            Some(Value::Text(text)) => Some(short_name(text).chars().count()),
-            _ => None,
-        });
-        let wanted = names.max().unwrap_or(0).min(READABLE);
-        let others: usize = table(&sheet, top).widths_without_last();
-        let Some(place) = sheet.columns.iter().position(|column| column.name == name) else { continue };
-        if wanted == 0 || others + wanted <= width {
-            break;
+    sheet.title.clear();
+    same_names_once(&mut sheet);
+    let mut left_out = Vec::new();
+    let mut remove = |sheet: &mut Sheet, place: usize, why: &str| {
+        left_out.push(header(&sheet.columns.remove(place)) + why);
+        sheet.rows.iter_mut().chain(&mut sheet.total).for_each(|row| drop(row.remove(place)));
+    };
+    let fits = |sheet: &Sheet, readable: usize| table(sheet, top).fits(width, readable);
+    let mut place = 0;
+    while place < sheet.columns.len() && !fits(&sheet, READABLE) {
+        match always(&sheet, place) {
+            Some(value) => remove(&mut sheet, place, &value),
+            None => place += 1,
         }
-        sheet.columns.remove(place);
-        sheet.rows.iter_mut().for_each(|row| drop(row.remove(place)));
     }
-    table(&sheet, top)
+    for (name, readable) in LEAST_NEEDED {
+        let named = |column: &Column| header(column).split(' ').next_back() == Some(name);
+        while let Some(place) = sheet.columns.iter().position(named).filter(|_| !fits(&sheet, readable)) {
+            remove(&mut sheet, place, "");
+        }
+    }
+    let least = |column: &Column| column.unit != Unit::Text && column.name != "Change";
+    while let Some(place) = sheet.columns.iter().rposition(least).filter(|_| !fits(&sheet, LEGIBLE)) {
+        remove(&mut sheet, place, "");
+    }
+    (table(&sheet, top), left_out)
+}
+
+/// What a column says in every row, if that is nothing or the same words.
+fn always(sheet: &Sheet, column: usize) -> Option<String> {
+    let mut values = sheet.rows.iter().map(|row| &row[column]);
+    let first = values.next()?;
+    let same = values.all(|value| value == first);
+    match first {
+        Value::Unknown if same => Some(" (not known)".to_owned()),
+        Value::Text(text) if same && text.is_empty() => Some(" (nothing in any row)".to_owned()),
+        Value::Text(text) if same && sheet.rows.len() > 1 => Some(format!(" ({text} in all rows)")),
+        _ => None,
+    }
+}
+
+/// Two names of one kernel leave each other little room: a second one that is the same is not repeated.
+fn same_names_once(sheet: &mut Sheet) {
+    let place = |name: &str| sheet.columns.iter().position(|column| column.name == name);
+    let (Some(a), Some(b)) = (place("Kernel A"), place("Kernel B")) else { return };
+    for row in sheet.rows.iter_mut().filter(|row| row[a] == row[b]) {
+        row[b] = Value::Text("the same".to_owned());
+    }
+}
+
+/// A column's header for people: values carry their units.
+fn header(column: &Column) -> String {
+    match column.unit {
+        Unit::Ns | Unit::NsChange | Unit::Bytes => {
+            let name = column.name.as_str();
+            name.strip_suffix(" (ns)").or(name.strip_suffix(" (MB)")).unwrap_or(name).to_owned()
+        }
+        _ => column.name.clone(),
+    }
 }
 
 /// A sheet as a table: numbers with units that fit, names shortened as far as they stay recognisable.
@@ -94,28 +171,16 @@ pub fn page_table(sheet: &Sheet) -> Table {
 }
 
 fn table_of(sheet: &Sheet, top: usize, short_names: bool) -> Table {
-    let header = |name: &str| name.strip_suffix(" (ns)").or(name.strip_suffix(" (MB)")).unwrap_or(name).to_owned();
-    let mut table = Table::new(sheet.columns.iter().map(|column| match column.unit {
-        Unit::Ns | Unit::NsChange | Unit::Bytes => header(&column.name),
-        _ => column.name.clone(),
-    }));
+    let mut table = Table::new(sheet.columns.iter().map(header));
     if !sheet.title.is_empty() {
         table = table.title(&sheet.title);
     }
     let shown = if top == 0 { sheet.rows.len() } else { top };
-    let longest = |column: usize| {
-        let texts = sheet.rows.iter().take(shown).map(|row| match row.get(column) {
-            Some(Value::Text(text)) => text.chars().count(),
-            _ => 0,
-        });
-        texts.max().unwrap_or(0)
-    };
     for (index, column) in sheet.columns.iter().enumerate() {
         table = if column.unit == Unit::Text { table.left(index) } else { table.right(index) };
     }
-    if let Some(widest) = (0..sheet.columns.len()).max_by_key(|&column| longest(column)) {
-        table = table.flexible(widest);
-    }
+    let words = sheet.columns.iter().enumerate().filter(|(_, column)| column.unit == Unit::Text);
+    table = table.flexible_columns(words.map(|(index, _)| index));
     for row in sheet.rows.iter().take(shown) {
         table.push(cells(sheet, row, short_names));
     }
@@ -149,6 +214,7 @@ pub fn cell(value: &Value, unit: Unit) -> Cell {
             Value::Int(number) => format!("-{}", human::count(number.unsigned_abs())),
             _ => human::number(number),
         },
+        Unit::Id => number.to_string(),
         Unit::Ns => human::ns(number),
         Unit::NsChange => signed(human::ns(number)),
         Unit::Bytes if number < 0.0 => format!("-{}", human::bytes(number.abs() as u64)),
@@ -227,7 +293,7 @@ fn plain_csv(sheet: &Sheet) -> String {
             Unit::BytesPerS => " (bytes/s)",
             Unit::FlopsPerS => " (FLOP/s)",
             Unit::Share | Unit::ShareChange => " (fraction)",
-            Unit::Text | Unit::Count | Unit::Number => "",
+            Unit::Text | Unit::Count | Unit::Id | Unit::Number => "",
         };
         quoted(&format!("{}{unit}", column.name))
     });
@@ -272,8 +338,11 @@ pub fn json(report: &Report) -> Json {
 /// Breaks a sentence into lines of at most `width` columns, later lines indented.
 pub fn wrap(text: &str, width: usize) -> String {
     let (mut out, mut column) = (String::new(), 0);
-    for word in text.split_whitespace() {
-        let length = word.chars().count();
+    // A word that is wider than a line is broken where it has to be.
+    let longest = width.saturating_sub(2).max(1);
+    let letters: Vec<Vec<char>> = text.split_whitespace().map(|word| word.chars().collect()).collect();
+    for word in letters.iter().flat_map(|word| word.chunks(longest)) {
+        let length = word.len();
         if column > 0 && column + 1 + length > width {
             out.push_str("\n  ");
             column = 2;
@@ -281,7 +350,7 @@ pub fn wrap(text: &str, width: usize) -> String {
             out.push(' ');
             column += 1;
         }
-        out.push_str(word);
+        out.extend(word);
         column += length;
     }
     out.push('\n');
@@ -291,7 +360,6 @@ pub fn wrap(text: &str, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use strobe_analyze::sheet::Column;
 
     fn sample() -> Sheet {
         let columns = [("Name", Unit::Text), ("Total Time (ns)", Unit::Ns), ("share", Unit::Share)];
@@ -312,7 +380,7 @@ mod tests {
         assert_eq!(document["tables"][0]["rows"][0]["Total Time (ns)"], 1500);
         assert_eq!(document["tables"][0]["rows"][1]["Total Time (ns)"], Json::Null);
         let cut = super::text(&report, 80, 1);
-        assert!(cut.contains("… 1 more rows"), "{cut}");
+        assert!(cut.contains("… 1 more row,"), "{cut}");
     }
 
     #[test]
@@ -326,5 +394,6 @@ mod tests {
     #[test]
     fn sentences_are_wrapped() {
         assert_eq!(wrap("one two three", 8), "one two\n  three\n");
+        assert_eq!(wrap("a abcdefghij", 8), "a abcdef\n  ghij\n");
     }
 }

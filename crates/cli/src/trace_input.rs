@@ -48,7 +48,7 @@ pub fn read(paths: &[PathBuf]) -> Result<Trace> {
     if let [dir] = paths
         && let Some(trace) = unprofiled_run(dir)?
     {
-        return Ok(trace);
+        return Ok(said(trace));
     }
     let mut bar = None;
     let trace = import::read_files(paths, &mut |p: import::Progress<'_>| {
@@ -58,9 +58,13 @@ pub fn read(paths: &[PathBuf]) -> Result<Trace> {
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    let trace = trace?;
+    Ok(said(trace?))
+}
+
+/// A trace, after what its reader has to know was said.
+fn said(trace: Trace) -> Trace {
     trace.meta.notices.iter().for_each(|notice| output::warn(notice));
-    Ok(trace)
+    trace
 }
 
 /// A trace with categories and iterations; an iteration range that matches nothing is an error.

@@ -442,7 +442,7 @@ pub(super) fn between_iterations(facts: &Facts, rule: &Rule) -> Option<Draft> {
 
 pub(super) fn queue_full(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let queues = queue_depths(facts.trace, facts.launches);
-    let columns = [("Device", Unit::Count), ("Stream", Unit::Count), ("Deepest", Unit::Count), ("Time full", Unit::Ns)];
+    let columns = [("Device", Unit::Id), ("Stream", Unit::Id), ("Deepest", Unit::Count), ("Time full", Unit::Ns)];
     let mut table = evidence(rule, &columns);
     let mut longest = 0i64;
     for queue in &queues {

@@ -7,6 +7,13 @@ use crate::context::Context;
 use crate::intervals::{Span, SpanSet};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
+impl Detected {
+    /// How many there are, in words.
+    pub fn counted(&self) -> String {
+        format!("{} {}", self.list.len(), if self.list.len() == 1 { "iteration" } else { "iterations" })
+    }
+}
+
 /// What the devices did for one iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IterationFigures {
@@ -74,14 +81,14 @@ pub fn report(context: &Context) -> Report {
     };
     let on_cpu = trace.ops.kind.contains(&OpKind::CpuOp);
     let mut columns = vec![
-        Column::new("number", Unit::Count),
+        Column::new("number", Unit::Id),
         Column::new("label", Unit::Text),
         Column::new("kind", Unit::Text),
         Column::new("ctx requests", Unit::Count),
         Column::new("gen requests", Unit::Count),
         Column::new("ctx tokens", Unit::Count),
         Column::new("gen tokens", Unit::Count),
-        Column::new("process", Unit::Count),
+        Column::new("process", Unit::Id),
         Column::new("wall", Unit::Ns),
         Column::new("device busy", Unit::Ns),
         Column::new("device idle", Unit::Ns),
@@ -119,7 +126,7 @@ pub fn report(context: &Context) -> Report {
     let outside = detected.of_op.iter().filter(|&&i| i == NONE).count();
     let mut report = Report::new("iterations", TITLE)
         .sheet(sheet)
-        .note(format!("{} iterations, found {method}.", detected.list.len()))
+        .note(format!("{}, found {method}.", detected.counted()))
         .note("Idle is the time between the first and the last op of an iteration in which none of its ops ran.");
     if outside > 0 {
         report = report.note(format!("{outside} of {} ops belong to no iteration.", trace.ops.len()));

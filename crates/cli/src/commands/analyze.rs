@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use serde_json::json;
 use strobe_analyze::reports::{self, Entry};
+use strobe_analyze::sheet::Report;
 use strobe_report::human;
 
 use crate::trace_input::{self, ViewArgs};
@@ -84,6 +85,14 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Entry>> {
     Ok(entries)
 }
 
+/// The first screen has the findings; what proves them is a report of its own.
+fn without_evidence(report: &mut Report) {
+    if report.name == "advice" && report.sheets.len() > 1 {
+        report.sheets.truncate(1);
+        report.notes.push("The figures behind each finding: --report advice.".to_owned());
+    }
+}
+
 pub fn run(args: Args) -> Result<()> {
     let entries = chosen(&args.report)?;
     let options = args.view.options()?;
@@ -93,7 +102,7 @@ pub fn run(args: Args) -> Result<()> {
     let trace = trace_input::read(&args.traces)?;
     let spinner = progress::spinner("analysing");
     let context = trace_input::context(&trace, &options)?;
-    let reports = reports::run_all(&entries, &context);
+    let mut reports = reports::run_all(&entries, &context);
     let page = args.html.as_ref().map(|path| (path, explore::trace_page(&context)));
     spinner.finish_and_clear();
     if let Some((path, page)) = &page {
@@ -101,6 +110,9 @@ pub fn run(args: Args) -> Result<()> {
     }
     match if args.json { Format::Json } else { args.format } {
         Format::Table => {
+            if args.report.is_empty() {
+                reports.iter_mut().for_each(without_evidence);
+            }
             let texts: Vec<_> = reports.iter().map(|r| sheets::text(r, output::width(), args.top)).collect();
             output::print(&texts.join("\n"));
             if let Some((path, page)) = page {
