@@ -3,6 +3,7 @@
 #![allow(dead_code)] // every test file uses its own part of this
 
 pub mod trace;
+pub mod traces;
 
 use std::collections::BTreeMap;
 use std::fs;

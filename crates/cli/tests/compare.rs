@@ -1,0 +1,165 @@
+//! `strobe compare` as its users call it: in a terminal, in a script, as a gate in CI.
+
+mod common;
+
+use common::traces::{KINETO, MIXED_GRAPH, MIXED_NODE, real};
+use common::{Done, Sandbox, assert_names};
+use serde_json::Value;
+
+fn json(done: &Done) -> Value {
+    serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {}", done.stdout))
+}
+
+/// The parts that explain a difference add up to it, in every group of iterations.
+#[track_caller]
+fn assert_parts_add_up(document: &Value) {
+    let groups = document["comparison"]["groups"].as_array().unwrap();
+    assert!(!groups.is_empty(), "{document:#}");
+    for group in groups {
+        let parts = group["parts"].as_array().unwrap();
+        let sum: f64 = parts.iter().map(|part| part["delta_ns"].as_f64().unwrap()).sum();
+        let whole = group["delta_ns"].as_f64().unwrap();
+        let scale = group["a_wall_ns"].as_f64().unwrap();
+        assert!((sum - whole).abs() <= scale * 1e-9, "{}: parts {sum}, difference {whole}", group["name"]);
+    }
+}
+
+#[test]
+fn a_trace_does_not_differ_from_itself() {
+    let sandbox = Sandbox::new();
+    for trace in [MIXED_NODE, KINETO] {
+        let done = sandbox.ok(&format!("compare {trace} {trace} --fail-on-regression 0%"));
+        assert!(done.stdout.starts_with("no difference"), "{}", done.stdout);
+        let document = json(&sandbox.ok(&format!("compare {trace} {trace} --json")));
+        assert_parts_add_up(&document);
+        let groups = document["comparison"]["groups"].as_array().unwrap();
+        assert!(groups.iter().all(|group| group["delta_ns"] == 0.0), "{groups:#?}");
+    }
+}
+
+#[test]
+fn what_was_recorded_differently_cannot_be_judged() {
+    let sandbox = Sandbox::new();
+    let words = format!("compare {MIXED_NODE} {MIXED_GRAPH}");
+    assert!(sandbox.ok(&words).stdout.starts_with("not comparable"));
+    let done = sandbox.run(&format!("{words} --fail-on-regression 5%"));
+    assert_eq!(done.code, Some(2), "{}", done.stderr);
+    assert_names(&done.stderr, &["error: the gate cannot be judged", "--cuda-graph-trace"]);
+}
+
+/// A copy of a trace whose every time is multiplied, so that it is slower by a known factor.
+fn slowed(sandbox: &Sandbox, from: &str, to: &str, factor: f64) {
+    std::fs::copy(sandbox.path(from), sandbox.path(to)).unwrap();
+    let database = rusqlite::Connection::open(sandbox.path(to)).unwrap();
+    let tables: Vec<String> = {
+        let mut statement = database.prepare("SELECT name FROM sqlite_master WHERE type = 'table'").unwrap();
+        let names = statement.query_map([], |row| row.get(0)).unwrap();
+        names.map(Result::unwrap).collect()
+    };
+    for table in tables {
+        for column in ["start", "end"] {
+            // Tables without such a column are passed over.
+            let _ = database
+                .execute(&format!("UPDATE \"{table}\" SET \"{column}\" = CAST(`{column}` * {factor} AS INTEGER)"), []);
+        }
+    }
+}
+
+#[test]
+fn the_gate_tells_slower_from_faster() {
+    let sandbox = Sandbox::new();
+    sandbox.ok(&format!("convert {KINETO} -o base-1.sqlite"));
+    for (name, factor) in [("base-2.sqlite", 1.0), ("slow-1.sqlite", 1.5), ("slow-2.sqlite", 1.5)] {
+        slowed(&sandbox, "base-1.sqlite", name, factor);
+    }
+    let document = json(&sandbox.ok("compare base-1.sqlite slow-1.sqlite --json"));
+    assert_parts_add_up(&document);
+    let group = &document["comparison"]["groups"][0];
+    let (a, b) = (group["a_wall_ns"].as_f64().unwrap(), group["b_wall_ns"].as_f64().unwrap());
+    assert!((b / a - 1.5).abs() < 1e-3, "{a} -> {b}");
+
+    let done = sandbox.run("compare base-*.sqlite slow-*.sqlite --fail-on-regression 5% --html page.html");
+    assert_eq!(done.code, Some(1), "{}\n{}", done.stdout, done.stderr);
+    assert!(done.stdout.starts_with("slower: "), "{}", done.stdout);
+    assert_names(&done.stderr, &["regression: ", "slower (more than 5.0 % allowed)"]);
+    assert!(sandbox.read("page.html").contains("</html>"));
+    let document = json(&sandbox.run("compare base-*.sqlite slow-*.sqlite --fail-on-regression 5% --json"));
+    assert!(!document["regression"]["found"].is_null());
+    assert_eq!(document["a"].as_array().unwrap().len(), 2);
+
+    let done = sandbox.ok("compare slow-*.sqlite base-*.sqlite --fail-on-regression 5%");
+    assert!(done.stdout.starts_with("faster: "), "{}", done.stdout);
+}
+
+#[test]
+fn wrong_calls_are_refused() {
+    let sandbox = Sandbox::new();
+    assert_names(&sandbox.refused(&format!("compare {MIXED_NODE} none.sqlite")), &["none.sqlite"]);
+    assert_names(&sandbox.refused(&format!("compare none-* {MIXED_NODE}")), &["nothing matches none-*"]);
+    assert_names(&sandbox.refused(&format!("compare {MIXED_NODE} {MIXED_NODE} --fail-on-regression much")), &["much"]);
+    assert_names(&sandbox.refused(&format!("compare {MIXED_NODE} {MIXED_NODE} --html no/p.html")), &["no/p.html"]);
+    sandbox.refused(&format!("compare {MIXED_NODE}"));
+}
+
+#[test]
+fn no_line_is_wider_than_the_terminal() {
+    let sandbox = Sandbox::new();
+    for width in ["80", "100", "160"] {
+        for (a, b) in [(MIXED_NODE, MIXED_GRAPH), (KINETO, MIXED_NODE), (KINETO, KINETO)] {
+            let text = sandbox.ok_with(&[("COLUMNS", width)], &format!("compare {a} {b}")).stdout;
+            let long = text.lines().find(|line| line.chars().count() > width.parse().unwrap());
+            assert_eq!(long, None, "{a} {b} at {width} columns");
+        }
+    }
+}
+
+#[test]
+fn run_directories_are_compared_profiled_or_not() {
+    let sandbox = Sandbox::new();
+    sandbox.dataset("d.jsonl", &[(40, 9), (7, 12), (65, 4), (20, 10)]);
+    let bench = "bench throughput --model micro --dataset d.jsonl --warmup 1 --max-batch-size 3 --output-dir";
+    sandbox.ok(&format!("{bench} a --profile 2-8"));
+    sandbox.ok(&format!("{bench} b --profile 2-8"));
+    sandbox.ok(&format!("{bench} plain-a"));
+    sandbox.ok(&format!("{bench} plain-b"));
+    let document = json(&sandbox.ok("compare a b --json"));
+    assert_parts_add_up(&document);
+    let done = sandbox.ok("compare plain-a plain-b");
+    assert_names(&done.stderr, &["not profiled"]);
+    assert_names(&done.stdout, &["Wall A", "Wall B", "decode"]);
+    assert_parts_add_up(&json(&sandbox.ok("compare plain-a plain-b --json")));
+}
+
+#[test]
+fn the_first_screen_of_a_real_pair_has_the_answer() {
+    let (Some(a), Some(b)) = (real("nsys/nsys-ai/mfu_2gpu_before.sqlite"), real("nsys/nsys-ai/mfu_2gpu_after.sqlite"))
+    else {
+        return;
+    };
+    let sandbox = Sandbox::new();
+    let words = format!("compare {} {}", a.display(), b.display());
+    let done = sandbox.ok(&words);
+    let screen: String = done.stdout.lines().take(40).map(|line| format!("{line}\n")).collect();
+    assert!(screen.starts_with("slower: A = mfu_2gpu_before.sqlite, B = mfu_2gpu_after.sqlite"), "{screen}");
+    assert_names(
+        &screen,
+        &["Kernels per iteration: 119 -> 119", "host-bound idle", "exposed communication", "-29.4 %"],
+    );
+    // Golden: kernels only, summed over both devices.
+    assert_names(&done.stdout, &["510 ms   455 ms", "25.4 ms  33.7 ms", "63.3 ms   110 ms"]);
+    let document = json(&sandbox.ok(&format!("{words} --json")));
+    assert_parts_add_up(&document);
+    assert_eq!(document["comparison"]["verdict"]["outcome"], "slower");
+}
+
+#[test]
+fn kernels_that_replaced_others_are_named() {
+    let (Some(a), Some(b)) =
+        (real("kineto/hta/trace_diff_control.json.gz"), real("kineto/hta/trace_diff_test.json.gz"))
+    else {
+        return;
+    };
+    let sandbox = Sandbox::new();
+    let text = sandbox.ok(&format!("compare {} {}", a.display(), b.display())).stdout;
+    assert_names(&text, &["Kernels only in A", "Kernels only in B"]);
+}
