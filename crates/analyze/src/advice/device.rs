@@ -8,7 +8,7 @@ use super::facts::{Facts, evidence};
 use super::{Draft, Gain, Rule, count, ns_text, percent};
 use crate::Summary;
 use crate::categories::Class;
-use crate::roofline::{Bound, DataType, Row, Shape};
+use crate::roofline::{AmountSource, Bound, DataType, Row, Shape};
 use crate::sheet::{Sheet, Unit, Value};
 
 /// Rows of evidence at most.
@@ -222,8 +222,10 @@ fn kernel_whole(facts: &Facts) -> (i64, String) {
     }
 }
 
+/// What an engine recorded has m, n and k for attention too: there the category decides.
 fn is_gemm(row: &&Row) -> bool {
-    matches!(row.shape, Shape::Gemm { m: 1.., n: 1.., k: 1.., .. })
+    let recorded_otherwise = row.source == AmountSource::Recorded && !row.category.contains("gemm");
+    matches!(row.shape, Shape::Gemm { m: 1.., n: 1.., k: 1.., .. }) && !recorded_otherwise
 }
 
 pub(super) fn gemm_below_roofline(facts: &Facts, rule: &Rule) -> Option<Draft> {
