@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Measures how fast traces are read, against Holistic Trace Analysis on the same file in the same run, and writes
-# bench/results/traces-kineto.json with machine, commit and command. Leave the machine alone meanwhile.
+# Measures how fast traces are read and put into all reports, against Holistic Trace Analysis and Python's json on the same
+# file in the same run, and writes bench/results/traces-kineto.json with machine, commit and command. Leave the machine
+# alone meanwhile. bench/traces_sqlite.sh does the same for Nsight Systems exports.
 #
 #   bench/traces.sh [TRACE]            a PyTorch profiler trace to scale up; default: the H200 one of STROBE_TEST_DATA
 #   SIZE_MB=300 WORK=DIR REPEAT=5      raw size of the scaled trace, where to put it, runs of strobe
@@ -18,11 +19,12 @@ git diff --quiet HEAD -- crates Cargo.toml || commit="$commit with local changes
 "$bin/examples/scale_trace" "$trace" "$work/scaled.json" "$size_mb"
 
 analyze=()
-"$bin/strobe" analyze --help > /dev/null 2>&1 && analyze=("strobe analyze" "$bin/strobe analyze $work/scaled.json")
+"$bin/strobe" analyze --help > /dev/null 2>&1 && analyze=("strobe analyze" "$bin/strobe analyze $work/scaled.json --report all --json")
 bench_command="SIZE_MB=$size_mb bench/traces.sh $(basename "$trace")" bench_commit="$commit" bench_repeat="${REPEAT:-5}" \
 python3 - bench/results/traces-kineto.json "$work/scaled.json" \
   "strobe import" "$bin/examples/read_trace $work/scaled.json" \
   ${analyze[@]+"${analyze[@]}"} \
+  "python json" "python3 bench/traces_json.py $work/scaled.json" \
   "hta" "$work/venv/bin/python bench/traces_hta.py $work/scaled.json" << 'PYTHON'
 import json, os, statistics, subprocess, sys, time
 
@@ -45,8 +47,8 @@ size = os.path.getsize(trace)
 open(trace, "rb").read(1 << 20)
 report = {"bytes": size, "load_average_before": os.getloadavg()[0]}
 for name, command in zip(named[::2], named[1::2]):
-    # HTA takes a minute and more: one run. It only gets slower beside others, so its processor time is kept too.
-    repeats = 1 if name == "hta" else int(os.environ["bench_repeat"])
+    # The others take up to minutes: one run. They only get slower beside others, so processor time is kept too.
+    repeats = int(os.environ["bench_repeat"]) if name.startswith("strobe") else 1
     runs = [run(command) for _ in range(repeats)]
     wall = statistics.median(r["wall_s"] for r in runs)
     cpu = statistics.median(r["cpu_s"] for r in runs)
@@ -56,11 +58,11 @@ for name, command in zip(named[::2], named[1::2]):
                     "peak_rss_per_raw_byte": round(peak / size, 3), "runs": runs}
     print(f"{name}: {wall:.3f} s wall, {cpu:.3f} s of processor, {size / 1e6 / wall:.0f} MB/s, "
           f"{peak / 1e6:.0f} MB peak ({peak / size:.2f} of the file)")
-for name in named[::2]:
-    if name != "hta":
-        faster = {key: round(report["hta"][f"median_{key}_s"] / report[name][f"median_{key}_s"], 1) for key in ("wall", "cpu")}
-        report[f"hta / {name}"] = faster
-        print(f"{name} is {faster['wall']} times as fast as HTA (processor time: {faster['cpu']} times)")
+for name in (name for name in named[::2] if name.startswith("strobe")):
+    for other in (name for name in named[::2] if not name.startswith("strobe")):
+        faster = {key: round(report[other][f"median_{key}_s"] / report[name][f"median_{key}_s"], 1) for key in ("wall", "cpu")}
+        report[f"{other} / {name}"] = faster
+        print(f"{name} is {faster['wall']} times as fast as {other} (processor time: {faster['cpu']} times)")
 cpu_name = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
 memory = next(int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemTotal"))
 machine = {"cpu": cpu_name, "cores": os.cpu_count(), "memory_bytes": memory, "kernel": os.uname().release}

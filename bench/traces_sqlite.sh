@@ -16,7 +16,7 @@ commit="$(git rev-parse HEAD)"
 git diff --quiet HEAD -- crates Cargo.toml || commit="$commit with local changes"
 "$bin/examples/scale_trace" "$trace" "$work/scaled.sqlite" "$size_mb"
 analyze=()
-"$bin/strobe" analyze --help > /dev/null 2>&1 && analyze=("strobe analyze" "$bin/strobe analyze $work/scaled.sqlite")
+"$bin/strobe" analyze --help > /dev/null 2>&1 && analyze=("strobe analyze" "$bin/strobe analyze $work/scaled.sqlite --report all --json")
 bench_command="SIZE_MB=$size_mb bench/traces_sqlite.sh $(basename "$trace")" bench_commit="$commit" \
 python3 bench/traces_sqlite.py measure bench/results/traces-nsys.json "$work/scaled.sqlite" \
   "strobe import" "$bin/examples/read_trace $work/scaled.sqlite" \
