@@ -102,10 +102,17 @@ pub fn process_paths(context: &Context) -> Vec<Path> {
 
 /// The critical path of every iteration; of every process with ops where no iterations are known.
 pub fn paths(context: &Context) -> Vec<Path> {
+    let mut all = Vec::new();
+    each_path(context, |path| all.push(path));
+    all
+}
+
+/// Walks path after path, so that not all of them need room at once.
+fn each_path(context: &Context, mut take: impl FnMut(Path)) {
     let trace = context.trace;
     let iterations = &context.iterations;
     if iterations.list.is_empty() {
-        return process_paths(context);
+        return process_paths(context).into_iter().for_each(take);
     }
     let index = context.waits();
     // The last op and the last call of each iteration.
@@ -123,7 +130,7 @@ pub fn paths(context: &Context) -> Vec<Path> {
             *last = call as u32; // by start
         }
     }
-    let found = iterations.list.iter().enumerate().map(|(i, found)| {
+    for (i, found) in iterations.list.iter().enumerate() {
         let device_end = found.device.map_or(found.host.end, |d| d.end);
         let start = found.device.map_or(found.host.start, |d| d.start.min(found.host.start));
         let span = Span::new(start, found.host.end.max(device_end));
@@ -133,14 +140,9 @@ pub fn paths(context: &Context) -> Vec<Path> {
             (op, _) if op != NONE => At::Op(op),
             _ => At::Nowhere,
         };
-        Path {
-            iteration: Some(i),
-            process: found.process,
-            span,
-            segments: index.walk(trace, found.process, span, from),
-        }
-    });
-    found.collect()
+        let segments = index.walk(trace, found.process, span, from);
+        take(Path { iteration: Some(i), process: found.process, span, segments });
+    }
 }
 
 /// Where a walk stands.
@@ -182,13 +184,22 @@ impl Index {
     pub(crate) fn of(trace: &Trace) -> Self {
         let ops = &trace.ops;
         let processes = trace.processes.len().max(ops.process.iter().map(|&p| p as usize + 1).max().unwrap_or(0));
-        let mut last: HashMap<(u16, u16, u32, u32), u32> = HashMap::new();
+        // The latest op of every stream. Neighbours mostly share the stream, which saves looking it up.
+        let mut streams: HashMap<(u16, u16, u32, u32), usize> = HashMap::new();
+        let mut last: Vec<u32> = Vec::new();
+        let mut current = ((0, 0, 0, 0), usize::MAX);
         let mut before = vec![NONE; ops.len()];
         let mut by_end = vec![Vec::new(); processes];
         let mut last_launched: HashMap<u32, u32> = HashMap::new();
         for op in 0..ops.len() {
             let stream = (ops.process[op], ops.device[op], ops.context[op], ops.stream[op]);
-            let latest = last.entry(stream).or_insert(NONE);
+            if current.0 != stream || current.1 == usize::MAX {
+                current = (stream, *streams.entry(stream).or_insert(last.len()));
+                if current.1 == last.len() {
+                    last.push(NONE);
+                }
+            }
+            let latest = &mut last[current.1];
             before[op] = *latest;
             if *latest == NONE || ops.end[op] >= ops.end[*latest as usize] {
                 *latest = op as u32;
@@ -289,7 +300,8 @@ impl Index {
     }
 
     fn walk(&self, trace: &Trace, process: u16, span: Span, from: At) -> Vec<Segment> {
-        let mut walk = Walk { index: self, trace, span, at: span.end, process, segments: Vec::new() };
+        let mut walk =
+            Walk { index: self, trace, span, at: span.end, process, place: usize::MAX, segments: Vec::new() };
         if let Some(timeline) = self.cpu.get(&process) {
             walk.along(timeline, span.start, Kind::Unknown);
         } else {
@@ -307,6 +319,8 @@ struct Walk<'i> {
     span: Span,
     at: i64,
     process: u16,
+    /// Where the last search among the ops by end ended.
+    place: usize,
     segments: Vec<Segment>,
 }
 
@@ -385,10 +399,11 @@ impl Walk<'_> {
 
     /// The op of another stream that ended last before this one began and after `bound`, where streams are known to
     /// wait for each other: by events, or as branches of one graph.
-    fn other_stream(&self, op: usize, launch: u32, bound: i64) -> Option<u32> {
+    fn other_stream(&mut self, op: usize, launch: u32, bound: i64) -> Option<u32> {
         let ops = &self.trace.ops;
-        let list = self.index.by_end.get(ops.process[op] as usize)?;
-        let until = list.partition_point(|&other| ops.end[other as usize] <= ops.start[op]);
+        let index = self.index;
+        let list = index.by_end.get(ops.process[op] as usize)?;
+        let until = self.ended_until(list, ops.start[op]);
         let &other = list.get(until.checked_sub(1)?)?;
         let o = other as usize;
         let linked = ops.launch[o] == launch || self.index.streams_wait[ops.process[op] as usize];
@@ -421,7 +436,7 @@ impl Walk<'_> {
     }
 
     /// The op that a call waited for: one that ended while the call ran.
-    fn waited_for(&self, call: u32, start: i64) -> Option<u32> {
+    fn waited_for(&mut self, call: u32, start: i64) -> Option<u32> {
         let trace = self.trace;
         let ops = &trace.ops;
         let within = |op: u32| ops.end[op as usize] > start && ops.end[op as usize] <= self.at;
@@ -433,8 +448,10 @@ impl Walk<'_> {
         if !waits(text) {
             return None;
         }
-        let list = self.index.by_end.get(self.process as usize)?;
-        let until = list.partition_point(|&op| ops.end[op as usize] <= self.at);
+        let index = self.index;
+        let list = index.by_end.get(self.process as usize)?;
+        let until = self.ended_until(list, self.at);
+        let within = |op: u32| ops.end[op as usize] > start && ops.end[op as usize] <= self.at;
         let candidates = list[..until].iter().rev().take_while(|&&op| within(op));
         // What was launched after the call began cannot be what it waits for.
         let launched = |op: u32| {
@@ -442,6 +459,26 @@ impl Walk<'_> {
             launch == NONE || trace.calls.start[launch as usize] < start
         };
         candidates.copied().find(|&op| launched(op))
+    }
+
+    /// How many ops of a list by end have ended at a moment. Moments only go back during a walk, by a little as a rule:
+    /// the search widens from where the last one ended.
+    fn ended_until(&mut self, list: &[u32], moment: i64) -> usize {
+        let ends = &self.trace.ops.end;
+        let ended = |place: usize| ends[list[place] as usize] <= moment;
+        let mut high = self.place.min(list.len());
+        if high < list.len() && ended(high) {
+            high = list.len();
+        }
+        let mut step = 1;
+        let mut low = high;
+        while low > 0 && !ended(low - 1) {
+            high = low - 1;
+            low = high.saturating_sub(step);
+            step *= 2;
+        }
+        self.place = low + list[low..high].partition_point(|&op| ends[op as usize] <= moment);
+        self.place
     }
 
     /// Covers the time down to `until` with the pieces of a timeline; what lies between them becomes `otherwise`.
@@ -507,7 +544,8 @@ const ROWS: usize = 40;
 pub fn report(context: &Context) -> Report {
     const TITLE: &str = "Critical path: what was being waited for at each moment";
     let trace = context.trace;
-    let paths = paths(context);
+    let tally = Tally::of(context);
+    let Tally { paths, kinds, names, longest } = &tally;
     let length: i64 = paths.iter().map(|p| p.span.length()).fold(0, i64::saturating_add);
     if length == 0 {
         return Report::absent("critical-path", TITLE, "the trace holds nothing that ran on a device");
@@ -523,42 +561,21 @@ pub fn report(context: &Context) -> Report {
         _ => "",
     };
 
-    let mut kinds: HashMap<Kind, (usize, i64)> = HashMap::new();
-    let mut names: HashMap<(Kind, StrId), (usize, i64, Segment)> = HashMap::new();
-    let mut longest: Vec<(usize, Segment)> = Vec::new();
-    for (p, path) in paths.iter().enumerate() {
-        for &segment in &path.segments {
-            let ns = segment.span.length();
-            let kind = kinds.entry(segment.kind).or_default();
-            *kind = (kind.0 + 1, kind.1.saturating_add(ns));
-            let row = names.entry((segment.kind, segment.name)).or_insert((0, 0, segment));
-            (row.0, row.1) = (row.0 + 1, row.1.saturating_add(ns));
-            longest.push((p, segment));
-        }
-    }
-    let by_length = |&(p, s): &(usize, Segment)| (std::cmp::Reverse(s.span.length()), s.span.start, p);
-    if longest.len() > ROWS {
-        longest.select_nth_unstable_by_key(ROWS, by_length);
-        longest.truncate(ROWS);
-    }
-    longest.sort_by_key(by_length);
-
     let time = |name| Column::new(name, Unit::Ns);
     let text = |name| Column::new(name, Unit::Text);
     let count = |name| Column::new(name, Unit::Count);
     let of_path = || Column::new("Share of path", Unit::Share);
     let mut by_kind =
         Sheet::new("kinds", [text("Kind"), count("Segments"), time("Time"), of_path()]).title("By kind of segment");
-    for kind in Kind::ALL {
-        if let Some(&(segments, ns)) = kinds.get(&kind) {
-            by_kind.push([kind.as_str().into(), segments.into(), ns.into(), share(ns)]);
-        }
+    for (kind, &(segments, ns)) in Kind::ALL.into_iter().zip(kinds).filter(|(_, (segments, _))| *segments > 0) {
+        by_kind.push([kind.as_str().into(), segments.into(), ns.into(), share(ns)]);
     }
-    by_kind.total = Some(vec!["total".into(), segment_count(&paths).into(), length.into(), share(length)]);
+    let segments: usize = kinds.iter().map(|kind| kind.0).sum();
+    by_kind.total = Some(vec!["total".into(), segments.into(), length.into(), share(length)]);
 
     let columns = [text("Kind"), text("Category"), count("Segments"), time("Time"), of_path(), text("Name")];
     let mut by_name = Sheet::new("names", columns).title("By what it was spent on");
-    let mut rows: Vec<_> = names.into_values().collect();
+    let mut rows: Vec<_> = names.iter().collect();
     rows.sort_by_key(|(_, ns, s)| (std::cmp::Reverse(*ns), s.kind, s.name));
     let left_out = rows.len().saturating_sub(ROWS);
     for (segments, ns, segment) in rows.iter().take(ROWS) {
@@ -569,15 +586,16 @@ pub fn report(context: &Context) -> Report {
     let mut columns = vec![text("Path"), time("Length")];
     columns.extend(Kind::ALL.map(|kind| time(kind.as_str())));
     let mut per_path = Sheet::new("paths", columns).title("Per iteration");
-    for path in &paths {
-        let row = [path_label(context, path).into(), path.span.length().into()];
-        per_path.push(row.into_iter().chain(Kind::ALL.map(|kind| path.time(kind).into())));
+    for path in paths {
+        let row = [path_label(context, path.iteration, path.process).into(), path.span.length().into()];
+        per_path.push(row.into_iter().chain(path.times.map(Value::from)));
     }
 
     let columns = [text("Path"), time("Start"), time("Time"), text("Kind"), text("Category"), text("Name")];
     let mut segments = Sheet::new("segments", columns).title("Longest segments");
-    for (p, segment) in &longest {
-        let place = [path_label(context, &paths[*p]).into(), segment.span.start.into(), segment.span.length().into()];
+    for (p, segment) in longest {
+        let label = path_label(context, paths[*p].iteration, paths[*p].process);
+        let place = [label.into(), segment.span.start.into(), segment.span.length().into()];
         let words = [segment.kind.as_str().into(), category(segment).into(), name(segment).into()];
         segments.push(place.into_iter().chain(words));
     }
@@ -597,15 +615,68 @@ pub fn report(context: &Context) -> Report {
     report
 }
 
-fn segment_count(paths: &[Path]) -> usize {
-    paths.iter().map(|p| p.segments.len()).sum()
+/// What the tables show of all paths, added up path by path.
+#[derive(Default)]
+struct Tally {
+    paths: Vec<PathTimes>,
+    /// Segments and time by [`Kind::ALL`].
+    kinds: [(usize, i64); Kind::ALL.len()],
+    /// Segments, time and an example by kind and name.
+    names: Vec<(usize, i64, Segment)>,
+    /// The longest segments with the number of their path.
+    longest: Vec<(usize, Segment)>,
 }
 
-fn path_label(context: &Context, path: &Path) -> String {
-    match path.iteration.and_then(|i| context.iterations.list.get(i)) {
+/// A path without its segments.
+struct PathTimes {
+    iteration: Option<usize>,
+    process: u16,
+    span: Span,
+    times: [i64; Kind::ALL.len()],
+}
+
+impl Tally {
+    fn of(context: &Context) -> Self {
+        let mut tally = Self::default();
+        // The place in `names` by kind and name; the last slot of a kind is for segments without name.
+        let strings = context.trace.strings.len();
+        let mut places = vec![NONE; (strings + 1) * Kind::ALL.len()];
+        let by_length = |&(p, s): &(usize, Segment)| (std::cmp::Reverse(s.span.length()), s.span.start, p);
+        each_path(context, |path| {
+            let number = tally.paths.len();
+            let mut times = [0i64; Kind::ALL.len()];
+            for &segment in &path.segments {
+                let (ns, kind) = (segment.span.length(), segment.kind as usize);
+                times[kind] = times[kind].saturating_add(ns);
+                let all = &mut tally.kinds[kind];
+                *all = (all.0 + 1, all.1.saturating_add(ns));
+                let place = &mut places[kind * (strings + 1) + (segment.name.0 as usize).min(strings)];
+                if *place == NONE {
+                    *place = tally.names.len() as u32;
+                    tally.names.push((0, 0, segment));
+                }
+                let row = &mut tally.names[*place as usize];
+                (row.0, row.1) = (row.0 + 1, row.1.saturating_add(ns));
+                tally.longest.push((number, segment));
+                if tally.longest.len() >= 100 * ROWS {
+                    tally.longest.select_nth_unstable_by_key(ROWS, by_length);
+                    tally.longest.truncate(ROWS);
+                }
+            }
+            let Path { iteration, process, span, .. } = path;
+            tally.paths.push(PathTimes { iteration, process, span, times });
+        });
+        tally.longest.sort_by_key(by_length);
+        tally.longest.truncate(ROWS);
+        tally
+    }
+}
+
+fn path_label(context: &Context, iteration: Option<usize>, process: u16) -> String {
+    match iteration.and_then(|i| context.iterations.list.get(i)) {
         Some(found) if found.label.is_empty() => format!("iteration {}", found.number),
         Some(found) => found.label.clone(),
-        None => match context.trace.processes.get(path.process as usize) {
+        None => match context.trace.processes.get(process as usize) {
             Some(process) => format!("process {}", process.pid),
             None => "whole trace".to_owned(),
         },

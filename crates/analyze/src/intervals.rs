@@ -38,14 +38,14 @@ impl SpanSet {
         if !spans.is_sorted_by_key(|s| s.start) {
             spans.sort_by_key(|s| s.start); // stable, which is linear for a few runs one behind the other
         }
-        let mut merged: Vec<Span> = Vec::new();
-        for span in spans {
-            match merged.last_mut() {
-                Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
-                _ => merged.push(span),
+        spans.dedup_by(|span, last| {
+            let touches = span.start <= last.end;
+            if touches {
+                last.end = last.end.max(span.end);
             }
-        }
-        Self(merged)
+            touches
+        });
+        Self(spans)
     }
 
     /// The spans.
@@ -127,6 +127,13 @@ impl SpanSet {
         SpanSet(inside.filter_map(|s| s.overlap(to)).collect())
     }
 
+    /// How much of a span it covers.
+    pub fn covered(&self, of: Span) -> i64 {
+        let first = self.0.partition_point(|s| s.end <= of.start);
+        let inside = self.0[first..].iter().take_while(|s| s.start < of.end);
+        inside.filter_map(|s| s.overlap(of)).map(Span::length).sum()
+    }
+
     /// What of `within` it does not cover.
     pub fn gaps(&self, within: Span) -> SpanSet {
         Self::union_of([within]).subtract(self)
@@ -163,6 +170,7 @@ mod tests {
             prop_assert_eq!(moments(&a.subtract(&b)), keep(&|t| in_a.contains(&t) && !in_b.contains(&t)));
             prop_assert_eq!(moments(&a.union(&b)), keep(&|t| in_a.contains(&t) || in_b.contains(&t)));
             prop_assert_eq!(moments(&a.clip(span)), keep(&|t| in_a.contains(&t) && inside(t)));
+            prop_assert_eq!(a.covered(span), a.clip(span).length());
             prop_assert_eq!(moments(&a.gaps(span)), keep(&|t| !in_a.contains(&t) && inside(t)));
             for set in [a.intersect(&b), a.subtract(&b), a.union(&b)] {
                 prop_assert!(set.spans().windows(2).all(|w| w[0].end < w[1].start || w[0].end <= w[1].start));

@@ -70,7 +70,7 @@ impl<'c, 't> Facts<'c, 't> {
 
     /// How much of a span passes without any op of a process on a GPU.
     pub fn idle_ns(&self, process: u16, span: Span) -> i64 {
-        span.length().saturating_sub(self.busy.get(&process).map_or(0, |busy| busy.clip(span).length()))
+        span.length().saturating_sub(self.busy.get(&process).map_or(0, |busy| busy.covered(span)))
     }
 
     /// When the next kernel of a process begins after a moment. Copies on the way do not count: they are what the next
