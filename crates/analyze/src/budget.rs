@@ -73,7 +73,7 @@ impl std::fmt::Display for Part {
             Part::Prepare => "prepare",
             Part::Category(name) => name,
             Part::ExposedCommunication => "exposed communication",
-            Part::ExposedCopies => "exposed copies",
+            Part::ExposedCopies => "exposed memory copies",
             Part::Sample => "sample",
             Part::Respond => "respond",
             Part::LaunchBound => "launch-bound idle",

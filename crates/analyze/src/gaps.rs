@@ -216,7 +216,7 @@ fn longest_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
     let trace = context.trace;
     let columns = [
         Column::new("device", Unit::Id),
-        Column::new("start", Unit::Ns),
+        Column::new("start", Unit::Moment),
         Column::new("length", Unit::Ns),
         Column::new("cause", Unit::Text),
         Column::new("host call", Unit::Text),

@@ -176,7 +176,7 @@ fn usage(trace: &Trace, series: &[MemorySeries], began: i64) -> Sheet {
         Column::new("Kind", Unit::Text),
         bytes("At Start"),
         bytes("Peak"),
-        Column::new("Peak At", Unit::Ns),
+        Column::new("Peak At", Unit::Moment),
         bytes("At End"),
         Column::new("Allocations", Unit::Count),
         Column::new("Frees", Unit::Count),

@@ -87,7 +87,7 @@ pub fn run_all(entries: &[&Entry], context: &Context) -> Vec<Report> {
 /// The report of this name; Nsight Systems' own names are understood too.
 pub fn find(name: &str) -> Option<&'static Entry> {
     let by_name = |name: &str| ALL.iter().find(|entry| entry.name == name);
-    by_name(name).or_else(|| by_name(nsys_stats::canonical_name(name)?))
+    by_name(&name.replace('_', "-")).or_else(|| by_name(nsys_stats::canonical_name(name)?))
 }
 
 #[cfg(test)]
@@ -101,6 +101,7 @@ mod tests {
             assert_eq!(find(entry.name).map(|e| e.name), Some(entry.name));
         }
         assert_eq!(find("cuda_gpu_kern_sum").map(|e| e.name), Some("kern-sum"));
+        assert_eq!(find("critical_path").map(|e| e.name), Some("critical-path"));
         assert!(find("no-such").is_none());
     }
 

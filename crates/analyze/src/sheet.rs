@@ -109,6 +109,8 @@ pub enum Unit {
     Number,
     /// Nanoseconds.
     Ns,
+    /// A moment on the trace's clock in nanoseconds: people are shown how long after the start of the trace it is.
+    Moment,
     /// Nanoseconds, a difference: shown with its sign.
     NsChange,
     /// Bytes.

@@ -39,7 +39,7 @@ fn every_cause_of_idleness_has_its_part() {
             ("attention", 85),
             ("gemm", 100),
             ("exposed communication", 50),
-            ("exposed copies", 10),
+            ("exposed memory copies", 10),
             ("launch-bound idle", 15 + 20),
             ("queued idle", 5),
             ("host-bound idle", 25),

@@ -242,7 +242,7 @@ fn the_report_says_how_they_were_found() {
     op(&mut trace, "k", (30, 40), 1);
     trace.finish();
     let report = strobe_analyze::iterations::report(&Context::new(&trace, &Options::default()));
-    assert_eq!(report.notes[0], "1 iterations, found by markers `iteration <N>`.");
+    assert_eq!(report.notes[0], "1 iteration, found by markers `iteration <N>`.");
     let nothing = strobe_analyze::iterations::report(&Context::new(&empty(), &Options::default()));
     assert!(nothing.not_applicable.unwrap().contains("--iteration-range"));
 }

@@ -1,6 +1,7 @@
 //! Progress on a terminal; silent elsewhere.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::output;
@@ -21,6 +22,39 @@ pub fn spinner(label: &str) -> ProgressBar {
     let bar = bar(label, 0, "{spinner} {msg} {elapsed}");
     bar.enable_steady_tick(Duration::from_millis(120));
     bar
+}
+
+/// A spinner that appears when something has taken a second, and goes when it is dropped.
+pub struct Waiting {
+    done: Option<mpsc::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Waiting {
+    /// Starts to wait.
+    pub fn new(label: &'static str) -> Self {
+        if !output::interactive() {
+            return Self { done: None, thread: None };
+        }
+        let (done, waiting) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            if waiting.recv_timeout(Duration::from_secs(1)) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let spinner = spinner(label);
+                let _ = waiting.recv(); // ends when the sender is dropped
+                spinner.finish_and_clear();
+            }
+        });
+        Self { done: Some(done), thread: Some(thread) }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        drop(self.done.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 fn bar(label: &str, total: u64, template: &str) -> ProgressBar {

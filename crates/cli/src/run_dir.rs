@@ -1,7 +1,8 @@
 //! Files that appear whole or not at all, and the names inside a run directory.
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -36,11 +37,37 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// Find out before a long run whether a file can be written, and that it is none of those that are read.
+pub fn check_output(path: &Path, inputs: &[PathBuf]) -> Result<()> {
+    check_not_input(path, inputs)?;
+    check_writable(path)
+}
+
+/// Refuse to replace what is read. Files are told by device and number, so that links and other spellings are found.
+pub fn check_not_input(path: &Path, inputs: &[PathBuf]) -> Result<()> {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|m| (m.dev(), m.ino()));
+    let Some(output) = identity(path) else { return Ok(()) };
+    let files_in = |dir: &PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    for input in inputs {
+        let own = files_in(input).filter(|file| file.extension().is_some_and(|e| e != "html"));
+        if std::iter::once(input.clone()).chain(own).any(|file| identity(&file) == Some(output)) {
+            anyhow::bail!(
+                "{} is a trace to be read: writing there would replace it; name another file",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Find out before a long run whether a file can be written.
 pub fn check_writable(path: &Path) -> Result<()> {
     let name = path.file_name().with_context(|| format!("`{}` does not name a file", path.display()))?;
     if path.is_dir() {
         anyhow::bail!("cannot write {}: it is a directory", path.display());
+    }
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        anyhow::bail!("cannot write {}: it is a device or pipe, not a file", path.display());
     }
     let beside = path.with_file_name(format!(".{}.probe-{}", name.to_string_lossy(), std::process::id()));
     fs::write(&beside, b"").with_context(|| format!("cannot write {}", path.display()))?;

@@ -198,6 +198,22 @@ fn cells(sheet: &Sheet, row: &[Value], short_names: bool) -> Vec<Cell> {
     shown.collect()
 }
 
+/// The same report with moments counted from `origin`, the start of the trace: a time of day or of boot tells nobody where
+/// to look.
+pub fn relative_to(mut report: Report, origin: i64) -> Report {
+    for sheet in &mut report.sheets {
+        let moments = sheet.columns.iter().map(|column| column.unit == Unit::Moment).collect::<Vec<_>>();
+        for row in sheet.rows.iter_mut().chain(&mut sheet.total) {
+            for (value, _) in row.iter_mut().zip(&moments).filter(|(_, moment)| **moment) {
+                if let Value::Int(time) = value {
+                    *time = time.saturating_sub(origin);
+                }
+            }
+        }
+    }
+    report
+}
+
 /// A value as people read it; cells carry their numbers, so that pages sort by value and not by text.
 pub fn cell(value: &Value, unit: Unit) -> Cell {
     let number = match value {
@@ -216,6 +232,7 @@ pub fn cell(value: &Value, unit: Unit) -> Cell {
         },
         Unit::Id => number.to_string(),
         Unit::Ns => human::ns(number),
+        Unit::Moment => format!("{:.3} ms", number / 1e6),
         Unit::NsChange => signed(human::ns(number)),
         Unit::Bytes if number < 0.0 => format!("-{}", human::bytes(number.abs() as u64)),
         Unit::Bytes => human::bytes(number as u64),
@@ -280,6 +297,28 @@ pub fn csv(reports: &[Report]) -> String {
     parts.join("\n")
 }
 
+/// A value in the unit that its column's name promises: some names are those of Nsight Systems.
+fn as_named(value: &Value, column: &Column) -> Value {
+    let scale = match column.unit {
+        Unit::Bytes if column.name.contains("(MB)") => 1e-6,
+        Unit::Share | Unit::ShareChange if column.name.contains('%') => 100.0,
+        _ => return value.clone(),
+    };
+    match value {
+        Value::Int(number) => Value::Float(*number as f64 * scale),
+        Value::Float(number) => Value::Float(number * scale),
+        other => other.clone(),
+    }
+}
+
+fn unit_name(column: &Column) -> Json {
+    match column.unit {
+        Unit::Bytes if column.name.contains("(MB)") => json!("megabytes"),
+        Unit::Share | Unit::ShareChange if column.name.contains('%') => json!("percent"),
+        unit => json!(unit),
+    }
+}
+
 fn plain_csv(sheet: &Sheet) -> String {
     let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -288,7 +327,7 @@ fn plain_csv(sheet: &Sheet) -> String {
     let header = sheet.columns.iter().map(|column| {
         let unit = match column.unit {
             _ if column.name.contains('(') => "",
-            Unit::Ns | Unit::NsChange => " (ns)",
+            Unit::Ns | Unit::NsChange | Unit::Moment => " (ns)",
             Unit::Bytes => " (bytes)",
             Unit::BytesPerS => " (bytes/s)",
             Unit::FlopsPerS => " (FLOP/s)",
@@ -299,11 +338,11 @@ fn plain_csv(sheet: &Sheet) -> String {
     });
     let mut out = header.collect::<Vec<_>>().join(",") + "\n";
     for row in &sheet.rows {
-        let values = row.iter().map(|value| match value {
+        let values = row.iter().zip(&sheet.columns).map(|(value, column)| match as_named(value, column) {
             Value::Unknown => String::new(),
             Value::Int(number) => number.to_string(),
             Value::Float(number) => number.to_string(),
-            Value::Text(text) => quoted(text),
+            Value::Text(text) => quoted(&text),
         });
         out.push_str(&values.collect::<Vec<_>>().join(","));
         out.push('\n');
@@ -315,13 +354,14 @@ fn plain_csv(sheet: &Sheet) -> String {
 pub fn json(report: &Report) -> Json {
     let sheets = report.sheets.iter().map(|sheet| {
         let object = |row: &Vec<Value>| -> Json {
-            let pairs = sheet.columns.iter().zip(row).map(|(column, value)| (column.name.clone(), json!(value)));
+            let pairs = sheet.columns.iter().zip(row);
+            let pairs = pairs.map(|(column, value)| (column.name.clone(), json!(as_named(value, column))));
             Json::Object(pairs.collect::<Map<_, _>>())
         };
         json!({
             "name": sheet.name,
             "title": sheet.title,
-            "units": sheet.columns.iter().map(|c| (c.name.clone(), json!(c.unit))).collect::<Map<_, _>>(),
+            "units": sheet.columns.iter().map(|c| (c.name.clone(), unit_name(c))).collect::<Map<_, _>>(),
             "rows": sheet.rows.iter().map(object).collect::<Vec<_>>(),
             "total": sheet.total.as_ref().map(object),
         })
@@ -389,6 +429,17 @@ mod tests {
         assert_eq!(short_name(name), "at::native::vectorized_elementwise_kernel <…MulFunctor…>");
         assert_eq!(short_name("void foo<int>(int)"), "foo<int>(int)");
         assert_eq!(short_name("nvjet_sm90_tst_128x64"), "nvjet_sm90_tst_128x64");
+    }
+
+    #[test]
+    fn values_are_in_the_unit_of_their_name() {
+        let columns = [("Total (MB)", Unit::Bytes), ("Time (%)", Unit::Share), ("share", Unit::Share)];
+        let mut sheet = Sheet::new("s", columns.map(|(name, unit)| Column::new(name, unit)));
+        sheet.push([2_500_000_i64.into(), 0.25.into(), 0.25.into()]);
+        let document = json(&Report { sheets: vec![sheet], ..Report::new("x", "X") });
+        let row = &document["tables"][0]["rows"][0];
+        assert_eq!([&row["Total (MB)"], &row["Time (%)"], &row["share"]], [2.5, 25.0, 0.25]);
+        assert_eq!(document["tables"][0]["units"]["Time (%)"], "percent");
     }
 
     #[test]

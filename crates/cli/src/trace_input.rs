@@ -1,6 +1,7 @@
 //! The traces that a verb was given: files, run directories and patterns, read with a progress bar.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use strobe_analyze::categories::Rules;
@@ -50,10 +51,12 @@ pub fn read(paths: &[PathBuf]) -> Result<Trace> {
     {
         return Ok(said(trace));
     }
-    let mut bar = None;
+    let (mut bar, begin) = (None, Instant::now());
     let trace = import::read_files(paths, &mut |p: import::Progress<'_>| {
-        let bar = bar.get_or_insert_with(|| progress::bytes("reading", p.total_bytes));
-        bar.set_position(p.done_bytes);
+        if bar.is_some() || begin.elapsed() >= Duration::from_secs(1) {
+            let bar = bar.get_or_insert_with(|| progress::bytes("reading", p.total_bytes));
+            bar.set_position(p.done_bytes);
+        }
     });
     if let Some(bar) = bar {
         bar.finish_and_clear();

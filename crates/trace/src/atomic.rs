@@ -9,6 +9,10 @@ use crate::TraceError;
 /// Calls `fill` with a temporary path in the directory of `path` and, if it succeeds, puts that file at
 /// `path`. Whatever fails, `path` is as it was before and no temporary file remains.
 pub(crate) fn write_whole(path: &Path, fill: impl FnOnce(&Path) -> Result<(), TraceError>) -> Result<(), TraceError> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        let source = std::io::Error::other("it is a device or pipe, not a file");
+        return Err(TraceError::Io { action: "replace", path: path.to_owned(), source });
+    }
     let temporary = Temporary::beside(path)?;
     // Creating it first gives the system's plain reason (no such directory, permission denied)
     // instead of the database library's.

@@ -22,6 +22,9 @@ pub(super) struct Judged {
 /// Below this share of op time in kernels whose name both sides know, a reader is warned.
 const FEW_NAMES_SHARED: f64 = 0.5;
 
+/// Below this share nothing connects the two sides: whatever the difference is, it explains nothing.
+const NO_NAMES_SHARED: f64 = 0.05;
+
 /// Two windows whose kernel counts differ by more than this did not do the same work.
 const SAME_WORK: f64 = 0.01;
 
@@ -175,7 +178,12 @@ pub(super) fn judge(a: &[Context], b: &[Context]) -> Judged {
         warn(&mut judged, format!("different numbers of ranks: A {}, B {}", of_a.processes, of_b.processes));
     }
     let shared = of_a.share_known_to(of_b).min(of_b.share_known_to(of_a));
-    if shared < FEW_NAMES_SHARED {
+    if shared < NO_NAMES_SHARED && of_a.share_known_to(of_b).max(of_b.share_known_to(of_a)) < FEW_NAMES_SHARED {
+        judged.blockers.push(format!(
+            "the sides have almost no kernel in common ({:.0} % of the op time): another model or engine, or hidden kernels",
+            100.0 * shared
+        ));
+    } else if shared < FEW_NAMES_SHARED {
         let text = format!(
             "kernels known to both sides make up only {:.0} % of the op time: another model, library or engine",
             100.0 * shared

@@ -64,7 +64,7 @@ pub struct Regression {
     pub group: String,
     /// The change as a share of A's wall time.
     pub change: f64,
-    /// The limit it had to exceed: the threshold, and the noise of single runs where there is no interval.
+    /// The limit it had to exceed.
     pub limit: f64,
     /// 95 % interval of the change, in the same unit.
     pub interval: Option<Interval>,
@@ -89,28 +89,34 @@ impl Comparison {
     /// The worst significant slowdown above `threshold` (a share of A's wall time, e.g. 0.05) of any group; `None` when
     /// there is none or the sides cannot be compared.
     ///
-    /// Significant means that the 95 % interval excludes zero. A group with too few iterations for an interval must exceed the threshold by
-    /// [`SINGLE_RUN_NOISE`].
+    /// Significant means that the 95 % interval excludes zero. A group with too few iterations for an interval cannot show
+    /// a significant change; [`Comparison::without_interval`] names such groups.
     pub fn regression(&self, threshold: f64) -> Option<Regression> {
         if self.verdict.outcome == Outcome::NotComparable {
             return None;
         }
         let found = self.groups.iter().filter_map(|group| {
             let change = group.change?;
-            let limit = if group.interval_ns.is_some() { threshold } else { threshold + SINGLE_RUN_NOISE };
-            let sure = group.interval_ns.is_none_or(|interval| interval.low > 0.0);
+            let sure = group.interval_ns.is_some_and(|interval| interval.low > 0.0);
             let scale = |interval: Interval| Interval {
                 low: interval.low / group.a_wall_ns,
                 high: interval.high / group.a_wall_ns,
             };
-            (sure && change > limit).then(|| Regression {
+            (sure && change > threshold).then(|| Regression {
                 group: group.name.clone(),
                 change,
-                limit,
+                limit: threshold,
                 interval: group.interval_ns.map(scale),
             })
         });
         found.max_by(|x, y| x.change.total_cmp(&y.change))
+    }
+
+    /// The groups whose change exceeds `threshold` but has no interval, so that nothing can be said about its significance.
+    pub fn without_interval(&self, threshold: f64) -> Vec<&GroupComparison> {
+        let unsure =
+            |g: &&GroupComparison| g.interval_ns.is_none() && g.change.is_some_and(|change| change > threshold);
+        self.groups.iter().filter(unsure).collect()
     }
 }
 

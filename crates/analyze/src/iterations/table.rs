@@ -98,7 +98,7 @@ pub fn report(context: &Context) -> Report {
     if !on_cpu {
         columns.extend([Column::new("kernels", Unit::Count), Column::new("launches", Unit::Count)]);
     }
-    columns.extend([Column::new("device start", Unit::Ns), Column::new("device end", Unit::Ns)]);
+    columns.extend([Column::new("device start", Unit::Moment), Column::new("device end", Unit::Moment)]);
     let mut sheet = Sheet::new("iterations", columns);
     let all = figures(trace, detected);
     for (found, figure) in detected.list.iter().zip(&all) {

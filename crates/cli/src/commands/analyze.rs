@@ -69,7 +69,7 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Entry>> {
         return Ok(FIRST_SCREEN.iter().filter_map(|name| reports::find(name)).collect());
     }
     let mut entries: Vec<&'static Entry> = Vec::new();
-    for name in names.iter().map(|name| name.trim()) {
+    for name in names.iter().map(|name| name.trim()).filter(|name| !name.is_empty()) {
         if name == "all" {
             entries.extend(reports::ALL);
             continue;
@@ -97,14 +97,14 @@ pub fn run(args: Args) -> Result<()> {
     let entries = chosen(&args.report)?;
     let options = args.view.options()?;
     if let Some(path) = &args.html {
-        run_dir::check_writable(path)?;
+        run_dir::check_output(path, &args.traces)?;
     }
     let trace = trace_input::read(&args.traces)?;
-    let spinner = progress::spinner("analysing");
+    let spinner = progress::Waiting::new("analysing");
     let context = trace_input::context(&trace, &options)?;
     let mut reports = reports::run_all(&entries, &context);
     let page = args.html.as_ref().map(|path| (path, explore::trace_page(&context)));
-    spinner.finish_and_clear();
+    drop(spinner);
     if let Some((path, page)) = &page {
         run_dir::write_whole(path, page.as_bytes())?;
     }
@@ -113,7 +113,9 @@ pub fn run(args: Args) -> Result<()> {
             if args.report.is_empty() {
                 reports.iter_mut().for_each(without_evidence);
             }
-            let texts: Vec<_> = reports.iter().map(|r| sheets::text(r, output::width(), args.top)).collect();
+            let origin = trace.extent().map_or(0, |(start, _)| start);
+            let relative = reports.into_iter().map(|report| sheets::relative_to(report, origin));
+            let texts: Vec<_> = relative.map(|r| sheets::text(&r, output::width(), args.top)).collect();
             output::print(&texts.join("\n"));
             if let Some((path, page)) = page {
                 output::line(&format!("\npage      {} ({})", path.display(), human::bytes(page.len() as u64)));

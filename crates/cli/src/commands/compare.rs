@@ -41,15 +41,18 @@ pub struct Args {
     html: Option<PathBuf>,
 }
 
-/// `5%`, `5 %` or `0.05`.
+/// `5%`, `5 %` or `5`. A bare number below 1 could mean a fraction or a share of a per cent: it is refused.
 fn percent(text: &str) -> Result<f64, String> {
-    let (number, scale) = match text.trim().strip_suffix('%') {
-        Some(number) => (number.trim(), 100.0),
+    let (number, least) = match text.trim().strip_suffix('%') {
+        Some(number) => (number.trim(), 0.0),
         None => (text.trim(), 1.0),
     };
-    let value = number.parse::<f64>().map(|n| n / scale);
-    let value = value.map_err(|_| format!("`{text}` is not a share; write 5% or 0.05"))?;
-    if (0.0..10.0).contains(&value) { Ok(value) } else { Err(format!("`{text}` is out of range; write 5% or 0.05")) }
+    let value: f64 = number.parse().map_err(|_| format!("`{text}` is not a percentage; write 5%"))?;
+    if (least..1000.0).contains(&value) {
+        Ok(value / 100.0)
+    } else {
+        Err(format!("write `{text}` as a percentage, e.g. 5%"))
+    }
 }
 
 /// The gate failed: B is slower.
@@ -65,17 +68,18 @@ impl std::fmt::Display for Regression {
 impl std::error::Error for Regression {}
 
 /// One side: every repeat as a trace of its own.
-fn read_side(argument: &str) -> Result<Vec<Trace>> {
-    trace_input::expand(argument)?.into_iter().map(|path| trace_input::read(&[path])).collect()
+fn read_side(paths: &[PathBuf]) -> Result<Vec<Trace>> {
+    paths.iter().map(|path| trace_input::read(std::slice::from_ref(path))).collect()
 }
 
 pub fn run(args: Args) -> Result<()> {
+    let paths = [trace_input::expand(&args.a)?, trace_input::expand(&args.b)?];
     if let Some(path) = &args.html {
-        run_dir::check_writable(path)?;
+        run_dir::check_output(path, &paths.concat())?;
     }
     let options = args.view.options()?;
-    let (a, b) = (read_side(&args.a)?, read_side(&args.b)?);
-    let spinner = progress::spinner("comparing");
+    let (a, b) = (read_side(&paths[0])?, read_side(&paths[1])?);
+    let spinner = progress::Waiting::new("comparing");
     let contexts = [trace_input::contexts(&a, &options)?, trace_input::contexts(&b, &options)?];
     let names = side_names(&args.a, &args.b);
     let comparison = compare::compare(&contexts[0], &contexts[1], &CompareOptions { names, rows: args.top });
@@ -83,7 +87,7 @@ pub fn run(args: Args) -> Result<()> {
         let page = explore::comparison_page(&comparison, &contexts);
         run_dir::write_whole(path, page.as_bytes())?;
     }
-    spinner.finish_and_clear();
+    drop(spinner);
     let regression = args.fail_on_regression.map(|threshold| comparison.regression(threshold));
     if args.json {
         let document = json!({
@@ -99,6 +103,10 @@ pub fn run(args: Args) -> Result<()> {
         if let Some(path) = &args.html {
             output::line(&format!("\npage      {}", path.display()));
         }
+    }
+    for group in args.fail_on_regression.map_or(Vec::new(), |threshold| comparison.without_interval(threshold)) {
+        let why = group.no_interval.as_deref().unwrap_or("too few iterations");
+        output::warn(&format!("the gate does not judge {}: no interval, {why}; add repeats", group.name));
     }
     match (args.fail_on_regression, regression.flatten()) {
         (Some(_), _) if comparison.verdict.outcome == Outcome::NotComparable => {
@@ -127,8 +135,11 @@ mod tests {
     #[test]
     fn shares_and_names() {
         assert_eq!(percent("5%"), Ok(0.05));
-        assert_eq!(percent("0.05"), Ok(0.05));
-        assert!(percent("five").is_err() && percent("-1%").is_err() && percent("nan").is_err());
+        assert_eq!(percent("5"), Ok(0.05));
+        assert_eq!(percent("0.5 %"), Ok(0.005));
+        assert!(
+            percent("0.05").is_err() && percent("five").is_err() && percent("-1%").is_err() && percent("nan").is_err()
+        );
         assert_eq!(side_names("x/a.json", "y/b.json"), ["a.json", "b.json"]);
         assert_eq!(side_names("x/run", "y/run"), ["x/run", "y/run"]);
     }

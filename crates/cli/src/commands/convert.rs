@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use strobe_report::human;
 use strobe_trace::export::{self, Format};
 
-use crate::{output, progress, trace_input};
+use crate::{output, progress, run_dir, trace_input};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe convert report.sqlite -o report.perfetto-trace     Nsight Systems export, to open in Perfetto
@@ -39,10 +39,11 @@ pub fn run(args: Args) -> Result<()> {
         })?,
         None => Format::from_path(&args.output)?,
     };
+    run_dir::check_not_input(&args.output, &args.traces)?;
     let trace = trace_input::read(&args.traces)?;
-    let spinner = progress::spinner("writing");
+    let spinner = progress::Waiting::new("writing");
     let written = export::write(&trace, format, &args.output);
-    spinner.finish_and_clear();
+    drop(spinner);
     let written = written?;
     if args.json {
         let files: Vec<_> = written.files.iter().map(|f| f.display().to_string()).collect();

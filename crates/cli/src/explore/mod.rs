@@ -21,7 +21,9 @@ use crate::sheets;
 pub fn trace_page(context: &Context) -> String {
     let drawn = timeline::draw(context);
     let budgets = budget::budgets(context);
-    let all: Vec<Report> = reports::run_all(&reports::ALL.iter().collect::<Vec<_>>(), context);
+    let origin = context.trace.extent().map_or(0, |(start, _)| start);
+    let all = reports::run_all(&reports::ALL.iter().collect::<Vec<_>>(), context).into_iter();
+    let all: Vec<Report> = all.map(|report| sheets::relative_to(report, origin)).collect();
     let kernels = all.iter().find(|report| report.name == "kern-sum").and_then(|report| report.sheets.first());
     let summary = all.iter().find(|report| report.name == "summary");
     let notes = context.trace.meta.notices.iter().chain(summary.into_iter().flat_map(|report| &report.notes));
