@@ -228,13 +228,14 @@ fn without_iterations_whole_windows_are_compared_and_said_so() {
 }
 
 #[test]
-fn two_iterations_give_no_interval_and_need_more_than_the_threshold() {
+fn two_iterations_give_no_interval_and_no_significant_regression() {
     let steps = |ns: i64| -> Vec<Step<'static>> { (0..2).map(|_| (DECODE, 8, vec![("gemm_d", ns, 0)])).collect() };
     let comparison = compared(&steps(100_000), &steps(106_000));
     let group = &comparison.groups[0];
     assert!(group.interval_ns.is_none() && group.no_interval.as_ref().unwrap().contains("2 and 2 iterations"));
-    assert!(comparison.regression(0.05).is_none());
-    assert!(comparison.regression(0.03).is_some());
+    assert!(comparison.regression(0.03).is_none());
+    assert_eq!(comparison.without_interval(0.03).len(), 1);
+    assert!(comparison.without_interval(0.08).is_empty());
 }
 
 #[test]
