@@ -133,8 +133,16 @@ pub fn device_name(context: &Context, device: u16) -> String {
     let Some(found) = trace.devices.get(usize::from(device)) else { return format!("device {device}") };
     let kind = if found.is_cpu { "CPU".to_owned() } else { format!("GPU {}", found.ordinal) };
     let name = if found.name.is_empty() { kind } else { format!("{kind} {}", found.name) };
-    match trace.meta.sources.get(usize::from(found.source)).and_then(|s| s.rank) {
-        Some(rank) if trace.meta.sources.len() > 1 => format!("rank {rank}, {name}"),
+    // One file may hold several ranks: then the processes tell them apart.
+    let of_ops = || {
+        let op = trace.ops.device.iter().position(|&d| d == device)?;
+        trace.processes.get(usize::from(trace.ops.process[op]))?.rank
+    };
+    let first_rank = trace.processes.iter().find_map(|process| process.rank);
+    let several = trace.processes.iter().any(|process| process.rank.is_some() && process.rank != first_rank);
+    let of_source = trace.meta.sources.get(usize::from(found.source)).and_then(|source| source.rank);
+    match of_source.or_else(of_ops) {
+        Some(rank) if several || trace.meta.sources.len() > 1 => format!("rank {rank}, {name}"),
         _ => name,
     }
 }
@@ -224,7 +232,10 @@ fn notes(context: &Context) -> Vec<String> {
         None => {}
     }
     if trace.meta.partial {
-        notes.push("The run was interrupted: the trace is partial.".to_owned());
+        // Only strobe records that a run was interrupted; of other traces it is the file that is cut.
+        let own = trace.meta.producer.split(", ").any(|producer| producer.starts_with("strobe"));
+        let cause = if own { "The run was interrupted" } else { "The file is cut or damaged" };
+        notes.push(format!("{cause}: the trace is partial."));
     }
     notes
 }

@@ -385,7 +385,7 @@ pub struct Meta {
     pub sources: Vec<Source>,
     /// How CUDA graphs were recorded, where that can be told.
     pub graph_mode: Option<GraphMode>,
-    /// Whether the run was cut short.
+    /// Whether its end is missing: the run was interrupted (strobe's own traces), or the file is cut (others).
     pub partial: bool,
     /// The profile windows that were asked for.
     pub windows: Vec<Window>,

@@ -139,6 +139,13 @@ fn a_cut_gzip_file_keeps_what_it_holds() {
     assert!(trace.meta.partial);
     assert!(trace.meta.notices[0].starts_with("the compressed data is damaged after"), "{:?}", trace.meta.notices);
     assert!(trace.meta.notices[1].contains("1 event lost"), "{:?}", trace.meta.notices);
+    // A wrong checksum behind data that was all there costs nothing.
+    let mut wrong = packed.clone();
+    let checksum = wrong.len() - 8;
+    wrong[checksum] ^= 1;
+    let trace = read_files(&[folder.write("wrong.json.gz", &wrong)], &mut |_| {}).unwrap();
+    assert_eq!((trace.ops.len(), trace.meta.partial), (20_000, false));
+    assert_eq!(trace.meta.notices[0], "the checksum of the compressed data is wrong; all events were read");
     // Bytes behind the end of the compressed data change nothing.
     let tail = folder.write("tail.json.gz", &[&packed[..], b"garbage"].concat());
     assert_eq!(read_files(&[tail], &mut |_| {}).unwrap().ops.len(), 20_000);

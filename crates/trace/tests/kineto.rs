@@ -291,6 +291,11 @@ fn roots_one_behind_the_other_are_ranks() {
     assert_eq!(trace.ops_without_launch(), 0);
     assert_eq!(trace.processes.iter().map(|p| p.rank).collect::<Vec<_>>(), [Some(0), Some(1)]);
     assert!(trace.meta.notices[0].contains("2 traces"), "{:?}", trace.meta.notices);
+    // Without ranks of their own, or with the same one twice, their order counts.
+    for second in [rank(0, 1_000_005_000, 6), rank(1, 1_000_005_000, 6).replace("distributedInfo", "other")] {
+        let trace = read(rank(0, 1_000_000_000, 10) + &second);
+        assert_eq!(trace.processes.iter().map(|p| p.rank).collect::<Vec<_>>(), [Some(0), Some(1)]);
+    }
     // The first was cut where the second begins.
     let first = rank(0, 1_000_000_000, 10);
     let cut = first.find("\"dur\":1,\"args\":{\"correlation\":3,\"device\"").unwrap();
@@ -349,6 +354,104 @@ fn of_several_processes_the_launching_one_owns_the_op() {
 }
 
 #[test]
+fn processes_with_the_same_correlations_keep_their_devices() {
+    let call = |pid: u32, ts: u32, correlation: u32| {
+        format!(
+            r#"{{"ph":"X","cat":"cuda_runtime","name":"l","pid":{pid},"tid":1,"ts":{ts},"dur":1,"args":{{"correlation":{correlation}}}}},"#
+        )
+    };
+    let kernel = |device: u32, ts: u32, correlation: u32| {
+        format!(
+            r#"{{"ph":"X","cat":"kernel","name":"k","pid":{device},"tid":7,"ts":{ts},"dur":1,"args":{{"device":{device},"correlation":{correlation}}}}},"#
+        )
+    };
+    let launches = |events: &[String]| {
+        let trace = read(format!("[{}]", events.concat()));
+        let pid = |op: strobe_trace::OpRow| trace.processes[usize::from(op.process)].pid;
+        trace.ops.iter().map(|op| (pid(op), trace.calls.start[op.launch as usize])).collect::<Vec<_>>()
+    };
+    let apart = [call(100, 1, 1), call(200, 101, 1), kernel(0, 5, 1), kernel(1, 105, 1)];
+    assert_eq!(launches(&apart), [(100, 1_000), (200, 101_000)]);
+    // Both calls precede both kernels: still no launch starts kernels on two devices.
+    let together = [call(100, 1, 1), call(200, 2, 1), kernel(0, 5, 1), kernel(1, 6, 1)];
+    let found = launches(&together);
+    assert_ne!(found[0], found[1]);
+    // One kernel waits so long that the other process has called since: the rest of its device outvotes it.
+    let waiting = [
+        call(100, 1, 1),
+        call(100, 10, 2),
+        call(100, 20, 3),
+        call(200, 101, 1),
+        call(200, 110, 2),
+        call(200, 120, 3),
+        kernel(0, 5, 1),
+        kernel(0, 12, 2),
+        kernel(0, 125, 3),
+        kernel(1, 126, 1),
+        kernel(1, 127, 2),
+        kernel(1, 128, 3),
+    ];
+    let pids: Vec<i64> = launches(&waiting).into_iter().map(|(pid, _)| pid).collect();
+    assert_eq!(pids, [100, 100, 100, 200, 200, 200]);
+}
+
+#[test]
+fn events_years_away_from_the_others_are_left_out() {
+    let kernel = |ts: &str, dur: &str| {
+        format!(
+            r#"{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{ts},"dur":{dur},"args":{{"device":0}}}},"#
+        )
+    };
+    let left_out = "1 event left out: more than 10 years away from the others".to_string();
+    let bulk = |at: i64| (0..5).map(|i| kernel(&format!("{}", at + i * 10), "3")).collect::<String>();
+    let now = 1_712_195_495_505_583;
+    for (at, absurd) in [
+        (now, kernel("0", "3")),
+        (100, kernel("9000000000000000", "3")),
+        (now, kernel("-9000000000000000", "3")),
+        (100, kernel("105", "4000000000000000")),
+    ] {
+        for json in [format!("[{}{absurd}]", bulk(at)), format!("[{absurd}{}]", bulk(at))] {
+            let trace = read(json);
+            assert_eq!(trace.ops.len(), 5, "{absurd}");
+            assert_eq!(trace.extent(), Some((at * 1_000, (at + 43) * 1_000)));
+            assert_eq!(trace.meta.sources[0].lost, 1);
+            assert!(trace.meta.notices.contains(&left_out), "{:?}", trace.meta.notices);
+            assert_eq!(trace.meta.session_start_utc_ns, (at == now).then_some(0));
+        }
+    }
+    // What was never closed ends with the last plausible event.
+    let open = r#"{"ph":"B","name":"open","pid":1,"tid":1,"ts":101},"#;
+    let trace = read(format!("[{open}{}{}]", bulk(100), kernel("9000000000000000", "3")));
+    assert_eq!((trace.ranges.start[0], trace.ranges.end[0]), (101_000, 143_000));
+    // Traces in one file may have clocks of their own, and one event is far from nothing.
+    let roots = format!(r#"{{"traceEvents": [{}]}}{{"traceEvents": [{}]}}"#, bulk(100), bulk(now));
+    assert_eq!((read(&roots).ops.len(), read(&roots).meta.sources[0].lost), (10, 0));
+    assert_eq!(read(format!("[{}]", kernel("0", "1"))).ops.len(), 1);
+}
+
+#[test]
+fn items_that_are_no_events_and_negative_durations_are_told() {
+    let kernel =
+        |ts: u32, dur: i32| format!(r#"{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{ts},"dur":{dur}}}"#);
+    let json = format!(
+        r#"{{"traceEvents": [{}, 5,"s]}}",null,[1, "]"], {}], "baseTimeNanoseconds": 7}}"#,
+        kernel(1, 2),
+        kernel(9, -4)
+    );
+    let trace = read(json);
+    assert_eq!((&trace.ops.start[..], &trace.ops.end[..]), (&[1_000, 9_000][..], &[3_000, 9_000][..]));
+    assert_eq!((trace.meta.sources[0].lost, trace.meta.session_start_utc_ns), (4, Some(7)));
+    let expected = [
+        "4 items of the list of events lost: not an object each",
+        "1 event kept with no length: the end is before the start",
+    ];
+    assert_eq!(trace.meta.notices[..2], expected);
+    // A list within the list is looked into.
+    assert_eq!(read(format!("[[{}, {}]]", kernel(1, 2), kernel(4, 2))).ops.len(), 2);
+}
+
+#[test]
 fn absolute_times_start_in_1970() {
     let trace = read(r#"[{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":0,"ts":1712195495505582.988,"dur":0.001}]"#);
     assert_eq!((trace.ops.start[0], trace.ops.end[0]), (1_712_195_495_505_582_988, 1_712_195_495_505_582_989));
@@ -395,7 +498,7 @@ fn damage_costs_only_the_events_it_hits() {
                 .concat();
         let trace = read(&json);
         assert_eq!(trace.ranges.start, [1_000, 2_000, 3_000], "{}", String::from_utf8_lossy(odd));
-        assert_eq!(trace.meta.sources[0].lost, 0);
+        assert_eq!(trace.meta.sources[0].lost, 1, "the null");
     }
 }
 

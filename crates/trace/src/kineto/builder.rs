@@ -1,6 +1,7 @@
 //! From events to the columns of a [`Trace`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use super::event::{Class, Event};
@@ -12,7 +13,16 @@ use crate::{
     OpDetail, OpKind, OpRow, Process, RangeKind, RangeRow, RangeSource, Source, StrId, Thread, Trace, range_flags,
 };
 
+/// No trace is as long as this: what lies further from the other events has a broken time.
+const TEN_YEARS_NS: i64 = 10 * 366 * 86_400 * 1_000_000_000;
+
 type ByText<T> = HashMap<Vec<u8>, T, FastHash>;
+
+/// By group and correlation, the process that made the call; `None`: several did.
+type Launchers = HashMap<(u16, i64), Option<u16>, FastHash>;
+
+/// By group and correlation, when calls began and which process made them.
+type Clashes = HashMap<(u16, i64), Vec<(i64, u16)>, FastHash>;
 
 /// Fills a trace event by event. One file may hold several roots, one behind the other: each is a rank.
 pub(super) struct Builder {
@@ -30,7 +40,6 @@ pub(super) struct Builder {
     pending_allocations: Vec<(Allocation, u16, u32)>,
     /// The group and process text of each counter.
     counter_owners: Vec<(u16, Vec<u8>)>,
-    earliest: Option<i64>,
     /// The process of each device where the file tells it.
     users: HashMap<u16, u16, FastHash>,
     root: Root,
@@ -38,6 +47,10 @@ pub(super) struct Builder {
     properties: Vec<(u16, serde_json::Value)>,
     pub(super) events: u64,
     pub(super) untimed: u64,
+    /// Left out: years away from the others.
+    pub(super) absurd: u64,
+    /// Kept with no length: they end before they start.
+    pub(super) backward: u64,
     unread: u64,
     roots: u32,
 }
@@ -98,13 +111,14 @@ impl Builder {
             gpu_threads: HashMap::default(),
             pending_allocations: Vec::new(),
             counter_owners: Vec::new(),
-            earliest: None,
             users: HashMap::default(),
             root: Root::default(),
             first_base: None,
             properties: Vec::new(),
             events: 0,
             untimed: 0,
+            absurd: 0,
+            backward: 0,
             unread: 0,
             roots: 0,
         }
@@ -130,9 +144,9 @@ impl Builder {
                     self.untimed += 1;
                     return;
                 };
-                self.earliest = Some(self.earliest.map_or(start, |earliest| earliest.min(start)));
                 self.root.last_time = self.root.last_time.max(end);
                 let Some((row, thread)) = self.row(event, class, start, end) else { return };
+                self.backward += u64::from(end < start);
                 if phase == b'X' {
                     self.push(row);
                 } else {
@@ -274,6 +288,7 @@ impl Builder {
         let thread = self.thread(event.pid, event.tid);
         match self.root.open.get_mut(&thread).and_then(Vec::pop) {
             Some(mut row) => {
+                self.backward += u64::from(time < row.start());
                 *row.end() = time;
                 self.push(row);
             }
@@ -580,7 +595,13 @@ impl Builder {
     /// Ends a root: what was read since the last one belongs together.
     pub(super) fn end_root(&mut self) {
         let mut root = std::mem::take(&mut self.root);
+        let plausible = self.plausible_times(&root);
+        self.leave_out_absurd(&mut root, &plausible);
         for row in std::mem::take(&mut root.open).into_values().flatten() {
+            if !plausible.contains(&row.start()) {
+                self.absurd += 1;
+                continue;
+            }
             let row = match row {
                 Row::Range(row) => {
                     Row::Range(RangeRow { end: root.last_time, flags: row.flags | range_flags::UNCLOSED, ..row })
@@ -631,6 +652,73 @@ impl Builder {
         self.root = Root { first_group: self.groups.len() as u16, before: self.counts(), ..Root::default() };
     }
 
+    /// The times within ten years of the root's events: of their median, which a few broken ones do not move.
+    fn plausible_times(&self, root: &Root) -> RangeInclusive<i64> {
+        const SAMPLES: usize = 1024;
+        let [ops, calls, ranges, ..] = root.before;
+        let trace = &self.trace;
+        let starts = [&trace.ops.start[ops..], &trace.calls.start[calls..], &trace.ranges.start[ranges..]];
+        let step = starts.iter().map(|starts| starts.len()).sum::<usize>() / SAMPLES + 1;
+        let mut sample: Vec<i64> = starts.into_iter().flatten().copied().step_by(step).collect();
+        if sample.is_empty() {
+            return i64::MIN..=i64::MAX;
+        }
+        let middle = sample.len() / 2;
+        let median = *sample.select_nth_unstable(middle).1;
+        median.saturating_sub(TEN_YEARS_NS)..=median.saturating_add(TEN_YEARS_NS)
+    }
+
+    /// Removes the root's events that lie outside of `plausible`.
+    fn leave_out_absurd(&mut self, root: &mut Root, plausible: &RangeInclusive<i64>) {
+        let [ops, calls, ranges, allocations, counters] = root.before;
+        let kept = |before: usize, starts: &[i64], ends: &[i64]| {
+            let fits =
+                |row: usize| row < before || (plausible.contains(&starts[row]) && plausible.contains(&ends[row]));
+            let all_fit = (before..starts.len()).all(fits);
+            (!all_fit).then(|| (0..starts.len() as u32).filter(|&row| fits(row as usize)).collect::<Vec<u32>>())
+        };
+        let trace = &mut self.trace;
+        if let Some(kept) = kept(ops, &trace.ops.start, &trace.ops.end) {
+            self.absurd += (trace.ops.len() - kept.len()) as u64;
+            trace.ops.reorder(&kept);
+        }
+        if let Some(kept) = kept(calls, &trace.calls.start, &trace.calls.end) {
+            self.absurd += (trace.calls.len() - kept.len()) as u64;
+            trace.calls.reorder(&kept);
+        }
+        if let Some(kept) = kept(ranges, &trace.ranges.start, &trace.ranges.end) {
+            self.absurd += (trace.ranges.len() - kept.len()) as u64;
+            trace.ranges.reorder(&kept);
+        }
+        let of_root = trace.allocations.split_off(allocations);
+        let on_devices = self.pending_allocations.len();
+        self.absurd += (of_root.len() + on_devices) as u64;
+        trace.allocations.extend(of_root.into_iter().filter(|allocation| plausible.contains(&allocation.time)));
+        let first_group = root.first_group;
+        self.pending_allocations.retain(|(a, group, _)| *group < first_group || plausible.contains(&a.time));
+        self.absurd -= (trace.allocations.len() - allocations + self.pending_allocations.len()) as u64;
+        for counter in &mut trace.counters[counters..] {
+            if !counter.times.iter().all(|time| plausible.contains(time)) {
+                let before = counter.times.len();
+                let samples = counter.times.drain(..).zip(counter.values.drain(..));
+                (counter.times, counter.values) = samples.filter(|(time, _)| plausible.contains(time)).collect();
+                self.absurd += (before - counter.times.len()) as u64;
+            }
+        }
+        if !plausible.contains(&root.last_time) {
+            let ends = [&trace.ops.end[ops..], &trace.calls.end[calls..], &trace.ranges.end[ranges..]];
+            root.last_time = ends.into_iter().flatten().copied().max().unwrap_or(root.last_time);
+        }
+    }
+
+    /// Roots one behind the other are ranks: as they say if all of them do, each another one, else by their order.
+    fn number_ranks(&mut self) {
+        let known: BTreeSet<u32> = self.groups.iter().filter_map(|group| group.rank).collect();
+        if self.roots > 1 && known.len() < self.groups.len() {
+            (0..).zip(&mut self.groups).for_each(|(place, group)| group.rank = Some(place));
+        }
+    }
+
     fn counts(&self) -> [usize; 5] {
         let trace = &self.trace;
         let allocations = trace.allocations.len();
@@ -662,6 +750,7 @@ impl Builder {
 
     /// The finished trace.
     pub(super) fn finish(mut self, path: &Path, bytes: u64, lost: u64) -> Trace {
+        self.number_ranks();
         self.place_allocations();
         self.describe_devices();
         let of_old = self.merge_nameless_processes();
@@ -678,7 +767,7 @@ impl Builder {
         let mut trace = self.trace;
         trace.details = self.details.into_values();
         // Without a base the times of the PyTorch profiler are those of the system clock: nothing else is as large.
-        let since_1970 = self.earliest.is_some_and(|earliest| earliest > 1_000_000_000_000_000_000);
+        let since_1970 = trace.extent().is_some_and(|(earliest, _)| earliest > 1_000_000_000_000_000_000);
         trace.meta.session_start_utc_ns = self.first_base.or(since_1970.then_some(0));
         let is_pytorch = !trace.ops.is_empty()
             || !trace.calls.is_empty()
@@ -821,9 +910,11 @@ impl Builder {
             }
         }
         let launchers = self.launchers(&callers);
-        let mut of_device: Vec<Option<u16>> = vec![None; self.trace.devices.len()];
+        let clashes = self.clashes(&launchers);
+        // The processes that surely used each device.
+        let mut owners: Vec<Vec<u16>> = vec![Vec::new(); self.trace.devices.len()];
         for (&device, &process) in &self.users {
-            of_device[usize::from(device)] = Some(new(process));
+            owners[usize::from(device)].push(new(process));
         }
         let users = &self.users;
         let launcher = |op: usize, trace: &Trace| {
@@ -837,16 +928,27 @@ impl Builder {
             }
         };
         for op in 0..self.trace.ops.len() {
-            let device = usize::from(self.trace.ops.device[op]);
-            of_device[device] = of_device[device].or_else(|| launcher(op, &self.trace));
+            let owners = &mut owners[usize::from(self.trace.ops.device[op])];
+            if let Some(process) = launcher(op, &self.trace)
+                && !owners.contains(&process)
+            {
+                owners.push(process);
+            }
         }
+        self.vote_for_owners(&clashes, &mut owners);
         for op in 0..self.trace.ops.len() {
-            let (group, device) = (self.trace.ops.process[op], usize::from(self.trace.ops.device[op]));
-            let process = launcher(op, &self.trace).or(of_device[device]);
+            let ops = &self.trace.ops;
+            let (group, start, owners) = (ops.process[op], ops.start[op], &owners[usize::from(ops.device[op])]);
+            let process = launcher(op, &self.trace).or_else(|| {
+                let calls = clashes.get(&(group, ops.correlation[op]))?;
+                let owned = calls.iter().filter(|(_, process)| owners.contains(process));
+                last_before(owned, start).or_else(|| last_before(calls, start))
+            });
+            let process = process.or(owners.first().copied());
             self.trace.ops.process[op] = process.unwrap_or(callers[usize::from(group)][0]);
         }
         for (&thread, &(group, device)) in &self.gpu_threads {
-            let process = of_device[usize::from(device)].unwrap_or(callers[usize::from(group)][0]);
+            let process = owners[usize::from(device)].first().copied().unwrap_or(callers[usize::from(group)][0]);
             self.trace.threads[thread as usize].process = process;
         }
         for (process, found) in self.trace.processes.iter_mut().zip(&self.processes) {
@@ -855,8 +957,8 @@ impl Builder {
     }
 
     /// The process of each correlation in groups where several processes made calls; `None` where two used the same.
-    fn launchers(&self, callers: &[Vec<u16>]) -> HashMap<(u16, i64), Option<u16>, FastHash> {
-        let mut launchers: HashMap<_, Option<u16>, FastHash> = HashMap::default();
+    fn launchers(&self, callers: &[Vec<u16>]) -> Launchers {
+        let mut launchers = Launchers::default();
         if callers.iter().all(|of_group| of_group.len() == 1) {
             return launchers;
         }
@@ -872,9 +974,75 @@ impl Builder {
         }
         launchers
     }
+
+    /// The calls of every correlation that several processes of a group used: when, and by which process.
+    fn clashes(&self, launchers: &Launchers) -> Clashes {
+        let mut clashes = Clashes::default();
+        if launchers.values().all(Option::is_some) {
+            return clashes;
+        }
+        for call in self.trace.calls.iter().filter(|call| call.kind == CallKind::Gpu) {
+            let process = self.trace.threads[call.thread as usize].process;
+            let key = (self.processes[usize::from(process)].group, call.correlation);
+            if launchers.get(&key) == Some(&None) {
+                clashes.entry(key).or_default().push((call.start, process));
+            }
+        }
+        clashes
+    }
+
+    /// Finds an owner for devices of which every op could be of several processes: the one whose calls most often were
+    /// the last before the ops. A process gets a second device only when every process has one.
+    fn vote_for_owners(&self, clashes: &Clashes, owners: &mut [Vec<u16>]) {
+        let ops = &self.trace.ops;
+        let mut votes: BTreeMap<(u16, u16), usize> = BTreeMap::new();
+        for op in (0..ops.len()).filter(|_| !clashes.is_empty()) {
+            let calls = clashes.get(&(ops.process[op], ops.correlation[op]));
+            if owners[usize::from(ops.device[op])].is_empty()
+                && let Some(process) = calls.and_then(|calls| last_before(calls, ops.start[op]))
+            {
+                *votes.entry((ops.device[op], process)).or_default() += 1;
+            }
+        }
+        // The process that is left over for a device may have got no vote.
+        let processes: BTreeSet<u16> = clashes.values().flatten().map(|&(_, process)| process).collect();
+        let devices: BTreeSet<u16> = votes.keys().map(|&(device, _)| device).collect();
+        for (&device, &process) in devices.iter().flat_map(|device| processes.iter().map(move |p| (device, p))) {
+            if self.device_groups[usize::from(device)] == self.processes[usize::from(process)].group {
+                votes.entry((device, process)).or_default();
+            }
+        }
+        let mut ordered: Vec<_> = votes.into_iter().collect();
+        ordered.sort_by_key(|&(pair, count)| (std::cmp::Reverse(count), pair));
+        let mut taken: BTreeSet<u16> = owners.iter().flatten().copied().collect();
+        for &((device, process), _) in &ordered {
+            if owners[usize::from(device)].is_empty() && taken.insert(process) {
+                owners[usize::from(device)].push(process);
+            }
+        }
+        for ((device, process), _) in ordered {
+            if owners[usize::from(device)].is_empty() {
+                owners[usize::from(device)].push(process);
+            }
+        }
+    }
+}
+
+/// The process of the call that started last, not after `start`; if all did later, of the first.
+fn last_before<'c>(calls: impl IntoIterator<Item = &'c (i64, u16)>, start: i64) -> Option<u16> {
+    let key = |&&(call, _): &&(i64, u16)| if call <= start { (true, call) } else { (false, call.saturating_neg()) };
+    calls.into_iter().max_by_key(key).map(|&(_, process)| process)
 }
 
 impl Row {
+    fn start(&self) -> i64 {
+        match self {
+            Row::Op(row) => row.start,
+            Row::Call(row) => row.start,
+            Row::Range(row) => row.start,
+        }
+    }
+
     fn end(&mut self) -> &mut i64 {
         match self {
             Row::Op(row) => &mut row.end,

@@ -20,6 +20,9 @@ use crate::{Trace, TraceError};
 /// No real event is larger. A string without an end would otherwise draw the rest of the file into memory.
 const MAX_EVENT: usize = 64 << 20;
 
+/// The largest item of a list of events that is recognised as something else.
+const MAX_STRAY: usize = 64 << 10;
+
 /// The largest value of the root object that is looked into.
 const MAX_ROOT_VALUE: usize = 4 << 20;
 
@@ -31,13 +34,14 @@ pub fn read(mut reader: impl Read, path: &Path, progress: &mut dyn FnMut(u64)) -
         progress,
         index: 0,
         lost: 0,
+        strays: 0,
         cut: None,
         unclosed: false,
         saw_events: false,
     };
     let outcome = file.all();
     outcome.map_err(|source| TraceError::Io { action: "read", path: path.to_path_buf(), source })?;
-    let File { input, builder, lost, cut, unclosed, saw_events, .. } = file;
+    let File { input, builder, lost, strays, cut, unclosed, saw_events, .. } = file;
     if builder.events == 0 {
         let found = match (input.taken, saw_events, lost) {
             (0, ..) => "an empty file".to_string(),
@@ -48,12 +52,20 @@ pub fn read(mut reader: impl Read, path: &Path, progress: &mut dyn FnMut(u64)) -
         let advice = "expected a PyTorch profiler or Chrome trace: an object with `traceEvents`, or an array of events";
         return Err(TraceError::NotATrace { path: path.to_path_buf(), found, advice: advice.into() });
     }
-    let untimed = builder.untimed;
+    let (untimed, absurd, backward) = (builder.untimed, builder.absurd, builder.backward);
+    // The decoder compares checksums when it has all of the data.
+    let only_checksum = input.damage.as_ref().is_some_and(|error| error.to_string().contains("checksum"));
+    let cut_short = unclosed || cut.is_some() || (input.damage.is_some() && !only_checksum);
     let damage = input.damage.as_ref().map(|error| {
         let bytes = grouped(input.taken);
+        if only_checksum {
+            let whole = !cut_short && lost == 0;
+            let rest = if whole { "all events were read" } else { "what was read may be wrong" };
+            return format!("the checksum of the compressed data is wrong; {rest}");
+        }
         format!("the compressed data is damaged after {bytes} bytes of JSON ({error}): what follows is lost")
     });
-    let mut trace = builder.finish(path, input.taken, lost + untimed);
+    let mut trace = builder.finish(path, input.taken, lost + strays + untimed + absurd);
     let mut notices: Vec<String> = damage.into_iter().collect();
     let event = |count: u64| if count == 1 { "1 event".to_string() } else { format!("{} events", grouped(count)) };
     if let Some(index) = cut {
@@ -69,7 +81,17 @@ pub fn read(mut reader: impl Read, path: &Path, progress: &mut dyn FnMut(u64)) -
     if untimed > 0 {
         notices.push(format!("{} lost: no time that 64 bits of nanoseconds can hold", event(untimed)));
     }
-    trace.meta.partial = unclosed || cut.is_some() || input.damage.is_some();
+    if strays > 0 {
+        let items = if strays == 1 { "1 item".to_string() } else { format!("{} items", grouped(strays)) };
+        notices.push(format!("{items} of the list of events lost: not an object each"));
+    }
+    if absurd > 0 {
+        notices.push(format!("{} left out: more than 10 years away from the others", event(absurd)));
+    }
+    if backward > 0 {
+        notices.push(format!("{} kept with no length: the end is before the start", event(backward)));
+    }
+    trace.meta.partial = cut_short;
     notices.append(&mut trace.meta.notices);
     trace.meta.notices = notices;
     Ok(trace)
@@ -82,6 +104,8 @@ struct File<'r> {
     /// Events met so far, in the order of the file.
     index: u64,
     lost: u64,
+    /// Items of a list of events that are no objects.
+    strays: u64,
     /// The event in the middle of which the file ends.
     cut: Option<u64>,
     /// Whether the file ends before its list of events does.
@@ -312,10 +336,35 @@ impl File<'_> {
                     }
                 }
                 Some(_) => {
+                    if self.stray()? {
+                        continue;
+                    }
                     if let Found::ArrayEnd = self.next_event()? {
                         return Ok(());
                     }
                 }
+            }
+        }
+    }
+
+    /// Skips an item that is no event and holds none. `false`: it is not whole, and nothing was consumed.
+    fn stray(&mut self) -> std::io::Result<bool> {
+        loop {
+            let mut cursor = Cursor::new(self.input.bytes());
+            let item = cursor.value().map(|text| (text.contains(&b'{'), cursor.at));
+            let item = item.and_then(|item| cursor.next().map(|behind| (item, behind)));
+            match item {
+                Ok(((false, length), b',' | b']')) => {
+                    self.input.consume(length);
+                    self.strays += 1;
+                    return Ok(true);
+                }
+                Err(Stop::Incomplete) if self.input.bytes().len() < MAX_STRAY => {
+                    if !self.fill()? {
+                        return Ok(false);
+                    }
+                }
+                _ => return Ok(false),
             }
         }
     }
