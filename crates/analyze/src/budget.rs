@@ -539,6 +539,7 @@ pub fn report(context: &Context) -> Report {
                 "the time of a device from its first op to the first op of the next iteration"
             };
             report = report
+                .sheet(side_by_side(&kinds))
                 .sheet(kinds_sheet(&kinds))
                 .sheet(worst_sheet(context, &budgets, &kinds))
                 .note(format!("Iterations were found {method}; what is split is {of}."))
@@ -561,6 +562,38 @@ pub fn report(context: &Context) -> Report {
     report
 }
 
+/// One row per part, the kinds beside each other: what fits a screen. The means of a kind add up.
+fn side_by_side(kinds: &[KindBudget]) -> Sheet {
+    let mut columns = vec![Column::new("part", Unit::Text)];
+    for kind in kinds {
+        let name = kind.kind.map_or("iteration".to_owned(), |kind| kind.to_string());
+        columns.push(Column::new(format!("{name} mean"), Unit::Ns));
+        columns.push(Column::new(format!("{name} share"), Unit::Share));
+    }
+    let counts = kinds.iter().map(|k| match k.kind {
+        Some(kind) => format!("{} {kind}", k.iterations),
+        None => k.iterations.to_string(),
+    });
+    let title = format!("Mean iteration ({} iterations)", counts.collect::<Vec<_>>().join(", "));
+    let mut sheet = Sheet::new("side_by_side", columns).title(title);
+    let of = |kind: &KindBudget, part: &Part| {
+        let found = kind.parts.iter().find(|p| p.part == *part);
+        found.map_or((0.0, 0.0), |p| (p.mean_ns, p.share_of_wall))
+    };
+    let mut parts: Vec<&Part> = kinds.iter().flat_map(|kind| &kind.parts).map(|p| &p.part).collect();
+    parts.sort_unstable();
+    parts.dedup();
+    let largest = |part: &Part| kinds.iter().map(|kind| of(kind, part).1).fold(0.0, f64::max);
+    parts.sort_by(|a, b| largest(b).total_cmp(&largest(a)));
+    for part in parts {
+        let figures = kinds.iter().flat_map(|kind| [of(kind, part).0.into(), of(kind, part).1.into()]);
+        sheet.push(std::iter::once(Value::from(part.to_string())).chain(figures));
+    }
+    let walls = kinds.iter().flat_map(|kind| [kind.wall_ns.mean.into(), 1.0.into()]);
+    sheet.total = Some(std::iter::once(Value::from("wall")).chain(walls).collect());
+    sheet
+}
+
 fn kinds_sheet(kinds: &[KindBudget]) -> Sheet {
     let columns = [
         Column::new("kind", Unit::Text),
@@ -572,7 +605,7 @@ fn kinds_sheet(kinds: &[KindBudget]) -> Sheet {
         Column::new("share of wall", Unit::Share),
         Column::new("iterations", Unit::Count),
     ];
-    let mut sheet = Sheet::new("kinds", columns).title("Iterations by kind");
+    let mut sheet = Sheet::new("kinds", columns).title("Iterations by kind, with their spread");
     for kind in kinds {
         let spread = |median: f64, p25: f64, p75: f64, mean: f64| [median, p25, p75, mean].map(Value::from);
         let mut row = |part: Value, figures: [Value; 4], share: f64| {

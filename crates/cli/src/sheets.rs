@@ -9,6 +9,9 @@ use strobe_report::table::{Cell, Table};
 /// What separates a report from the one before it on a terminal.
 const RULE: &str = "═";
 
+/// Tables with a sum up to this many rows are never cut.
+const WHOLE: usize = 24;
+
 /// A report for the terminal: at most `top` rows of each table, 0 for all.
 pub fn text(report: &Report, width: usize, top: usize) -> String {
     let title = wrap(&report.title, width);
@@ -37,6 +40,8 @@ pub fn text(report: &Report, width: usize, top: usize) -> String {
         if !sheet.title.is_empty() {
             out.push_str(&wrap(&sheet.title, width));
         }
+        // A table with a sum below it is shown whole, or the sum would be of rows that nobody sees.
+        let top = if sheet.total.is_some() && sheet.rows.len() <= WHOLE { 0 } else { top };
         let (fitted, left_out) = fitted(sheet, width, top);
         out.push_str(&fitted.render(width));
         if top > 0 && sheet.rows.len() > top {

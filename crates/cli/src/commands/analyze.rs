@@ -85,11 +85,16 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Entry>> {
     Ok(entries)
 }
 
-/// The first screen has the findings; what proves them is a report of its own.
+/// The first screen has the findings and the mean iteration; what stands behind them are reports of their own.
 fn without_evidence(report: &mut Report) {
-    if report.name == "advice" && report.sheets.len() > 1 {
+    let more = match report.name {
+        "advice" => "The figures behind each finding: --report advice.",
+        "budget" => "Medians, spread and the worst iterations: --report budget.",
+        _ => return,
+    };
+    if report.sheets.len() > 1 {
         report.sheets.truncate(1);
-        report.notes.push("The figures behind each finding: --report advice.".to_owned());
+        report.notes.push(more.to_owned());
     }
 }
 
