@@ -253,9 +253,11 @@ fn owners(trace: &Trace, series: &[MemorySeries]) -> Sheet {
         }
     }
     let mut owners: Vec<_> = owners.into_iter().collect();
-    let order =
-        |&(key, taken): &((Option<u16>, Owner), Taken)| (std::cmp::Reverse((taken.at_peak, taken.bytes)), key.0, key.1);
-    owners.sort_by_key(order);
+    let word = |id: StrId| if id.is_some() { trace.text(id) } else { "" };
+    owners.sort_by_key(|&((device, owner), taken)| {
+        let words = [owner.symbol, owner.range, owner.operator].map(word);
+        (std::cmp::Reverse((taken.at_peak, taken.bytes)), device, words)
+    });
 
     let columns = [
         Column::new("Device", Unit::Text),
@@ -295,16 +297,22 @@ fn peak_times(series: &[MemorySeries]) -> HashMap<Option<u16>, i64> {
     peaks
 }
 
-/// Per allocation the time when it was given back, if it was.
+/// Per allocation the time when it was given back, if it was. Rows of one moment have no order: allocations come first,
+/// and a free goes to the oldest of its address that has its size, else to the oldest.
 fn ends(trace: &Trace) -> Vec<Option<i64>> {
     let mut ends = vec![None; trace.allocations.len()];
-    let mut live: HashMap<(u16, Option<u16>, u64), usize> = HashMap::new();
-    for (index, a) in trace.allocations.iter().enumerate() {
-        let key = (a.process, a.device, a.address);
+    let mut order: Vec<usize> = (0..trace.allocations.len()).collect();
+    order.sort_by_key(|&index| (trace.allocations[index].time, trace.allocations[index].bytes <= 0));
+    let mut live: HashMap<(u16, Option<u16>, u64), Vec<usize>> = HashMap::new();
+    for index in order {
+        let a = &trace.allocations[index];
+        let at_address = live.entry((a.process, a.device, a.address)).or_default();
         if a.bytes > 0 {
-            live.insert(key, index);
-        } else if let Some(taken) = live.remove(&key) {
-            ends[taken] = Some(a.time);
+            at_address.push(index);
+        } else if !at_address.is_empty() {
+            let size = a.bytes.saturating_neg();
+            let place = at_address.iter().position(|&taken| trace.allocations[taken].bytes == size).unwrap_or(0);
+            ends[at_address.remove(place)] = Some(a.time);
         }
     }
     ends

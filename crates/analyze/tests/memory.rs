@@ -103,6 +103,35 @@ fn peak_and_owners_by_hand() {
 }
 
 #[test]
+fn the_order_of_rows_of_one_moment_does_not_matter() {
+    // The state before a capture bears one time: an address may be in it twice, with the free between.
+    let rows = [
+        allocation(0, 1, 100),
+        allocation(0, 1, -100),
+        allocation(0, 1, 30),
+        allocation(0, 2, 50),
+        allocation(10, 2, -50),
+        allocation(10, 2, 60),
+    ];
+    let shown = |order: &[usize]| {
+        let mut trace = trace_of(order.iter().map(|&row| rows[row]).collect());
+        let names: Vec<StrId> = ["b", "a"].iter().map(|name| trace.strings.intern(name)).collect();
+        for name in if order[0] == 0 { [names[0], names[1]] } else { [names[1], names[0]] } {
+            trace.allocations.push(Allocation { name, mem_kind: 5, ..allocation(0, 90 + u64::from(name.0), 7) });
+        }
+        trace.finish();
+        report(&context(&trace)).sheets
+    };
+    let sheets = shown(&[0, 1, 2, 3, 4, 5]);
+    for order in [[5, 4, 3, 2, 1, 0], [1, 2, 0, 5, 3, 4], [2, 1, 3, 0, 4, 5]] {
+        assert_eq!(shown(&order), sheets);
+    }
+    let at_peak = |row: &Vec<Value>| if let Value::Int(bytes) = row[1] { bytes } else { 0 };
+    assert_eq!(sheets[1].rows.iter().map(at_peak).sum::<i64>(), 30 + 60 + 7 + 7);
+    assert!(sheets[0].rows.iter().any(|row| row[4] == Value::Int(30 + 60 + 7 + 7)), "{:?}", sheets[0].rows);
+}
+
+#[test]
 fn giving_back_more_than_was_seen_is_a_lower_bound() {
     let trace = trace_of(vec![allocation(5, 9, -300), allocation(6, 10, 20)]);
     let all = series(&trace);
