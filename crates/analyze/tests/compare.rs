@@ -213,6 +213,33 @@ fn a_warm_up_iteration_is_set_aside_and_listed() {
     assert!(comparison.report().notes.iter().any(|n| n.contains("do not count in the means")));
 }
 
+/// Five iterations, the first a warm-up of 32 ms among others of 1.4 to 4.8 ms: it must not hide that all take twice as
+/// long.
+#[test]
+fn a_real_trace_slowed_down_twice_is_slower() {
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/nsys/mixed_node.sqlite");
+    let trace = strobe_trace::import::read_files(&[file], &mut |_| {}).unwrap();
+    let mut slowed = trace.clone();
+    let (ops, calls, ranges) = (&mut slowed.ops, &mut slowed.calls, &mut slowed.ranges);
+    let columns = [&mut ops.start, &mut ops.end, &mut calls.start, &mut calls.end, &mut ranges.start, &mut ranges.end];
+    columns.into_iter().flatten().for_each(|time| *time *= 2);
+    let [fast, slow] = [&trace, &slowed].map(|trace| Context::new(trace, &strobe_analyze::Options::default()));
+    let options = CompareOptions::default();
+    let slower = compare(std::slice::from_ref(&fast), std::slice::from_ref(&slow), &options);
+    assert_eq!(slower.verdict.outcome, Outcome::Slower, "{}", slower.verdict.sentence);
+    assert!(slower.groups[0].pairs[0].set_aside.is_some());
+    assert_eq!(compare(&[slow], &[fast], &options).verdict.outcome, Outcome::Faster);
+}
+
+#[test]
+fn a_warm_up_among_four_iterations_is_set_aside() {
+    let steps = |scale: i64| -> Vec<Step> {
+        [900_000, 10_000, 10_100, 10_050].iter().map(|ns| (None, 0, vec![("gemm_d", scale * ns, 100)])).collect()
+    };
+    let comparison = compared(&steps(1), &steps(2));
+    assert_eq!((comparison.groups[0].a_iterations, comparison.verdict.outcome), (3, Outcome::Slower));
+}
+
 #[test]
 fn without_iterations_whole_windows_are_compared_and_said_so() {
     let steps = decode(&[("gemm_x", 50_000, 100)], 0);

@@ -313,8 +313,8 @@ fn same_work(sides: &[Side; 2], indices: [&[usize]; 2]) -> f64 {
 /// An iteration this many times as long as the median of its like does not count in the means.
 const STALLED: f64 = 3.0;
 
-/// From this many iterations on, single ones may be set aside.
-const ENOUGH_TO_SET_ASIDE: usize = 5;
+/// From this many iterations on, single ones may be set aside: what is left must be enough for an interval.
+const ENOUGH_TO_SET_ASIDE: usize = FEWEST + 1;
 
 /// Why each of these wall times does not count, if it does not: far above the median, unless that is common.
 fn set_aside(walls: &[f64]) -> Vec<Option<String>> {
