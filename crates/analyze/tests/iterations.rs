@@ -46,6 +46,75 @@ fn of_nested_markers_the_most_informative_counts_once() {
 }
 
 #[test]
+fn markers_of_several_engines_count_together() {
+    let mut trace = empty();
+    for step in 0..3 {
+        range(&mut trace, "step[DECODE bs=32]", (step * 100, step * 100 + 90));
+        range(&mut trace, "execute_context_0(0)_generation_32(32)", (step * 100 + 1, step * 100 + 80));
+    }
+    range(&mut trace, "step[EXTEND bs=15 toks=15360]", (300, 390));
+    let long_form = "execute_900_context_2(sq800sk800sqsq1sqsk1)_generation_100(sq100sk4000sqsq1sqsk1)";
+    range(&mut trace, long_form, (400, 490));
+    // One that holds several steps is none; one around a single step is the same step, and its number is not lost.
+    range(&mut trace, "iteration 1", (0, 250));
+    range(&mut trace, "iteration 4", (395, 500));
+    trace.finish();
+    let found = detect(&trace, None);
+    let steps: Vec<_> = found.list.iter().map(|f| (f.number, f.kind, f.context_tokens, f.host.length())).collect();
+    use IterationKind::{Decode, Mixed, Prefill};
+    assert_eq!(
+        steps,
+        [
+            (0, Some(Decode), Some(0), 90),
+            (1, Some(Decode), Some(0), 90),
+            (2, Some(Decode), Some(0), 90),
+            (3, Some(Prefill), Some(15360), 90),
+            (4, Some(Mixed), Some(800), 105),
+        ]
+    );
+    assert!(
+        found.list[..3].iter().all(|f| f.generation_requests == Some(32) && f.label.starts_with("execute_context"))
+    );
+}
+
+#[test]
+fn markers_of_one_step_fill_each_other_in() {
+    let mut trace = empty();
+    for step in 0..2 {
+        let at = i64::from(step) * 100;
+        range(&mut trace, &format!("iteration {}", 7 + step), (at, at + 90));
+        range(&mut trace, "step[MIXED bs=4 toks=9]", (at + 5, at + 80));
+        range(&mut trace, "execute_new_2_cached_0", (at + 10, at + 70)); // a prefill: contradicts, and is not believed
+    }
+    trace.finish();
+    let found = detect(&trace, None);
+    let steps: Vec<_> = found.list.iter().map(|f| (f.number, f.kind, f.context_requests, f.host.length())).collect();
+    let mixed = Some(IterationKind::Mixed);
+    assert_eq!(steps, [(7, mixed, None, 90), (8, mixed, None, 90)]);
+}
+
+#[test]
+fn steps_of_a_profiler_count_where_engine_markers_leave_out_most() {
+    let with_marker_of = |marked: usize| {
+        let mut trace = empty();
+        for step in 0..4 {
+            let at = step as i64 * 100;
+            range(&mut trace, &format!("ProfilerStep#{step}"), (at, at + 99));
+            if step < marked {
+                range(&mut trace, "step[DECODE bs=4]", (at + 5, at + 90));
+            }
+            call(&mut trace, "cudaLaunchKernel", (at + 10, at + 12), 1 + step as i64);
+            op(&mut trace, "k", (at + 20, at + 60), 1 + step as i64);
+        }
+        trace.finish();
+        let found = detect(&trace, None);
+        (found.list.len(), found.list[0].label.clone())
+    };
+    assert_eq!(with_marker_of(1), (4, "ProfilerStep#0".to_owned()));
+    assert_eq!(with_marker_of(3), (3, "step[DECODE bs=4]".to_owned()));
+}
+
+#[test]
 fn the_users_ranges_go_first_and_may_be_missing() {
     let mut trace = empty();
     range(&mut trace, "iteration 0: 1 ctx reqs, 0 gen reqs", (0, 10));
@@ -243,6 +312,15 @@ fn the_report_says_how_they_were_found() {
     trace.finish();
     let report = strobe_analyze::iterations::report(&Context::new(&trace, &Options::default()));
     assert_eq!(report.notes[0], "1 iteration, found by markers `iteration <N>`.");
+    assert!(!report.notes.iter().any(|note| note.contains("without a launch call")));
+    op(&mut trace, "k", (32, 35), 0);
+    trace.finish();
+    let report = strobe_analyze::iterations::report(&Context::new(&trace, &Options::default()));
+    assert!(
+        report.notes.contains(&"1 op without a launch call was placed by its time.".to_owned()),
+        "{:?}",
+        report.notes
+    );
     let nothing = strobe_analyze::iterations::report(&Context::new(&empty(), &Options::default()));
     assert!(nothing.not_applicable.unwrap().contains("--iteration-range"));
 }

@@ -16,7 +16,22 @@ pub(super) struct Marker {
     pub generation_tokens: Option<u32>,
 }
 
-/// A way of writing markers, the most informative first: of those in a trace the first is used.
+impl Marker {
+    /// Takes what is unknown here from another marker of the same step, unless the two disagree about its kind.
+    pub fn fill_in(&mut self, other: &Marker) {
+        self.number = self.number.or(other.number);
+        if self.kind.is_some() && other.kind.is_some() && self.kind != other.kind {
+            return;
+        }
+        self.kind = self.kind.or(other.kind);
+        self.context_requests = self.context_requests.or(other.context_requests);
+        self.generation_requests = self.generation_requests.or(other.generation_requests);
+        self.context_tokens = self.context_tokens.or(other.context_tokens);
+        self.generation_tokens = self.generation_tokens.or(other.generation_tokens);
+    }
+}
+
+/// A way of writing markers, the most informative first: where two mark the same step the first is believed.
 pub(super) struct Family {
     pub name: &'static str,
     pattern: &'static str,
@@ -67,6 +82,9 @@ pub(super) static FAMILIES: [Family; 7] = [
         read: |c| Marker { number: number(c, 1), ..Marker::default() },
     },
 ];
+
+/// The index of the family that a profiler writes, not an engine.
+pub(super) const PROFILER_STEP: usize = FAMILIES.len() - 1;
 
 fn number(captures: &Captures, group: usize) -> Option<u64> {
     captures.get(group)?.as_str().parse().ok()

@@ -4,13 +4,13 @@ mod markers;
 mod patterns;
 mod table;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 use strobe_trace::{IterationKind, NONE, OpKind, RangeSource, StrId, Trace, range_flags};
 
 use crate::intervals::Span;
-use markers::{FAMILIES, Marker};
+use markers::{FAMILIES, Marker, PROFILER_STEP};
 
 pub use table::{IterationFigures, figures, report};
 
@@ -116,8 +116,8 @@ impl Found {
 }
 
 /// Finds the iterations of a trace: ranges that match `range_name` if one is given, else what the engine recorded, else
-/// the markers of known engines (of several families the most informative), else graph launches, else a sequence of
-/// kernels that repeats. When `range_name` matches nothing, nothing else is tried
+/// the markers of known engines (of all families together), else graph launches, else a sequence of kernels that
+/// repeats. When `range_name` matches nothing, nothing else is tried
 /// (see [`Detected::unmatched_range_name`]).
 ///
 /// An op belongs to the iteration of its process inside whose host time the call that launched it lies wholly. An op
@@ -125,28 +125,17 @@ impl Found {
 pub fn detect(trace: &Trace, range_name: Option<&regex::Regex>) -> Detected {
     if let Some(pattern) = range_name {
         let method = Method::RangeName(pattern.as_str().to_owned());
-        let named = ranges_as_iterations(trace, |name| {
+        let named = marked_ranges(trace, |name| {
             let text = trace.text(name);
-            pattern.is_match(text).then(|| markers::parse(text).map(|m| m.1).unwrap_or_default())
+            pattern.is_match(text).then(|| markers::parse(text).unwrap_or_default())
         });
-        return by_host_time(trace, method, named);
+        return by_host_time(trace, method, numbered(trace, named));
     }
     if !trace.iterations.is_empty() {
         return recorded(trace);
     }
-    let mut family_of_name: HashMap<StrId, Option<(usize, Marker)>> = HashMap::new();
-    let mut best = FAMILIES.len();
-    for range in (0..trace.ranges.len()).filter(|&r| can_be_marker(trace, r)) {
-        let name = trace.ranges.name[range];
-        let parsed = family_of_name.entry(name).or_insert_with(|| markers::parse(trace.text(name)));
-        best = best.min(parsed.as_ref().map_or(best, |p| p.0));
-    }
-    if let Some(family) = FAMILIES.get(best) {
-        let marked = ranges_as_iterations(trace, |name| {
-            let parsed = family_of_name.get(&name)?.as_ref()?;
-            (parsed.0 == best).then(|| parsed.1.clone())
-        });
-        return by_host_time(trace, Method::Markers(family.name.to_owned()), marked);
+    if let Some(marked) = by_markers(trace) {
+        return marked;
     }
     patterns::by_graph_launches(trace)
         .or_else(|| patterns::by_repetition(trace))
@@ -160,26 +149,124 @@ fn can_be_marker(trace: &Trace, range: usize) -> bool {
     named && trace.ranges.flags[range] & range_flags::MARK == 0
 }
 
-/// The ranges for which `read` returns something, as iterations by start. Of markers inside each other in one process
-/// the outer one counts; one that begins before the one before it has ended begins where that ends.
-fn ranges_as_iterations(trace: &Trace, mut read: impl FnMut(StrId) -> Option<Marker>) -> Vec<Found> {
-    let mut last_end: HashMap<u16, (i64, u64)> = HashMap::new();
+/// A range that marks an iteration.
+#[derive(Clone)]
+struct Marked {
+    name: StrId,
+    /// Index into [`FAMILIES`].
+    family: usize,
+    marker: Marker,
+    process: u16,
+    host: Span,
+}
+
+impl Marked {
+    /// Takes in a marker of a weaker family that means the same step: the outer time counts, and what only the other
+    /// one says is filled in, unless the two disagree.
+    fn merge(&mut self, other: &Marked) {
+        self.host = Span::new(self.host.start.min(other.host.start), self.host.end.max(other.host.end));
+        self.marker.fill_in(&other.marker);
+    }
+}
+
+/// The iterations of markers of all engine families. Steps of a profiler's schedule count where there are no others, or
+/// where the others leave out most of the work inside these steps.
+fn by_markers(trace: &Trace) -> Option<Detected> {
+    let mut of_name: HashMap<StrId, Option<(usize, Marker)>> = HashMap::new();
+    let all = |family: usize, of_name: &mut HashMap<_, Option<(usize, Marker)>>| {
+        marked_ranges(trace, |name| {
+            let parsed = of_name.entry(name).or_insert_with(|| markers::parse(trace.text(name)));
+            parsed.clone().filter(|found| found.0 == family)
+        })
+    };
+    let mut engine: Vec<Marked> = Vec::new();
+    for family in 0..PROFILER_STEP {
+        let weaker = all(family, &mut of_name);
+        engine = if engine.is_empty() { weaker } else { with_weaker(engine, weaker) };
+    }
+    let schedule = all(PROFILER_STEP, &mut of_name);
+    let [engine, schedule] = [engine, schedule].map(|marked| {
+        let mut families: Vec<usize> = marked.iter().map(|m| m.family).collect();
+        families.sort_unstable();
+        families.dedup();
+        let names: Vec<&str> = families.into_iter().map(|family| FAMILIES[family].name).collect();
+        let found = || by_host_time(trace, Method::Markers(names.join("`, `")), numbered(trace, marked));
+        (!names.is_empty()).then(found)
+    });
+    let op_time = |detected: &Detected| {
+        let inside = detected.of_op.iter().enumerate().filter(|(_, iteration)| **iteration != NONE);
+        inside.fold(0i64, |sum, (op, _)| sum.saturating_add(trace.ops.duration(op)))
+    };
+    match (engine, schedule) {
+        (Some(engine), Some(schedule)) if op_time(&engine) < op_time(&schedule) / 2 => Some(schedule),
+        (engine, schedule) => engine.or(schedule),
+    }
+}
+
+/// Adds the markers of a weaker family. One that lies inside a stronger one, or around a single one, means the same step;
+/// one that touches none is a step of its own. One around several holds steps and is none, and one that overlaps in part
+/// belongs to another thread's view of the same work.
+fn with_weaker(mut found: Vec<Marked>, weaker: Vec<Marked>) -> Vec<Marked> {
+    found.sort_by_key(|m| (m.process, m.host.start));
+    let mut same_step: Vec<Vec<Marked>> = vec![Vec::new(); found.len()];
+    let mut alone = Vec::new();
+    for marked in weaker {
+        let (process, host) = (marked.process, marked.host);
+        let first = found.partition_point(|m| (m.process, m.host.end) <= (process, host.start));
+        let after = found.partition_point(|m| (m.process, m.host.start) < (process, host.end));
+        let contains = |outer: Span, inner: Span| outer.start <= inner.start && inner.end <= outer.end;
+        match found.get(first..after).unwrap_or_default() {
+            [] => alone.push(marked),
+            [one] if contains(one.host, host) || contains(host, one.host) => same_step[first].push(marked),
+            _ => {}
+        }
+    }
+    for (marked, same) in found.iter_mut().zip(&same_step) {
+        // Several inside one step are its parts, and none of them speaks for all of it.
+        if let [same] = &same[..] {
+            marked.merge(same);
+        }
+    }
+    found.append(&mut alone);
+    found
+}
+
+/// The ranges for which `read` returns something, by start. Of markers inside each other in one process the outer one
+/// counts; one that begins before the one before it has ended begins where that ends.
+fn marked_ranges(trace: &Trace, mut read: impl FnMut(StrId) -> Option<(usize, Marker)>) -> Vec<Marked> {
+    let mut last_end: HashMap<u16, i64> = HashMap::new();
     let mut found = Vec::new();
     for range in (0..trace.ranges.len()).filter(|&r| can_be_marker(trace, r)) {
         let name = trace.ranges.name[range];
-        let Some(marker) = read(name) else { continue };
+        let Some((family, marker)) = read(name) else { continue };
         let thread = trace.threads.get(trace.ranges.thread[range] as usize);
         let process = thread.map_or(0, |t| t.process);
-        let (after, counted) = last_end.get(&process).copied().unwrap_or((i64::MIN, 0));
+        let after = last_end.get(&process).copied().unwrap_or(i64::MIN);
         let (start, end) = (trace.ranges.start[range].max(after), trace.ranges.end[range]);
         if end <= after || end < start {
             continue;
         }
-        last_end.insert(process, (end, counted + 1));
-        found.push(Found::new(trace.text(name).to_owned(), marker, counted, process, Span::new(start, end)));
+        last_end.insert(process, end);
+        found.push(Marked { name, family, marker, process, host: Span::new(start, end) });
     }
-    found.sort_by_key(|f| (f.host.start, f.process));
     found
+}
+
+/// Iterations in order of time. In a process where some have no number of their own all are counted, so that no number
+/// stands for two.
+fn numbered(trace: &Trace, mut marked: Vec<Marked>) -> Vec<Found> {
+    marked.sort_by_key(|m| (m.host.start, m.process));
+    let unnumbered: HashSet<u16> = marked.iter().filter(|m| m.marker.number.is_none()).map(|m| m.process).collect();
+    let mut counts: HashMap<u16, u64> = HashMap::new();
+    let found = marked.into_iter().map(|mut m| {
+        let count = counts.entry(m.process).or_default();
+        if unnumbered.contains(&m.process) {
+            m.marker.number = None;
+        }
+        *count += 1;
+        Found::new(trace.text(m.name).to_owned(), m.marker, *count - 1, m.process, m.host)
+    });
+    found.collect()
 }
 
 /// Per process the iterations in order of time.

@@ -2,7 +2,7 @@
 
 use strobe_trace::{NONE, OpKind, Trace};
 
-use super::Detected;
+use super::{Detected, Method};
 use crate::context::Context;
 use crate::intervals::{Span, SpanSet};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
@@ -130,6 +130,13 @@ pub fn report(context: &Context) -> Report {
         .note("Idle is the time between the first and the last op of an iteration in which none of its ops ran.");
     if outside > 0 {
         report = report.note(format!("{outside} of {} ops belong to no iteration.", trace.ops.len()));
+    }
+    let by_time = trace.ops.launch.iter().zip(&detected.of_op).filter(|&(&l, &i)| l == NONE && i != NONE).count();
+    if by_time > 0 && *method != Method::Recorded {
+        report = report.note(match by_time {
+            1 => "1 op without a launch call was placed by its time.".to_owned(),
+            n => format!("{n} ops without a launch call were placed by their time."),
+        });
     }
     if trace.ops.kind.contains(&OpKind::Graph) {
         report = report.note("Kernels inside CUDA graphs were not recorded and are not counted.");
