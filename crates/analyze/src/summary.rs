@@ -1,6 +1,6 @@
 //! What a trace holds, how busy its devices were, and how much of that can be explained.
 
-use strobe_trace::{CallKind, GraphMode, NONE, OpKind};
+use strobe_trace::{CallKind, GraphMode, NONE, OpKind, Trace};
 
 use crate::categories::Class;
 use crate::context::Context;
@@ -127,21 +127,24 @@ fn sources(context: &Context) -> Sheet {
     sheet
 }
 
+/// The rank that a device belongs to: that of its file or, where one file holds several, of the process that used it.
+pub(crate) fn device_rank(trace: &Trace, device: u16) -> Option<u32> {
+    let source = trace.devices.get(usize::from(device)).and_then(|d| trace.meta.sources.get(usize::from(d.source)));
+    source.and_then(|source| source.rank).or_else(|| {
+        let op = trace.ops.device.iter().position(|&d| d == device)?;
+        trace.processes.get(usize::from(trace.ops.process[op]))?.rank
+    })
+}
+
 /// What a device is called in every table: its number, its name where recorded, its rank where there are several.
 pub fn device_name(context: &Context, device: u16) -> String {
     let trace = context.trace;
     let Some(found) = trace.devices.get(usize::from(device)) else { return format!("device {device}") };
     let kind = if found.is_cpu { "CPU".to_owned() } else { format!("GPU {}", found.ordinal) };
     let name = if found.name.is_empty() { kind } else { format!("{kind} {}", found.name) };
-    // One file may hold several ranks: then the processes tell them apart.
-    let of_ops = || {
-        let op = trace.ops.device.iter().position(|&d| d == device)?;
-        trace.processes.get(usize::from(trace.ops.process[op]))?.rank
-    };
     let first_rank = trace.processes.iter().find_map(|process| process.rank);
     let several = trace.processes.iter().any(|process| process.rank.is_some() && process.rank != first_rank);
-    let of_source = trace.meta.sources.get(usize::from(found.source)).and_then(|source| source.rank);
-    match of_source.or_else(of_ops) {
+    match device_rank(trace, device) {
         Some(rank) if several || trace.meta.sources.len() > 1 => format!("rank {rank}, {name}"),
         _ => name,
     }

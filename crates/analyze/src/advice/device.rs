@@ -118,7 +118,7 @@ pub(super) fn imbalance(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let mut table = evidence(rule, &columns);
     for device in &devices {
         let known = facts.trace.devices.get(device.device as usize);
-        let rank = known.and_then(|d| facts.trace.meta.sources.get(d.source as usize)).and_then(|s| s.rank);
+        let rank = crate::summary::device_rank(facts.trace, device.device);
         let ordinal = known.map_or(u32::from(device.device), |d| d.ordinal);
         let label = rank.map_or(format!("GPU {ordinal}"), |rank| format!("rank {rank}, GPU {ordinal}"));
         table.push([
