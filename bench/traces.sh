@@ -4,7 +4,7 @@
 # alone meanwhile. bench/traces_sqlite.sh does the same for Nsight Systems exports.
 #
 #   bench/traces.sh [TRACE]            a PyTorch profiler trace to scale up; default: the H200 one of STROBE_TEST_DATA
-#   SIZE_MB=300 WORK=DIR REPEAT=5      raw size of the scaled trace, where to put it, runs of strobe
+#   SIZE_MB=300 WORK=DIR REPEAT=5      raw size of the scaled trace, where to put it, runs of each
 set -euo pipefail
 cd "$(dirname "$0")/.."
 trace="${1:-${STROBE_TEST_DATA:?set it to the folder of test data, or name a trace}/traces/kineto/h200/kineto_graph.json.gz}"
@@ -47,8 +47,7 @@ size = os.path.getsize(trace)
 open(trace, "rb").read(1 << 20)
 report = {"bytes": size, "load_average_before": os.getloadavg()[0]}
 for name, command in zip(named[::2], named[1::2]):
-    # The others take up to minutes: one run. They only get slower beside others, so processor time is kept too.
-    repeats = int(os.environ["bench_repeat"]) if name.startswith("strobe") else 1
+    repeats = int(os.environ["bench_repeat"])
     runs = [run(command) for _ in range(repeats)]
     wall = statistics.median(r["wall_s"] for r in runs)
     cpu = statistics.median(r["cpu_s"] for r in runs)
