@@ -105,7 +105,8 @@ def measure(result, trace, *named):
     report = {"bytes": size, "load_average_before": os.getloadavg()[0]}
     baselines = [name for name in named[::2] if not name.startswith("strobe")]
     for name, command in zip(named[::2], named[1::2]):
-        repeats = 1 if name in baselines else int(os.environ.get("REPEAT", "5"))
+        # Plain Python takes a minute and many gigabytes: one run, and the result says so.
+        repeats = 1 if name == "python" else int(os.environ.get("REPEAT", "5"))
         runs = [run(command) for _ in range(repeats)]
         wall = statistics.median(r["wall_s"] for r in runs)
         cpu = statistics.median(r["cpu_s"] for r in runs)
