@@ -7,8 +7,7 @@ use strobe_engine::EngineInfo;
 use strobe_engine::recorder::Recording;
 use strobe_engine::window::Window;
 use strobe_trace::{
-    Device, Distinct, Iteration, Meta, NONE, OpKind, OpRow, Process, RangeKind, RangeRow, RangeSource, StrId, Thread,
-    Trace, Work,
+    Device, Distinct, Iteration, Meta, NONE, OpKind, OpRow, Process, RangeKind, RangeRow, Thread, Trace, Work,
 };
 
 use crate::machine::MeasuredPeaks;
@@ -108,23 +107,8 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
                 bytes: event.cost.bytes,
                 flops: event.cost.flops,
             });
-            trace.ops.push(OpRow {
-                start: event.start as i64,
-                end: event.end as i64,
-                name: kernel,
-                kind: OpKind::CpuOp,
-                device: 0,
-                stream: 0,
-                context: 0,
-                process: 0,
-                correlation: 0,
-                launch: NONE,
-                graph_node: 0,
-                bytes: 0,
-                detail: NONE,
-                work,
-                iteration: number(event.iteration),
-            });
+            let op = OpRow::new(OpKind::CpuOp, kernel, event.start as i64, event.end as i64);
+            trace.ops.push(OpRow { work, iteration: number(event.iteration), ..op });
         }
     }
     trace.works = works.into_values();
@@ -164,19 +148,7 @@ fn number(iteration: u64) -> u32 {
 
 fn add_range(trace: &mut Trace, name: &str, kind: RangeKind, iteration: u32, start: i64, end: i64) {
     let name = trace.strings.intern(name);
-    trace.ranges.push(RangeRow {
-        start,
-        end,
-        name,
-        thread: 0,
-        domain: StrId::NONE,
-        source: RangeSource::PushPop,
-        kind,
-        flags: 0,
-        iteration,
-        dims: StrId::NONE,
-        types: StrId::NONE,
-    });
+    trace.ranges.push(RangeRow { kind, iteration, ..RangeRow::new(name, 0, start, end) });
 }
 
 /// A range around the ops of each layer, as the anchor's debug ranges.

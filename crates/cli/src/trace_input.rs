@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use strobe_analyze::categories::Rules;
 use strobe_analyze::{Context, Options};
-use strobe_trace::{NONE, Process, RangeRow, RangeSource, StrId, Thread, Trace, import};
+use strobe_trace::{NONE, Process, RangeRow, Thread, Trace, import};
 
 use crate::{output, progress, run_dir};
 
@@ -113,19 +113,7 @@ fn unprofiled_run(dir: &Path) -> Result<Option<Trace>> {
         for (kind, start, end) in logged.phases {
             let name = trace.strings.intern(kind.as_str());
             let iteration = u32::try_from(logged.iteration.iter).unwrap_or(NONE);
-            trace.ranges.push(RangeRow {
-                start,
-                end,
-                name,
-                thread: 0,
-                domain: StrId::NONE,
-                source: RangeSource::PushPop,
-                kind,
-                flags: 0,
-                iteration,
-                dims: StrId::NONE,
-                types: StrId::NONE,
-            });
+            trace.ranges.push(RangeRow { kind, iteration, ..RangeRow::new(name, 0, start, end) });
         }
         trace.iterations.push(logged.iteration);
     }

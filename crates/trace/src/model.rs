@@ -140,6 +140,48 @@ columns! {
     }
 }
 
+impl OpRow {
+    /// An op of which nothing else is known, on the first device and stream of the first process.
+    pub fn new(kind: OpKind, name: StrId, start: i64, end: i64) -> Self {
+        Self {
+            start,
+            end,
+            name,
+            kind,
+            device: 0,
+            stream: 0,
+            context: 0,
+            process: 0,
+            correlation: 0,
+            launch: NONE,
+            graph_node: 0,
+            bytes: 0,
+            detail: NONE,
+            work: NONE,
+            iteration: NONE,
+        }
+    }
+}
+
+impl RangeRow {
+    /// A range that nests on its thread, in the default domain.
+    pub fn new(name: StrId, thread: u32, start: i64, end: i64) -> Self {
+        Self {
+            start,
+            end,
+            name,
+            thread,
+            domain: StrId::NONE,
+            source: RangeSource::PushPop,
+            kind: RangeKind::Other,
+            flags: 0,
+            iteration: NONE,
+            dims: StrId::NONE,
+            types: StrId::NONE,
+        }
+    }
+}
+
 /// Bits of [`RangeRow::flags`].
 pub mod range_flags {
     /// The file has no end for it.
