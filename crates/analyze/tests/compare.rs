@@ -385,3 +385,21 @@ proptest! {
         prop_assert_eq!(same.verdict.outcome, expected);
     }
 }
+
+/// Prompts of many sizes, each seen once, and decode steps that all look alike: the prompts take most of the time.
+#[test]
+fn sizes_seen_once_are_judged_together_and_outvote_what_is_small() {
+    let run = |prompt: i64, token: i64| -> Vec<Step<'static>> {
+        let prompts = (1..7).map(|n| (PREFILL, n, vec![("attention", prompt + 1_000 * i64::from(n), 10)]));
+        let tokens = (0..10).map(|i| (DECODE, 8, vec![("gemm", token + i, 10)]));
+        prompts.chain(tokens).collect()
+    };
+    let comparison = compared(&run(1_000_000, 20_000), &run(1_400_000, 19_000));
+    assert_eq!(comparison.groups.len(), 2, "{:?}", comparison.groups.iter().map(|g| &g.name).collect::<Vec<_>>());
+    let prompts = comparison.groups.iter().find(|g| g.kind == PREFILL).unwrap();
+    assert_eq!((prompts.a_iterations, prompts.outcome), (6, Outcome::Slower));
+    assert!(prompts.interval_ns.is_some());
+    assert_eq!(comparison.verdict.outcome, Outcome::Slower);
+    assert_adds_up(&comparison);
+    assert!(comparison.regression(0.05).is_some());
+}

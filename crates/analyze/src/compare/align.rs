@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 use strobe_trace::IterationKind;
 
+use super::bootstrap::FEWEST;
+
 /// What an iteration worked on, as far as the trace says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Size {
@@ -270,6 +272,7 @@ fn by_size(result: &mut Alignment, kind: IterationKind, indices: Indices, sides:
         }
     }
     matched.sort_by_key(|(size, _)| *size);
+    let matched = pool_small(matched);
     for (_, [in_a, in_b]) in matched {
         let members = || in_a.iter().map(|&i| &sides[0][i]).chain(in_b.iter().map(|&i| &sides[1][i]));
         let name = size_name(kind, &members().map(|slot| slot.size).collect::<Vec<_>>());
@@ -290,6 +293,24 @@ fn by_size(result: &mut Alignment, kind: IterationKind, indices: Indices, sides:
             });
         }
     }
+}
+
+/// Puts sizes with too few iterations for an interval together, as long as both sides have the same number of each: the
+/// mix is the same on both sides then, and no size is given a verdict that rests on one or two iterations.
+fn pool_small(matched: Vec<(Size, Indices)>) -> Vec<(Size, Indices)> {
+    let small = |(_, [a, b]): &(Size, Indices)| a.len() < FEWEST && a.len() == b.len();
+    let (few, mut groups): (Vec<_>, Vec<_>) = matched.into_iter().partition(small);
+    let pooled = few.iter().cloned().reduce(|mut pool, (_, [mut a, mut b])| {
+        pool.1[0].append(&mut a);
+        pool.1[1].append(&mut b);
+        pool
+    });
+    match pooled {
+        Some(pool) if few.len() > 1 => groups.push(pool),
+        _ => groups.extend(few),
+    }
+    groups.sort_by_key(|(size, _)| *size);
+    groups
 }
 
 /// Adds what both sides have as a group, what one has as a single.

@@ -16,6 +16,9 @@ const REPEATED_NOISE: f64 = 0.005;
 /// A group with less than this share of the compared time has no say in the verdict.
 const SMALL_GROUP: f64 = 0.05;
 
+/// Kinds that disagree are outvoted when the others change this many times as much time.
+const CLEARLY: f64 = 3.0;
+
 /// The answer of a comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -138,7 +141,14 @@ pub(super) fn verdict(comparison: &Comparison, blockers: &[String]) -> Verdict {
     let has_a_say =
         |g: &&&GroupComparison| time(g) >= SMALL_GROUP * total && (g.interval_ns.is_some() || !any_interval);
     let outcomes: Vec<Outcome> = groups.iter().filter(has_a_say).map(|g| g.outcome).collect();
+    let change = |outcome: Outcome| -> f64 {
+        let said = groups.iter().filter(has_a_say).filter(|g| g.outcome == outcome);
+        said.map(|g| g.weight * g.delta_ns.abs()).sum()
+    };
+    let (gained, lost) = (change(Outcome::Faster), change(Outcome::Slower));
     let outcome = match (outcomes.contains(&Outcome::Faster), outcomes.contains(&Outcome::Slower)) {
+        (true, true) if lost > CLEARLY * gained => Outcome::Slower,
+        (true, true) if gained > CLEARLY * lost => Outcome::Faster,
         (true, true) => Outcome::Mixed,
         (true, false) => Outcome::Faster,
         (false, true) => Outcome::Slower,
