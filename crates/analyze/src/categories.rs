@@ -257,13 +257,13 @@ impl Categories {
         let mut builder = Builder { rules: &rules.rules, list: Vec::new() };
         let ranged = RangedRules::of(trace, &rules.rules);
 
-        const TODO: u16 = u16::MAX;
+        const NOT_YET: u16 = u16::MAX;
         let works: Vec<u16> = trace.works.iter().map(|w| builder.recorded(trace.text(w.category))).collect();
-        let mut by_name: Vec<u16> = vec![TODO; trace.strings.len()];
+        let mut by_name: Vec<u16> = vec![NOT_YET; trace.strings.len()];
         let mut names_matched: BTreeMap<StrId, Vec<usize>> = BTreeMap::new();
         let mut by_range: BTreeMap<(u16, StrId), Option<u16>> = BTreeMap::new();
         let mut tags = BTreeMap::new();
-        let mut kinds = [TODO; 3];
+        let mut kinds = [NOT_YET; 3];
         let mut of_op = Vec::with_capacity(trace.ops.len());
         for op in 0..trace.ops.len() {
             if let Some(&category) = works.get(trace.ops.work[op] as usize) {
@@ -292,8 +292,8 @@ impl Categories {
                         of_op.push(category);
                         continue;
                     }
-                    let known = by_name.get(name.0 as usize).copied().unwrap_or(TODO);
-                    if known != TODO {
+                    let known = by_name.get(name.0 as usize).copied().unwrap_or(NOT_YET);
+                    if known != NOT_YET {
                         of_op.push(known);
                         continue;
                     }
@@ -315,7 +315,7 @@ impl Categories {
                     continue;
                 }
             };
-            if kinds[slot] == TODO {
+            if kinds[slot] == NOT_YET {
                 kinds[slot] = builder.index(label, class);
             }
             of_op.push(kinds[slot]);

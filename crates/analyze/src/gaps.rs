@@ -30,7 +30,7 @@ pub struct Gap {
 const BOUNDS: [i64; 5] = [5_000, 10_000, 50_000, 500_000, 5_000_000];
 
 /// The names of the histogram's classes.
-pub const CLASSES: [&str; 6] = ["< 5 us", "5-10 us", "10-50 us", "50-500 us", "0.5-5 ms", ">= 5 ms"];
+pub const CLASSES: [&str; 6] = ["< 5 µs", "5-10 µs", "10-50 µs", "50-500 µs", "0.5-5 ms", ">= 5 ms"];
 
 /// How many gaps, and how long together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -272,7 +272,7 @@ fn streams_sheet(context: &Context) -> Sheet {
         Column::new("device", Unit::Id),
         Column::new("stream", Unit::Id),
         Column::new("host late", Unit::Ns),
-        Column::new("queued, gap below 30 us", Unit::Ns),
+        Column::new("queued, gap below 30 µs", Unit::Ns),
         Column::new("queued, longer gap", Unit::Ns),
         Column::new("launch unknown", Unit::Ns),
     ];
