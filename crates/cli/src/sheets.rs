@@ -120,7 +120,8 @@ fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
         }
     }
     for (name, readable) in LEAST_NEEDED {
-        let named = |column: &Column| header(column).split(' ').next_back() == Some(name);
+        // Where something is to be found, its start is what to look for.
+        let named = |column: &Column| header(column).split(' ').next_back() == Some(name) && column.name != "start";
         while let Some(place) = sheet.columns.iter().position(named).filter(|_| !fits(&sheet, readable)) {
             remove(&mut sheet, place, "");
         }
@@ -141,6 +142,9 @@ fn always(sheet: &Sheet, column: usize) -> Option<String> {
         Value::Unknown if same => Some(" (not known)".to_owned()),
         Value::Text(text) if same && text.is_empty() => Some(" (nothing in any row)".to_owned()),
         Value::Text(text) if same && sheet.rows.len() > 1 => Some(format!(" ({text} in all rows)")),
+        Value::Int(id) if same && sheet.rows.len() > 1 && sheet.columns[column].unit == Unit::Id => {
+            Some(format!(" ({id} in all rows)"))
+        }
         _ => None,
     }
 }
