@@ -5,46 +5,16 @@ use std::path::{Path, PathBuf};
 use strobe_analyze::categories::{Class, Rules, category_times, report};
 use strobe_analyze::sheet::Value;
 use strobe_analyze::{Context, Options};
-use strobe_trace::{
-    CallKind, CallRow, GraphNode, NONE, OpKind, OpRow, RangeKind, RangeRow, RangeSource, StrId, Thread, Trace, Work,
-};
+use strobe_trace::{CallKind, CallRow, GraphNode, OpKind, OpRow, RangeRow, Thread, Trace, Work};
 
 fn op(trace: &mut Trace, name: &str, kind: OpKind, correlation: i64, start: i64) {
     let name = trace.strings.intern(name);
-    trace.ops.push(OpRow {
-        start,
-        end: start + 10,
-        name,
-        kind,
-        device: 0,
-        stream: 7,
-        context: 1,
-        process: 0,
-        correlation,
-        launch: NONE,
-        graph_node: 0,
-        bytes: 0,
-        detail: NONE,
-        work: NONE,
-        iteration: NONE,
-    });
+    trace.ops.push(OpRow { stream: 7, correlation, ..OpRow::new(kind, name, start, start + 10) });
 }
 
 fn range(trace: &mut Trace, name: &str, start: i64, end: i64) {
     let name = trace.strings.intern(name);
-    trace.ranges.push(RangeRow {
-        start,
-        end,
-        name,
-        thread: 0,
-        domain: StrId::NONE,
-        source: RangeSource::PushPop,
-        kind: RangeKind::Other,
-        flags: 0,
-        iteration: NONE,
-        dims: StrId::NONE,
-        types: StrId::NONE,
-    });
+    trace.ranges.push(RangeRow::new(name, 0, start, end));
 }
 
 fn call(trace: &mut Trace, correlation: i64, start: i64) {

@@ -585,23 +585,7 @@ mod tests {
     use super::*;
 
     fn op(start: i64, process: u16, correlation: i64) -> OpRow {
-        OpRow {
-            start,
-            end: start + 5,
-            name: StrId(0),
-            kind: OpKind::Kernel,
-            device: 0,
-            stream: 7,
-            context: 1,
-            process,
-            correlation,
-            launch: NONE,
-            graph_node: 0,
-            bytes: 0,
-            detail: NONE,
-            work: NONE,
-            iteration: NONE,
-        }
+        OpRow { process, correlation, ..OpRow::new(OpKind::Kernel, StrId(0), start, start + 5) }
     }
 
     fn call(start: i64, thread: u32, correlation: i64) -> CallRow {

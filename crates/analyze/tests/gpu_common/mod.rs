@@ -4,9 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use strobe_trace::{
-    CallKind, CallRow, Device, NONE, OpKind, OpRow, Process, RangeKind, RangeRow, RangeSource, StrId, Thread, Trace,
-};
+use strobe_trace::{CallKind, CallRow, Device, OpKind, OpRow, Process, RangeRow, Thread, Trace};
 
 /// A trace of one process, one thread and one device, to be filled.
 pub fn empty() -> Trace {
@@ -27,23 +25,7 @@ pub fn op(trace: &mut Trace, name: &str, span: (i64, i64), correlation: i64) -> 
         _ => OpKind::Kernel,
     };
     let name = trace.strings.intern(name);
-    trace.ops.push(OpRow {
-        start: span.0,
-        end: span.1,
-        name,
-        kind,
-        device: 0,
-        stream: 7,
-        context: 1,
-        process: 0,
-        correlation,
-        launch: NONE,
-        graph_node: 0,
-        bytes: 0,
-        detail: NONE,
-        work: NONE,
-        iteration: NONE,
-    });
+    trace.ops.push(OpRow { stream: 7, correlation, ..OpRow::new(kind, name, span.0, span.1) });
     trace.ops.len() - 1
 }
 
@@ -57,19 +39,7 @@ pub fn call(trace: &mut Trace, name: &str, span: (i64, i64), correlation: i64) {
 /// Adds a range.
 pub fn range(trace: &mut Trace, name: &str, span: (i64, i64)) {
     let name = trace.strings.intern(name);
-    trace.ranges.push(RangeRow {
-        start: span.0,
-        end: span.1,
-        name,
-        thread: 0,
-        domain: StrId::NONE,
-        source: RangeSource::PushPop,
-        kind: RangeKind::Other,
-        flags: 0,
-        iteration: NONE,
-        dims: StrId::NONE,
-        types: StrId::NONE,
-    });
+    trace.ranges.push(RangeRow::new(name, 0, span.0, span.1));
 }
 
 /// A random trace: ops of several classes on two devices, some without launch, calls of several kinds, iterations.

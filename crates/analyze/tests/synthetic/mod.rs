@@ -39,23 +39,7 @@ impl Builder {
 
     pub fn op(&mut self, kind: OpKind, name: &str, stream: u32, start: i64, end: i64, correlation: i64) -> &mut Self {
         let name = self.name(name);
-        self.trace.ops.push(OpRow {
-            start,
-            end,
-            name,
-            kind,
-            device: 0,
-            stream,
-            context: 1,
-            process: 0,
-            correlation,
-            launch: NONE,
-            graph_node: 0,
-            bytes: 0,
-            detail: NONE,
-            work: NONE,
-            iteration: NONE,
-        });
+        self.trace.ops.push(OpRow { stream, context: 1, correlation, ..OpRow::new(kind, name, start, end) });
         self
     }
 
