@@ -1,0 +1,209 @@
+// What every kernel file starts from: types, conversions and the instructions that C++ has no words for.
+// No header is included anywhere, so that NVRTC needs no include path. Inline PTX is written here and nowhere else,
+// Hopper's matrix and copy instructions excepted (gemm_sm90.cu).
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define WARP 32
+#define FULL_WARP 0xffffffffu
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__ void
+// The block's dynamic shared memory, as bytes.
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) u8 name[]
+
+struct bf16 {
+    u16 bits;
+};
+struct f16 {
+    u16 bits;
+};
+struct fp8 { // e4m3, no infinity, largest 448
+    u8 bits;
+};
+struct alignas(16) bytes16 {
+    u32 x, y, z, w;
+};
+struct alignas(8) bytes8 {
+    u32 x, y;
+};
+
+// Rows and cache of one request in a step; the same layout as the host's.
+struct SeqSpan {
+    u32 q_start;     // first packed row
+    u32 q_len;       // rows of this step
+    u32 kv_len;      // keys once this step's rows are written; 0 is a padded entry that attends to nothing
+    u32 table_start; // first entry in block_tables
+};
+
+DEVICE float infinity() { return __int_as_float(0x7f800000); }
+
+// ---- conversions ------------------------------------------------------------------------------------------------
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+DEVICE float to_float(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+DEVICE float to_float(fp8 x) {
+#if STROBE_ARCH >= 89
+    u32 pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)x.bits));
+    f16 low;
+    low.bits = (u16)pair;
+    return to_float(low);
+#else
+    u32 magnitude = x.bits & 0x7f;
+    if (magnitude == 0x7f) return __uint_as_float(0x7fc00000);
+    u32 exponent = magnitude >> 3, mantissa = magnitude & 7;
+    float value = exponent == 0 ? (float)mantissa * 0.001953125f : __uint_as_float(((exponent + 120) << 23) | (mantissa << 20));
+    return x.bits & 0x80 ? -value : value;
+#endif
+}
+
+template <typename T> struct Cast;
+template <> struct Cast<float> {
+    static DEVICE float from(float x) { return x; }
+};
+template <> struct Cast<bf16> {
+    static DEVICE bf16 from(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+template <> struct Cast<f16> {
+    static DEVICE f16 from(float x) {
+        // Saturates: a value beyond the range must not become an infinity that spreads.
+        f16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(fminf(fmaxf(x, -65504.0f), 65504.0f)));
+        return y;
+    }
+};
+template <> struct Cast<fp8> {
+    static DEVICE fp8 from(float x) {
+        fp8 y;
+#if STROBE_ARCH >= 89
+        u16 pair;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+        y.bits = (u8)pair;
+#else
+        u32 sign = (__float_as_uint(x) >> 24) & 0x80;
+        float a = fminf(fabsf(x), 448.0f);
+        u32 code;
+        if (!(x == x)) {
+            code = 0x7f;
+        } else if (a < 0.015625f) {
+            code = (u32)rintf(a * 512.0f); // subnormal; 8 is the first normal number
+        } else {
+            u32 bits = __float_as_uint(a);
+            bits += 0x7ffff + ((bits >> 20) & 1); // nearest, ties to even
+            code = ((bits >> 20) & 0x7ff) - (120 << 3);
+            code = code > 0x7e ? 0x7e : code;
+        }
+        y.bits = (u8)(sign | code);
+#endif
+        return y;
+    }
+};
+
+// Two values in one register: `low` in the low half.
+template <typename T> DEVICE u32 pack2(float low, float high) {
+    return (u32)Cast<T>::from(low).bits | ((u32)Cast<T>::from(high).bits << 16);
+}
+template <> DEVICE u32 pack2<bf16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+template <typename T> DEVICE void unpack2(u32 pair, float &low, float &high) {
+    T a, b;
+    a.bits = (u16)pair;
+    b.bits = (u16)(pair >> 16);
+    low = to_float(a);
+    high = to_float(b);
+}
+
+// ---- warps and blocks -------------------------------------------------------------------------------------------
+DEVICE float warp_sum(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_WARP, x, step);
+    return x;
+}
+DEVICE float warp_max(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, step));
+    return x;
+}
+// Sum over a block of at most 1024 threads; `scratch` holds 32 floats. Every thread gets it.
+DEVICE float block_sum(float x, float *scratch) {
+    x = warp_sum(x);
+    if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = x;
+    __syncthreads();
+    u32 warps = (blockDim.x + 31) >> 5;
+    float total = 0.0f;
+    for (u32 i = 0; i < warps; i++) total += scratch[i];
+    __syncthreads();
+    return total;
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------------
+// Read once, so that it does not push other data out of the caches.
+DEVICE bytes16 load_streaming(const void *p) {
+    bytes16 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+// 16 bytes to shared memory in the background; zeroes where `valid` is false.
+DEVICE void copy_async16(void *to, const void *from, bool valid) {
+    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+}
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+DEVICE void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// ---- tensor cores (sm_80 and later) -----------------------------------------------------------------------------
+// Four 8x8 tiles of 16-bit elements; lane i gives the address of row i % 8 of tile i / 8.
+DEVICE void load_matrix4(u32 (&r)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row)));
+}
+DEVICE void load_matrix4_transposed(u32 (&r)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row)));
+}
+// d[16x8] += a[16x16] . b[16x8]; lane layout as PTX's m16n8k16.
+template <typename T> DEVICE void mma16816(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <> DEVICE void mma16816<bf16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> DEVICE void mma16816<f16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ---- launches that overlap (sm_90 and later) --------------------------------------------------------------------
+// Every kernel calls `wait_for_previous` before it reads or writes what an earlier kernel touches; weights may be read
+// before. `allow_next` lets the next launch begin its own preparations.
+DEVICE void wait_for_previous() {
+#if STROBE_ARCH >= 90
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEVICE void allow_next() {
+#if STROBE_ARCH >= 90
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}

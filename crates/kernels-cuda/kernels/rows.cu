@@ -1,0 +1,1 @@
+// Ops that work on rows: embedding, norms, rotation, activation.

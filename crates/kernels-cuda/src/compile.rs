@@ -1,0 +1,227 @@
+//! From `.cu` text to machine code for one architecture, with a cache on disk.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use cudarc::{driver::sys, nvrtc::sys as nvrtc};
+
+use crate::error::{CudaError, check};
+use crate::gpu::DeviceInfo;
+use crate::library::{self, Lib};
+use crate::module::{KernelSource, PRELUDE, SOURCES};
+
+/// An architecture that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Arch(u32);
+
+/// Every architecture that is supported.
+pub const SUPPORTED_ARCHS: [Arch; 4] = [Arch(80), Arch(86), Arch(89), Arch(90)];
+
+impl Arch {
+    /// The architecture of a device. A newer minor version runs the code of an older one.
+    pub fn of(info: &DeviceInfo) -> Result<Arch, CudaError> {
+        let (major, minor) = info.compute_capability;
+        let fits = |arch: &&Arch| (arch.0 / 10) as i32 == major && (arch.0 % 10) as i32 <= minor;
+        SUPPORTED_ARCHS.iter().rev().find(fits).copied().ok_or_else(|| CudaError::Architecture {
+            name: info.name.clone(),
+            major,
+            minor,
+            supported: SUPPORTED_ARCHS.map(|a| a.name()).join(", "),
+        })
+    }
+
+    /// 90 for sm_90a.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    /// As the compiler names it; Hopper's own instructions need the `a`.
+    pub fn name(self) -> String {
+        format!("sm_{}{}", self.0, if self.0 == 90 { "a" } else { "" })
+    }
+}
+
+/// What loading the kernels cost.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct CacheReport {
+    /// Where machine code is kept; absent where there is no place for it.
+    pub directory: Option<PathBuf>,
+    /// Files compiled now.
+    pub compiled: usize,
+    /// Files found in the cache.
+    pub cached: usize,
+    /// Wall time of compiling and loading.
+    pub milliseconds: f64,
+}
+
+/// NVRTC's version.
+pub fn nvrtc_version() -> Result<(i32, i32), CudaError> {
+    library::open(Lib::Nvrtc)?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is open; locals.
+    check_nvrtc(unsafe { nvrtc::nvrtcVersion(&mut major, &mut minor) }, "asking for its version")?;
+    Ok((major, minor))
+}
+
+fn check_nvrtc(status: nvrtc::nvrtcResult, action: &str) -> Result<(), CudaError> {
+    if status == nvrtc::nvrtcResult::NVRTC_SUCCESS {
+        return Ok(());
+    }
+    Err(CudaError::Library { library: "libnvrtc", action: action.into(), code: format!("{status:?}") })
+}
+
+fn options(arch: Arch) -> Vec<String> {
+    vec![
+        format!("--gpu-architecture={}", arch.name()),
+        "--std=c++17".into(),
+        "-default-device".into(),
+        "-lineinfo".into(),
+        "--diag-suppress=177".into(), // the prelude offers more than each file uses
+        format!("-DSTROBE_ARCH={}", arch.0),
+    ]
+}
+
+/// Compile one kernel file to machine code; needs NVRTC and no GPU.
+pub fn compile_cubin(source: &KernelSource, arch: Arch) -> Result<Vec<u8>, CudaError> {
+    let version = nvrtc_version()?;
+    let text = format!("{PRELUDE}\n#line 1 \"{}\"\n{}", source.file, source.text);
+    let as_c = |text: &str| CString::new(text).map_err(|_| CudaError::Unsupported("a zero byte in a kernel".into()));
+    let (text, name) = (as_c(&text)?, as_c(source.file)?);
+    let options = options(arch);
+    let given = options.iter().map(|o| as_c(o)).collect::<Result<Vec<_>, _>>()?;
+    let pointers: Vec<*const c_char> = given.iter().map(|o| o.as_ptr()).collect();
+    let mut program = std::ptr::null_mut();
+    // SAFETY: C strings that outlive the calls; buffers of the sizes that the library names.
+    unsafe {
+        let null = std::ptr::null;
+        let made = nvrtc::nvrtcCreateProgram(&mut program, text.as_ptr(), name.as_ptr(), 0, null(), null());
+        check_nvrtc(made, "making a program")?;
+        let compiled = nvrtc::nvrtcCompileProgram(program, pointers.len() as i32, pointers.as_ptr());
+        let result = if compiled == nvrtc::nvrtcResult::NVRTC_SUCCESS {
+            read_cubin(program)
+        } else {
+            Err(CudaError::Compile {
+                file: source.file.to_string(),
+                arch: arch.name(),
+                version: format!("{}.{}", version.0, version.1),
+                options: options.join(" "),
+                log: read_log(program),
+            })
+        };
+        nvrtc::nvrtcDestroyProgram(&mut program);
+        result
+    }
+}
+
+/// # Safety
+/// `program` must be live and compiled.
+unsafe fn read_cubin(program: nvrtc::nvrtcProgram) -> Result<Vec<u8>, CudaError> {
+    let mut size = 0;
+    // SAFETY: the buffer has the size that the library names.
+    unsafe {
+        check_nvrtc(nvrtc::nvrtcGetCUBINSize(program, &mut size), "asking for the size of machine code")?;
+        let mut cubin = vec![0u8; size];
+        check_nvrtc(nvrtc::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()), "reading machine code")?;
+        Ok(cubin)
+    }
+}
+
+/// # Safety
+/// `program` must be live.
+unsafe fn read_log(program: nvrtc::nvrtcProgram) -> String {
+    let mut size = 0;
+    // SAFETY: the buffer has the size that the library names.
+    unsafe {
+        if nvrtc::nvrtcGetProgramLogSize(program, &mut size) != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+            return "no log".into();
+        }
+        let mut log = vec![0u8; size];
+        if nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast()) != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+            return "no log".into();
+        }
+        String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_string()
+    }
+}
+
+/// `$STROBE_CACHE_DIR`, else the user's cache directory.
+fn cache_dir() -> Option<PathBuf> {
+    let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let dir = from("STROBE_CACHE_DIR")
+        .or_else(|| Some(from("XDG_CACHE_HOME")?.join("strobe")))
+        .or_else(|| Some(from("HOME")?.join(".cache/strobe")))?
+        .join("kernels");
+    std::fs::create_dir_all(&dir).ok().map(|()| dir)
+}
+
+/// FNV-1a, 128 bits wide: a name for a text, not a protection against anybody.
+fn fingerprint(parts: &[&str]) -> String {
+    let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    for byte in parts.iter().flat_map(|part| part.bytes().chain([0])) {
+        hash = (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+    }
+    format!("{hash:032x}")
+}
+
+/// Machine code of `source`, from the cache when it is there; tells whether it was.
+fn cubin(source: &KernelSource, arch: Arch, dir: Option<&Path>) -> Result<(Vec<u8>, bool), CudaError> {
+    // The compiler's version is part of the key, but a warm start must not need the compiler at all.
+    let version = nvrtc_version().map_or_else(|_| "none".to_string(), |(major, minor)| format!("{major}.{minor}"));
+    let key = fingerprint(&[PRELUDE, source.text, &options(arch).join(" "), &version]);
+    let path = dir.map(|dir| dir.join(format!("{}-{}-{key}.cubin", source.file.trim_end_matches(".cu"), arch.name())));
+    if let Some(bytes) = path.as_ref().and_then(|path| std::fs::read(path).ok()).filter(|b| b.starts_with(b"\x7fELF")) {
+        return Ok((bytes, true));
+    }
+    let bytes = compile_cubin(source, arch)?;
+    if let Some(path) = path {
+        // Written beside and renamed, so that two processes at once both see whole files. No cache is no failure.
+        let beside = path.with_extension(format!("{}.tmp", std::process::id()));
+        if std::fs::write(&beside, &bytes).is_ok() {
+            let _ = std::fs::rename(&beside, &path);
+        }
+    }
+    Ok((bytes, false))
+}
+
+/// Load every kernel file into the current context, compiling in parallel what the cache does not hold.
+pub(crate) fn load_modules(arch: Arch) -> Result<(HashMap<&'static str, sys::CUmodule>, CacheReport), CudaError> {
+    let begin = Instant::now();
+    let directory = cache_dir();
+    let wanted: Vec<&KernelSource> = SOURCES.iter().filter(|s| s.min_arch <= arch.0).collect();
+    let next = Mutex::new(0);
+    let results = Mutex::new(Vec::new());
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(wanted.len());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let index = {
+                        let mut next = next.lock().unwrap_or_else(|e| e.into_inner());
+                        *next += 1;
+                        *next - 1
+                    };
+                    let Some(source) = wanted.get(index) else { return };
+                    let result = cubin(source, arch, directory.as_deref());
+                    results.lock().unwrap_or_else(|e| e.into_inner()).push((source.file, result));
+                }
+            });
+        }
+    });
+    let (mut modules, mut compiled, mut cached) = (HashMap::new(), 0, 0);
+    for (file, result) in results.into_inner().unwrap_or_else(|e| e.into_inner()) {
+        let (bytes, hit) = result?;
+        if hit {
+            cached += 1
+        } else {
+            compiled += 1
+        }
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the image is whole machine code; the context is current.
+        check(unsafe { sys::cuModuleLoadData(&mut module, bytes.as_ptr().cast()) }, || format!("loading {file}"))?;
+        modules.insert(file, module);
+    }
+    let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
+    Ok((modules, CacheReport { directory, compiled, cached, milliseconds }))
+}

@@ -1,0 +1,144 @@
+//! What can go wrong on the way to a GPU and on it.
+
+use cudarc::driver::sys;
+
+/// A failure of the GPU, of a CUDA library, or of a kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    /// A library is not there.
+    #[error("{library} was not found (looked for {names} on the loader's path and in {places}); {remedy}")]
+    LibraryMissing {
+        /// What it is called.
+        library: &'static str,
+        /// File names that were tried.
+        names: String,
+        /// Directories that were searched.
+        places: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A library is there and too old.
+    #[error("{library} {found} is too old, {needed} or newer is needed; {remedy}")]
+    TooOld {
+        /// What it is called.
+        library: &'static str,
+        /// Its version.
+        found: String,
+        /// The oldest that works.
+        needed: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// There is a driver and no GPU.
+    #[error("no CUDA device: {problem}; use --device cpu, or check `nvidia-smi`")]
+    NoDevice {
+        /// What the driver said.
+        problem: String,
+    },
+    /// The GPU's architecture is not supported.
+    #[error("{name} has compute capability {major}.{minor}; supported are {supported}; use --device cpu")]
+    Architecture {
+        /// The GPU.
+        name: String,
+        /// Its compute capability.
+        major: i32,
+        /// Its compute capability.
+        minor: i32,
+        /// The list of those that work.
+        supported: String,
+    },
+    /// The driver refused a call.
+    #[error("{action} failed: {code} ({meaning})")]
+    Driver {
+        /// What was tried.
+        action: String,
+        /// The driver's name of the error.
+        code: String,
+        /// The driver's words.
+        meaning: String,
+    },
+    /// Not enough memory on the device.
+    #[error("{what} needs {needed} bytes of GPU memory, {free} of {total} are free; {remedy}")]
+    OutOfMemory {
+        /// For what.
+        what: String,
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+        /// Bytes in all.
+        total: u64,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A kernel does not compile.
+    #[error("kernel file {file} does not compile for {arch} (NVRTC {version}, options {options}):\n{log}")]
+    Compile {
+        /// The source.
+        file: String,
+        /// For which architecture.
+        arch: String,
+        /// NVRTC's version.
+        version: String,
+        /// Options given.
+        options: String,
+        /// NVRTC's words.
+        log: String,
+    },
+    /// A kernel is not in its module.
+    #[error("kernel {name} is not in {file}")]
+    NoKernel {
+        /// The kernel.
+        name: String,
+        /// The source.
+        file: &'static str,
+    },
+    /// An op failed on the device: found when its step was waited for.
+    #[error("op {op} failed on the GPU: {code} ({meaning}); the device can't be used any more by this process")]
+    Fault {
+        /// The op, or the range of ops that it was one of.
+        op: String,
+        /// The driver's name of the error.
+        code: String,
+        /// The driver's words.
+        meaning: String,
+    },
+    /// A library other than the driver refused a call.
+    #[error("{library}: {action} failed: {code}")]
+    Library {
+        /// Which one.
+        library: &'static str,
+        /// What was tried.
+        action: String,
+        /// Its status.
+        code: String,
+    },
+    /// Something this backend can't do, in plain words.
+    #[error("{0}")]
+    Unsupported(String),
+}
+
+/// Turn a driver status into a result; `action` says what was tried.
+pub(crate) fn check(status: sys::CUresult, action: impl FnOnce() -> String) -> Result<(), CudaError> {
+    if status == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let (code, meaning) = describe(status);
+    Err(CudaError::Driver { action: action(), code, meaning })
+}
+
+/// The driver's name and words for a status.
+pub(crate) fn describe(status: sys::CUresult) -> (String, String) {
+    let text = |get: unsafe fn(sys::CUresult, *mut *const std::ffi::c_char) -> sys::CUresult| {
+        let mut pointer = std::ptr::null();
+        // SAFETY: the driver answers with a static C string or leaves the pointer null.
+        unsafe {
+            if get(status, &mut pointer) != sys::CUresult::CUDA_SUCCESS || pointer.is_null() {
+                return None;
+            }
+            Some(std::ffi::CStr::from_ptr(pointer).to_string_lossy().into_owned())
+        }
+    };
+    let code = text(sys::cuGetErrorName).unwrap_or_else(|| format!("{status:?}"));
+    (code, text(sys::cuGetErrorString).unwrap_or_else(|| "no description".into()))
+}

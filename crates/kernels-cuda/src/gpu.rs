@@ -1,0 +1,420 @@
+//! One GPU: its context, its one compute stream, its kernels.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+
+use cudarc::driver::sys;
+
+use crate::compile::{Arch, CacheReport, load_modules};
+use crate::error::{CudaError, check, describe};
+use crate::library::{self, Lib};
+use crate::memory::{DevicePtr, free_and_total};
+use crate::module::Function;
+
+/// What a GPU is.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct DeviceInfo {
+    /// Number that `--device cuda:N` takes.
+    pub index: u32,
+    /// Marketing name.
+    pub name: String,
+    /// Compute capability.
+    pub compute_capability: (i32, i32),
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Bytes of L2 cache.
+    pub l2_bytes: u64,
+    /// Most shared memory of one block.
+    pub shared_bytes_per_block: u32,
+    /// Highest clock of the multiprocessors.
+    pub clock_khz: u32,
+    /// PCI address, as NVML names it.
+    pub pci_bus_id: String,
+    /// CUDA version of the driver, as 13000 for 13.0.
+    pub driver_cuda: i32,
+}
+
+/// Oldest CUDA version of a driver that works: 12.4 brought everything that is called here.
+const OLDEST_DRIVER: i32 = 12_040;
+
+/// Initialise the driver and list its GPUs.
+pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
+    library::open(Lib::Driver)?;
+    // SAFETY: the library is open; init may be called repeatedly.
+    let status = unsafe { sys::cuInit(0) };
+    if status != sys::CUresult::CUDA_SUCCESS {
+        let (code, meaning) = describe(status);
+        return Err(CudaError::NoDevice { problem: format!("{code} ({meaning})") });
+    }
+    let (mut version, mut count) = (0, 0);
+    // SAFETY: locals.
+    check(unsafe { sys::cuDriverGetVersion(&mut version) }, || "asking for the driver's version".into())?;
+    if version < OLDEST_DRIVER {
+        let text = |v: i32| format!("for CUDA {}.{}", v / 1000, v % 1000 / 10);
+        return Err(CudaError::TooOld {
+            library: "NVIDIA's driver",
+            found: text(version),
+            needed: text(OLDEST_DRIVER),
+            remedy: "update the driver, or use --device cpu",
+        });
+    }
+    // SAFETY: a local.
+    check(unsafe { sys::cuDeviceGetCount(&mut count) }, || "counting GPUs".into())?;
+    (0..count).map(|index| device_info(index, version)).collect()
+}
+
+fn device_info(index: i32, driver_cuda: i32) -> Result<DeviceInfo, CudaError> {
+    use sys::CUdevice_attribute as A;
+    let mut device = 0;
+    // SAFETY: a local; the index is below the count.
+    check(unsafe { sys::cuDeviceGet(&mut device, index) }, || format!("opening GPU {index}"))?;
+    let attribute = |which: A| {
+        let mut value = 0;
+        // SAFETY: a local.
+        check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) }, || format!("reading {which:?}"))?;
+        Ok::<i32, CudaError>(value)
+    };
+    let mut name = [0; 128];
+    // SAFETY: the length is the buffer's.
+    check(unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 128, device) }, || "reading a GPU's name".into())?;
+    let mut bus = [0; 32];
+    // SAFETY: the length is the buffer's.
+    check(unsafe { sys::cuDeviceGetPCIBusId(bus.as_mut_ptr(), 32, device) }, || "reading a PCI address".into())?;
+    let mut memory = 0;
+    // SAFETY: a local.
+    check(unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) }, || "reading a GPU's memory".into())?;
+    let text = |bytes: &[std::ffi::c_char]| {
+        bytes.iter().take_while(|b| **b != 0).map(|b| *b as u8 as char).collect::<String>()
+    };
+    Ok(DeviceInfo {
+        index: index as u32,
+        name: text(&name),
+        compute_capability: (
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
+        memory_bytes: memory as u64,
+        l2_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as u64,
+        shared_bytes_per_block: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
+        clock_khz: attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? as u32,
+        pci_bus_id: text(&bus),
+        driver_cuda,
+    })
+}
+
+/// Shape of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// Blocks.
+    pub grid: (u32, u32, u32),
+    /// Threads of a block.
+    pub block: u32,
+    /// Dynamic shared memory in bytes.
+    pub shared: u32,
+    /// May begin before the launch before it ends (the kernel waits by itself); ignored below sm_90.
+    pub overlap: bool,
+}
+
+impl Launch {
+    /// Blocks in one dimension.
+    pub fn grid(blocks: usize, block: u32) -> Launch {
+        Launch { grid: (blocks as u32, 1, 1), block, shared: 0, overlap: false }
+    }
+
+    /// With dynamic shared memory.
+    pub fn shared(self, bytes: usize) -> Launch {
+        Launch { shared: bytes as u32, ..self }
+    }
+
+    /// See [`Launch::overlap`].
+    pub fn overlapping(self) -> Launch {
+        Launch { overlap: true, ..self }
+    }
+}
+
+/// A GPU in use. One thread at a time runs steps on it; [`Gpu::bind`] makes it that thread's.
+pub struct Gpu {
+    info: DeviceInfo,
+    arch: Arch,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    modules: HashMap<&'static str, sys::CUmodule>,
+    cache: CacheReport,
+    shared_limits: RefCell<HashMap<usize, u32>>,
+    tag: Cell<u32>,
+    tags: RefCell<Option<Vec<u32>>>,
+    on_tag: Cell<Option<fn(u32)>>,
+}
+
+// SAFETY: driver handles may be used from any thread; the cells are only reached through `&self` of one owner.
+unsafe impl Send for Gpu {}
+
+impl Gpu {
+    /// Open GPU `index`: its context, one stream, and all kernels, compiled or taken from the cache.
+    pub fn open(index: u32) -> Result<Gpu, CudaError> {
+        let all = devices()?;
+        let info = all.get(index as usize).cloned().ok_or_else(|| CudaError::NoDevice {
+            problem: format!("there is no GPU {index}, the driver lists {}", all.len()),
+        })?;
+        let arch = Arch::of(&info)?;
+        let (mut device, mut context, mut stream) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: locals, and handles made right before.
+        unsafe {
+            check(sys::cuDeviceGet(&mut device, index as i32), || format!("opening GPU {index}"))?;
+            check(sys::cuDevicePrimaryCtxRetain(&mut context, device), || format!("making a context on GPU {index}"))?;
+            check(sys::cuCtxSetCurrent(context), || "binding the context".into())?;
+            check(sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32), || {
+                "making a stream".into()
+            })?;
+        }
+        let (modules, cache) = load_modules(arch)?;
+        Ok(Gpu {
+            info,
+            arch,
+            device,
+            context,
+            stream,
+            modules,
+            cache,
+            shared_limits: RefCell::default(),
+            tag: Cell::new(u32::MAX),
+            tags: RefCell::new(None),
+            on_tag: Cell::new(None),
+        })
+    }
+
+    /// Make this GPU the calling thread's.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is live.
+        check(unsafe { sys::cuCtxSetCurrent(self.context) }, || "binding the context".into())
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// What kernels were compiled for.
+    pub fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// What loading the kernels cost.
+    pub fn cache(&self) -> &CacheReport {
+        &self.cache
+    }
+
+    /// The compute stream, for libraries.
+    pub fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// Free and total bytes.
+    pub fn memory(&self) -> Result<(u64, u64), CudaError> {
+        free_and_total()
+    }
+
+    /// A kernel by name.
+    pub fn function(&self, file: &'static str, name: &'static str) -> Result<Function, CudaError> {
+        let missing = || CudaError::NoKernel { name: name.to_string(), file };
+        let module = *self.modules.get(file).ok_or_else(missing)?;
+        let text = CString::new(name).map_err(|_| missing())?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the module is live, the name ends in a zero.
+        let status = unsafe { sys::cuModuleGetFunction(&mut raw, module, text.as_ptr()) };
+        if status != sys::CUresult::CUDA_SUCCESS {
+            return Err(missing());
+        }
+        Ok(Function { raw, name })
+    }
+
+    /// Launch on the compute stream. `args` are pointers to the kernel's arguments, see [`crate::kernel_args`].
+    pub fn launch(&self, function: Function, shape: Launch, args: &mut [*mut c_void]) -> Result<(), CudaError> {
+        if shape.shared > 48 * 1024 {
+            self.raise_shared_limit(function, shape.shared)?;
+        }
+        let mut attribute: sys::CUlaunchAttribute =
+            // SAFETY: plain data, valid as zeroes; the fields that count are set below.
+            unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let overlap = shape.overlap && self.arch.number() >= 90;
+        let config = sys::CUlaunchConfig {
+            gridDimX: shape.grid.0,
+            gridDimY: shape.grid.1,
+            gridDimZ: shape.grid.2,
+            blockDimX: shape.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shape.shared,
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(overlap),
+        };
+        // SAFETY: function and stream are live; that `args` fit the kernel is the promise of each op's wrapper.
+        let status = unsafe { sys::cuLaunchKernelEx(&config, function.raw, args.as_mut_ptr(), std::ptr::null_mut()) };
+        check(status, || format!("launching {} {:?}", function.name, shape))?;
+        self.note_launch()
+    }
+
+    fn raise_shared_limit(&self, function: Function, bytes: u32) -> Result<(), CudaError> {
+        let mut limits = self.shared_limits.borrow_mut();
+        let limit = limits.entry(function.raw as usize).or_insert(0);
+        if *limit < bytes {
+            let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is live.
+            check(unsafe { sys::cuFuncSetAttribute(function.raw, which, bytes as i32) }, || {
+                format!("giving {} {bytes} bytes of shared memory", function.name)
+            })?;
+            *limit = bytes;
+        }
+        Ok(())
+    }
+
+    /// Copy from page-locked host memory, in stream order. The host must not write it before the copy has run.
+    pub fn copy_to_device<T: Copy>(&self, to: DevicePtr, from: &[T]) -> Result<(), CudaError> {
+        let bytes = size_of_val(from);
+        // SAFETY: the caller's buffers; the source is read when the stream gets there.
+        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, self.stream) };
+        check(status, || format!("copying {bytes} bytes to the GPU"))?;
+        self.note_launch()
+    }
+
+    /// Copy into page-locked host memory, in stream order.
+    pub fn copy_to_host<T: Copy>(&self, to: &mut [T], from: DevicePtr) -> Result<(), CudaError> {
+        let bytes = size_of_val(to);
+        // SAFETY: the caller's buffers; the target is written when the stream gets there.
+        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, bytes, self.stream) };
+        check(status, || format!("copying {bytes} bytes from the GPU"))?;
+        self.note_launch()
+    }
+
+    /// Wait for the compute stream.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream is live.
+        check(unsafe { sys::cuStreamSynchronize(self.stream) }, || "waiting for the GPU".into())
+    }
+
+    /// What the launches from here on belong to: the index of an op. In a profile window the recorder hears of it too.
+    pub fn set_tag(&self, tag: u32) {
+        self.tag.set(tag);
+        if let Some(hook) = self.on_tag.get() {
+            hook(tag);
+        }
+    }
+
+    /// Call `hook` with every tag, until `None` is set; how the recorder ties launches to ops outside graphs.
+    pub fn on_tag(&self, hook: Option<fn(u32)>) {
+        self.on_tag.set(hook);
+    }
+
+    pub(crate) fn begin_tagging(&self) {
+        *self.tags.borrow_mut() = Some(Vec::new());
+    }
+
+    pub(crate) fn end_tagging(&self) -> Vec<u32> {
+        self.tags.borrow_mut().take().unwrap_or_default()
+    }
+
+    /// During a capture: give the graph nodes that appeared since the last call the current tag. Libraries that launch
+    /// by themselves are followed by a call of this.
+    pub fn note_launch(&self) -> Result<(), CudaError> {
+        let mut tags = self.tags.borrow_mut();
+        let Some(tags) = tags.as_mut() else { return Ok(()) };
+        let (mut state, mut graph, mut count) =
+            (sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, std::ptr::null_mut(), 0);
+        use std::ptr::null_mut as no;
+        // SAFETY: locals; what is not wanted is null.
+        unsafe {
+            check(sys::cuStreamGetCaptureInfo_v3(self.stream, &mut state, no(), &mut graph, no(), no(), no()), || {
+                "asking for a capture's graph".into()
+            })?;
+            if graph.is_null() {
+                return Ok(());
+            }
+            check(sys::cuGraphGetNodes(graph, no(), &mut count), || "counting a graph's nodes".into())?;
+        }
+        tags.resize(count.max(tags.len()), self.tag.get());
+        Ok(())
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: retained and made by `open`; failures at this point have nobody left to tell.
+        unsafe {
+            let _ = sys::cuStreamDestroy_v2(self.stream);
+            let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}
+
+/// A point in the compute stream, with the time it was passed.
+pub struct Event {
+    raw: sys::CUevent,
+}
+
+// SAFETY: a handle that the driver allows on any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// `timed` events can be subtracted; others are cheaper.
+    pub fn new(timed: bool) -> Result<Event, CudaError> {
+        let mut raw = std::ptr::null_mut();
+        let flags =
+            if timed { sys::CUevent_flags::CU_EVENT_DEFAULT } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING };
+        // SAFETY: a local.
+        check(unsafe { sys::cuEventCreate(&mut raw, flags as u32) }, || "making an event".into())?;
+        Ok(Event { raw })
+    }
+
+    /// Put it into the stream.
+    pub fn record(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        // SAFETY: both are live.
+        check(unsafe { sys::cuEventRecord(self.raw, gpu.stream) }, || "recording an event".into())
+    }
+
+    /// Wait until the stream has passed it.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: live.
+        check(unsafe { sys::cuEventSynchronize(self.raw) }, || "waiting for the GPU".into())
+    }
+
+    /// Whether the stream has passed it.
+    pub fn passed(&self) -> Result<bool, CudaError> {
+        // SAFETY: live.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            status => check(status, || "asking the GPU".into()).map(|()| true),
+        }
+    }
+
+    /// Milliseconds from `earlier` to this; both must have passed.
+    pub fn since(&self, earlier: &Event) -> Result<f32, CudaError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both are live.
+        let status = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.raw, self.raw) };
+        check(status, || "reading an event's time".into())?;
+        Ok(milliseconds)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed once.
+        let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+    }
+}
+
+/// Pointers to a kernel's arguments, in order: `gpu.launch(f, shape, kernel_args![a, b])`.
+#[macro_export]
+macro_rules! kernel_args {
+    ($($argument:expr),* $(,)?) => {
+        &mut [$((&raw const *&$argument).cast_mut().cast::<std::ffi::c_void>()),*]
+    };
+}

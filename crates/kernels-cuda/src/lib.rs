@@ -1,0 +1,22 @@
+//! Every op on an NVIDIA GPU.
+//!
+//! Kernels are `.cu` files compiled at run time by NVRTC for the device that is there, and kept in a cache on disk. No
+//! CUDA toolkit is needed to build this crate, and no CUDA library to run what does not touch a GPU: every library is
+//! opened when it is first wanted.
+
+mod compile;
+mod dtype;
+mod error;
+mod gpu;
+mod graph;
+pub mod library;
+mod memory;
+mod module;
+
+pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, nvrtc_version};
+pub use dtype::{KvDtype, Precision};
+pub use error::CudaError;
+pub use gpu::{DeviceInfo, Event, Gpu, Launch, devices};
+pub use graph::{CapturedGraph, GraphNode};
+pub use memory::{DeviceBuffer, DevicePtr, PinnedBuffer};
+pub use module::{Function, KernelSource, SOURCES};

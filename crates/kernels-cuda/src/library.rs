@@ -1,0 +1,158 @@
+//! Finding CUDA's libraries: on the loader's path, or in the places where toolkits and Python packages put them.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::error::CudaError;
+
+/// A library that is opened at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lib {
+    /// `libcuda`, part of the driver.
+    Driver,
+    /// The run-time compiler.
+    Nvrtc,
+    /// Matrix products.
+    CublasLt,
+    /// The profiling interface.
+    Cupti,
+    /// Ranges for Nsight Systems.
+    Nvtx,
+    /// Clocks, power and utilisation.
+    Nvml,
+}
+
+impl Lib {
+    /// All of them.
+    pub const ALL: [Lib; 6] = [Lib::Driver, Lib::Nvrtc, Lib::CublasLt, Lib::Cupti, Lib::Nvtx, Lib::Nvml];
+
+    /// Its usual name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Lib::Driver => "libcuda",
+            Lib::Nvrtc => "libnvrtc",
+            Lib::CublasLt => "libcublasLt",
+            Lib::Cupti => "libcupti",
+            Lib::Nvtx => "libnvtx3interop",
+            Lib::Nvml => "libnvidia-ml",
+        }
+    }
+
+    /// File names, the preferred one first.
+    fn files(self) -> &'static [&'static str] {
+        match self {
+            Lib::Driver => &["libcuda.so.1", "libcuda.so"],
+            Lib::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+            Lib::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+            Lib::Cupti => &["libcupti.so.13", "libcupti.so.12", "libcupti.so"],
+            Lib::Nvtx => &["libnvtx3interop.so.1", "libnvtx3interop.so", "libnvToolsExt.so.1"],
+            Lib::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
+        }
+    }
+
+    fn remedy(self) -> &'static str {
+        match self {
+            Lib::Driver | Lib::Nvml => "install NVIDIA's driver (580 or newer for CUDA 13), or use --device cpu",
+            Lib::Nvrtc => "install it with `pip install nvidia-cuda-nvrtc` or the CUDA toolkit, and set CUDA_HOME",
+            Lib::CublasLt => "install it with `pip install nvidia-cublas` or the CUDA toolkit, and set CUDA_HOME",
+            Lib::Cupti => "install it with `pip install nvidia-cuda-cupti` or the CUDA toolkit, and set CUDA_HOME",
+            Lib::Nvtx => "install it with `pip install nvidia-nvtx`, or run without NVTX ranges",
+        }
+    }
+}
+
+/// A library as it was found.
+pub struct Found {
+    /// Full path, or the bare name when the loader found it.
+    pub path: PathBuf,
+    library: libloading::os::unix::Library,
+}
+
+impl Found {
+    /// A symbol of it.
+    ///
+    /// # Safety
+    /// `T` must be the function pointer type of the symbol.
+    pub unsafe fn symbol<T: Copy>(&self, name: &str) -> Option<T> {
+        // SAFETY: by the caller's promise; the library is never closed.
+        unsafe { self.library.get::<T>(name.as_bytes()).ok().map(|s| *s) }
+    }
+}
+
+/// Open `lib` once for the whole process. Symbols become global, so that bindings which open it by its bare name find
+/// the same copy.
+pub fn open(lib: Lib) -> Result<&'static Found, CudaError> {
+    static OPENED: [OnceLock<Option<Found>>; Lib::ALL.len()] = [const { OnceLock::new() }; Lib::ALL.len()];
+    let opened = OPENED[lib as usize].get_or_init(|| search(lib)).as_ref();
+    opened.ok_or_else(|| CudaError::LibraryMissing {
+        library: lib.name(),
+        names: lib.files().join(", "),
+        places: places().iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "),
+        remedy: lib.remedy().to_string(),
+    })
+}
+
+fn search(lib: Lib) -> Option<Found> {
+    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
+    // SAFETY: NVIDIA's libraries run no code of ours when they are opened.
+    let try_open = |path: &Path| unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) }.ok();
+    let bare = lib.files().iter().map(PathBuf::from);
+    let full = places().into_iter().flat_map(|place| lib.files().iter().map(move |file| place.join(file)));
+    bare.chain(full.filter(|path| path.exists()))
+        .find_map(|path| try_open(&path).map(|library| Found { path, library }))
+}
+
+/// Directories that are searched besides the loader's path; only those that exist.
+pub fn places() -> Vec<PathBuf> {
+    let mut places = Vec::new();
+    let mut toolkits: Vec<PathBuf> =
+        ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(std::env::var_os).map(PathBuf::from).collect();
+    let mut installed: Vec<PathBuf> = std::fs::read_dir("/usr/local")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| e.path())
+        .filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("cuda")))
+        .collect();
+    installed.sort();
+    toolkits.append(&mut installed);
+    for toolkit in toolkits {
+        places.push(toolkit.join("lib64"));
+        places.push(toolkit.join("extras/CUPTI/lib64"));
+        places.push(toolkit.join("targets/x86_64-linux/lib"));
+    }
+    places.push(PathBuf::from("/usr/lib/x86_64-linux-gnu"));
+    for site in python_packages() {
+        for package in ["cu13", "cuda_nvrtc", "cublas", "cuda_cupti", "nvtx"] {
+            places.push(site.join("nvidia").join(package).join("lib"));
+        }
+    }
+    places.retain(|p| p.is_dir());
+    places
+}
+
+/// `site-packages` of an active virtual environment and of the system's Pythons.
+fn python_packages() -> Vec<PathBuf> {
+    let mut roots: Vec<PathBuf> = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from).into_iter().collect();
+    // A virtual environment's python on PATH, even when it was not activated.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    roots.extend(
+        std::env::split_paths(&path).filter(|p| p.ends_with("bin")).filter_map(|p| Some(p.parent()?.to_owned())),
+    );
+    let versions = |root: &PathBuf| {
+        let entries = std::fs::read_dir(root.join("lib")).into_iter().flatten().flatten().map(|e| e.path());
+        entries
+            .filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("python3")))
+            .collect::<Vec<_>>()
+    };
+    let mut found: Vec<PathBuf> = Vec::new();
+    for python in roots.iter().flat_map(versions) {
+        for kind in ["site-packages", "dist-packages"] {
+            let site = python.join(kind);
+            if site.is_dir() && !found.contains(&site) {
+                found.push(site);
+            }
+        }
+    }
+    found
+}
