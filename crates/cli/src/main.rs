@@ -6,6 +6,7 @@
 mod bench;
 mod build_args;
 mod commands;
+mod device;
 mod explore;
 mod interrupt;
 mod machine;

@@ -16,6 +16,7 @@ use crate::bench::client::Load;
 use crate::bench::write::{self, Files};
 use crate::bench::{self, Spec, text};
 use crate::build_args::{BuildArgs, Switch};
+use crate::device::{Device, DeviceArgs};
 use crate::model_args::{CpuArgs, ModelArgs};
 use crate::{machine, output, progress, run_dir};
 
@@ -161,6 +162,8 @@ struct BenchArgs {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Engine")]
     weights_memory: WeightsMemory,
     #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
     cpu: CpuArgs,
     #[command(flatten)]
     build: BuildArgs,
@@ -214,6 +217,9 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     let arrival = arrival(&args)?;
     let concurrency = concurrency(&args, latency)?;
     let params = sampling(&args)?;
+    if let Device::Cuda(index) = args.device.resolve()? {
+        bail!("GPU {index} is there, but the engine runs on the CPU only; use --device cpu");
+    }
     if args.repeat == 0 {
         bail!("--repeat must be at least 1");
     }
