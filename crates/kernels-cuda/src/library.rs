@@ -79,6 +79,9 @@ impl Found {
     }
 }
 
+/// Names a CUDA toolkit, or an unpacked wheel of one of its libraries, whose libraries are to be used.
+pub const CUDA_PATH_VARIABLE: &str = "STROBE_CUDA_PATH";
+
 /// Open `lib` once for the whole process. Symbols become global, so that bindings which open it by its bare name find
 /// the same copy.
 pub fn open(lib: Lib) -> Result<&'static Found, CudaError> {
@@ -96,17 +99,37 @@ fn search(lib: Lib) -> Option<Found> {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
     // SAFETY: NVIDIA's libraries run no code of ours when they are opened.
     let try_open = |path: &Path| unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) }.ok();
+    let try_open = |path: &Path| {
+        if lib == Lib::Nvrtc {
+            // NVRTC opens its other half by its bare name, which a directory off the loader's path does not answer.
+            builtins_beside(path).iter().filter_map(|half| try_open(half)).for_each(std::mem::forget);
+        }
+        try_open(path)
+    };
     let bare = lib.files().iter().map(PathBuf::from);
     let full = places().into_iter().flat_map(|place| lib.files().iter().map(move |file| place.join(file)));
-    bare.chain(full.filter(|path| path.exists()))
-        .find_map(|path| try_open(&path).map(|library| Found { path, library }))
+    // A directory that the user named goes before the loader's path.
+    let named = std::env::var_os(CUDA_PATH_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let (first, rest): (Vec<_>, Vec<_>) =
+        full.filter(|path| path.exists()).partition(|path| named.as_ref().is_some_and(|dir| path.starts_with(dir)));
+    first.into_iter().chain(bare).chain(rest).find_map(|path| try_open(&path).map(|library| Found { path, library }))
+}
+
+/// The files of NVRTC's other half in the directory of `path`.
+fn builtins_beside(path: &Path) -> Vec<PathBuf> {
+    let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let files = directory.and_then(|dir| std::fs::read_dir(dir).ok()).into_iter().flatten().flatten();
+    files
+        .map(|file| file.path())
+        .filter(|file| file.file_name().is_some_and(|n| n.to_string_lossy().starts_with("libnvrtc-builtins.so")))
+        .collect()
 }
 
 /// Directories that are searched besides the loader's path; only those that exist.
 pub fn places() -> Vec<PathBuf> {
     let mut places = Vec::new();
     let mut toolkits: Vec<PathBuf> =
-        ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(std::env::var_os).map(PathBuf::from).collect();
+        [CUDA_PATH_VARIABLE, "CUDA_HOME", "CUDA_PATH"].iter().filter_map(std::env::var_os).map(PathBuf::from).collect();
     let mut installed: Vec<PathBuf> = std::fs::read_dir("/usr/local")
         .into_iter()
         .flatten()
@@ -118,6 +141,7 @@ pub fn places() -> Vec<PathBuf> {
     toolkits.append(&mut installed);
     for toolkit in toolkits {
         places.push(toolkit.join("lib64"));
+        places.push(toolkit.join("lib"));
         places.push(toolkit.join("extras/CUPTI/lib64"));
         places.push(toolkit.join("targets/x86_64-linux/lib"));
     }
