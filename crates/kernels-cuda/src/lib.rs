@@ -10,6 +10,7 @@ mod error;
 mod gpu;
 mod graph;
 pub mod library;
+mod lt;
 mod memory;
 mod module;
 
@@ -18,5 +19,6 @@ pub use dtype::{KvDtype, Precision};
 pub use error::CudaError;
 pub use gpu::{DeviceInfo, Event, Gpu, Launch, devices};
 pub use graph::{CapturedGraph, GraphNode};
+pub use lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
 pub use memory::{DeviceBuffer, DevicePtr, PinnedBuffer};
 pub use module::{Function, KernelSource, SOURCES};
