@@ -39,6 +39,12 @@ struct SeqSpan {
 };
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
+// 2^x to about 22 bits; results below the smallest normal number are 0.
+DEVICE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 // ---- conversions ------------------------------------------------------------------------------------------------
 DEVICE float to_float(float x) { return x; }
@@ -110,6 +116,21 @@ template <> struct Cast<fp8> {
     }
 };
 
+// Two e4m3 values to two f16 values, exactly.
+DEVICE u32 fp8_pair_to_f16(u32 pair) {
+    u32 halves;
+#if STROBE_ARCH >= 89
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((u16)pair));
+#else
+    fp8 low, high;
+    low.bits = (u8)pair;
+    high.bits = (u8)(pair >> 8);
+    f16 a = Cast<f16>::from(to_float(low)), b = Cast<f16>::from(to_float(high));
+    halves = (u32)a.bits | ((u32)b.bits << 16);
+#endif
+    return halves;
+}
+
 // Two values in one register: `low` in the low half.
 template <typename T> DEVICE u32 pack2(float low, float high) {
     return (u32)Cast<T>::from(low).bits | ((u32)Cast<T>::from(high).bits << 16);
@@ -157,6 +178,11 @@ DEVICE bytes16 load_streaming(const void *p) {
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
+    return v;
+}
+DEVICE bytes8 load_streaming8(const void *p) {
+    bytes8 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 }
 DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
