@@ -13,6 +13,7 @@ pub mod library;
 mod lt;
 mod memory;
 mod module;
+mod rows;
 
 pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, nvrtc_version};
 pub use dtype::{KvDtype, Precision};
@@ -22,3 +23,4 @@ pub use graph::{CapturedGraph, GraphNode};
 pub use lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
 pub use memory::{DeviceBuffer, DevicePtr, PinnedBuffer};
 pub use module::{Function, KernelSource, SOURCES};
+pub use rows::{EmbedArgs, RopeArgs, RowOps};

@@ -1,0 +1,422 @@
+//! Ops that work on rows: embedding, norms, rotation with the cache write, activation, quantization.
+
+use std::ffi::c_void;
+
+use crate::dtype::{KvDtype, Precision};
+use crate::error::CudaError;
+use crate::gpu::{Gpu, Launch};
+use crate::kernel_args;
+use crate::memory::DevicePtr;
+use crate::module::Function;
+
+/// The kernel `name_<precision>` of a file; the name may come in several pieces.
+macro_rules! typed_function {
+    ($gpu:expr, $precision:expr, $file:literal, $($name:literal),+) => {
+        $gpu.function(
+            $file,
+            match $precision {
+                $crate::dtype::Precision::F32 => concat!($($name,)+ "_f32"),
+                $crate::dtype::Precision::F16 => concat!($($name,)+ "_f16"),
+                $crate::dtype::Precision::Bf16 => concat!($($name,)+ "_bf16"),
+            },
+        )
+    };
+}
+
+/// Elements that a thread takes at a time.
+const GROUP: usize = 8;
+
+/// Threads of a block that works on elements rather than rows.
+const THREADS: usize = 256;
+
+/// An op's kernels for rows of different widths.
+#[derive(Clone, Copy)]
+struct RowKernels {
+    /// Eight elements per thread, up to 512 threads.
+    plain: Function,
+    /// Up to four times eight per thread, up to 1024 threads.
+    wide: Function,
+    /// Any width.
+    any: Function,
+}
+
+/// Which of [`RowKernels`] a width takes, and with how many threads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum RowShape {
+    Plain(u32),
+    Wide(u32),
+    Any(u32),
+}
+
+impl RowShape {
+    fn of(width: usize) -> RowShape {
+        let groups = width / GROUP;
+        let threads = |n: usize| n.next_multiple_of(32).max(32) as u32;
+        match groups {
+            _ if !width.is_multiple_of(GROUP) || groups > 4096 => RowShape::Any(threads(width.min(1024))),
+            0..=512 => RowShape::Plain(threads(groups)),
+            _ => RowShape::Wide(threads(groups.div_ceil(4))),
+        }
+    }
+}
+
+impl RowKernels {
+    fn launch(&self, gpu: &Gpu, rows: usize, width: usize, args: &mut [*mut c_void]) -> Result<(), CudaError> {
+        let (function, threads) = match RowShape::of(width) {
+            RowShape::Plain(threads) => (self.plain, threads),
+            RowShape::Wide(threads) => (self.wide, threads),
+            RowShape::Any(threads) => (self.any, threads),
+        };
+        launch(gpu, function, rows, threads, args)
+    }
+}
+
+/// Nothing is launched for no blocks.
+fn launch(
+    gpu: &Gpu,
+    function: Function,
+    blocks: usize,
+    threads: u32,
+    args: &mut [*mut c_void],
+) -> Result<(), CudaError> {
+    if blocks == 0 {
+        return Ok(());
+    }
+    gpu.launch(function, Launch::grid(blocks, threads).overlapping(), args)
+}
+
+macro_rules! row_kernels {
+    ($gpu:expr, $precision:expr, $name:literal) => {
+        RowKernels {
+            plain: typed_function!($gpu, $precision, "rows.cu", $name)?,
+            wide: typed_function!($gpu, $precision, "rows.cu", $name, "_wide")?,
+            any: typed_function!($gpu, $precision, "rows.cu", $name, "_any")?,
+        }
+    };
+}
+
+/// Tokens to rows of the residual stream.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbedArgs {
+    /// Token of each row (u32).
+    pub tokens: DevicePtr,
+    /// For each row, the place in `last_tokens` to take its token from instead, or a negative number (i32).
+    pub from_sampled: DevicePtr,
+    /// Tokens that the step before has drawn (u32).
+    pub last_tokens: DevicePtr,
+    /// Embedding table, `[vocab][width]`.
+    pub table: DevicePtr,
+    /// Out: f32, `[rows][width]`.
+    pub hidden: DevicePtr,
+    /// Rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+}
+
+/// Rotation of q and k, and the write of k and v into the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeArgs {
+    /// Rows of q heads, k heads, v heads; q and k are turned in place.
+    pub qkv: DevicePtr,
+    /// Cosines, f32, `[position][head_dim / 2]`.
+    pub cos: DevicePtr,
+    /// Sines, the same.
+    pub sin: DevicePtr,
+    /// Position of each row (i32).
+    pub positions: DevicePtr,
+    /// Block of each row times `tokens_per_block`, plus its place there (i32); negative writes nothing.
+    pub slots: DevicePtr,
+    /// The layer's cache.
+    pub kv: DevicePtr,
+    /// Rows.
+    pub rows: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a head; a multiple of eight.
+    pub head_dim: usize,
+    /// Tokens of a block; a power of two.
+    pub tokens_per_block: usize,
+    /// Type of the cache.
+    pub kv_dtype: KvDtype,
+}
+
+/// The row ops of one precision.
+pub struct RowOps {
+    embed: Function,
+    embed_any: Function,
+    rms_norm: RowKernels,
+    add_rms_norm: RowKernels,
+    rms_norm_fp8: RowKernels,
+    add_rms_norm_fp8: RowKernels,
+    silu_mul_fp8: RowKernels,
+    quantize_rows: RowKernels,
+    silu_mul: Function,
+    silu_mul_any: Function,
+    gather_rows: Function,
+    add_bias: Function,
+    qk_norm: Function,
+    rope_kv_write: [Function; 2],
+    rope_kv_write_fp8: [Function; 2],
+}
+
+impl RowOps {
+    /// Find the kernels.
+    pub fn new(gpu: &Gpu, precision: Precision) -> Result<RowOps, CudaError> {
+        macro_rules! typed {
+            ($name:literal) => {
+                typed_function!(gpu, precision, "rows.cu", $name)?
+            };
+        }
+        Ok(RowOps {
+            embed: typed!("embed"),
+            embed_any: typed!("embed_any"),
+            rms_norm: row_kernels!(gpu, precision, "rms_norm"),
+            add_rms_norm: row_kernels!(gpu, precision, "add_rms_norm"),
+            rms_norm_fp8: row_kernels!(gpu, precision, "rms_norm_fp8"),
+            add_rms_norm_fp8: row_kernels!(gpu, precision, "add_rms_norm_fp8"),
+            silu_mul_fp8: row_kernels!(gpu, precision, "silu_mul_fp8"),
+            quantize_rows: row_kernels!(gpu, precision, "quantize_rows"),
+            silu_mul: typed!("silu_mul"),
+            silu_mul_any: typed!("silu_mul_any"),
+            gather_rows: typed!("gather_rows"),
+            add_bias: typed!("add_bias"),
+            qk_norm: typed!("qk_norm"),
+            rope_kv_write: [typed!("rope_kv_write"), typed!("rope_kv_write_odd")],
+            rope_kv_write_fp8: [typed!("rope_kv_write_fp8"), typed!("rope_kv_write_fp8_odd")],
+        })
+    }
+
+    /// Rows of the table, as f32.
+    pub fn embed(&self, gpu: &Gpu, args: &EmbedArgs) -> Result<(), CudaError> {
+        let width = args.width as u32;
+        let grouped = args.width.is_multiple_of(GROUP);
+        let function = if grouped { self.embed } else { self.embed_any };
+        let threads = if grouped { args.width / GROUP } else { args.width }.next_multiple_of(32).clamp(32, THREADS);
+        let args_list = kernel_args![args.tokens, args.from_sampled, args.last_tokens, args.table, args.hidden, width];
+        launch(gpu, function, args.rows, threads as u32, args_list)
+    }
+
+    /// `out = hidden / rms(hidden) * weight` for each row; hidden and weight are f32.
+    #[allow(clippy::too_many_arguments)]
+    pub fn rms_norm(
+        &self,
+        gpu: &Gpu,
+        hidden: DevicePtr,
+        weight: DevicePtr,
+        eps: f32,
+        out: DevicePtr,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let (columns, no_scales) = (width as u32, 0 as DevicePtr);
+        self.rms_norm.launch(gpu, rows, width, kernel_args![hidden, weight, eps, out, no_scales, columns])
+    }
+
+    /// `hidden += delta`, then `out = rms_norm(hidden)`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn add_rms_norm(
+        &self,
+        gpu: &Gpu,
+        hidden: DevicePtr,
+        delta: DevicePtr,
+        weight: DevicePtr,
+        eps: f32,
+        out: DevicePtr,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let (columns, no_scales) = (width as u32, 0 as DevicePtr);
+        self.add_rms_norm.launch(gpu, rows, width, kernel_args![hidden, delta, weight, eps, out, no_scales, columns])
+    }
+
+    /// [`RowOps::rms_norm`] into e4m3 codes with one scale per row: value = code * scale.
+    #[allow(clippy::too_many_arguments)]
+    pub fn rms_norm_fp8(
+        &self,
+        gpu: &Gpu,
+        hidden: DevicePtr,
+        weight: DevicePtr,
+        eps: f32,
+        codes: DevicePtr,
+        scales: DevicePtr,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let columns = width as u32;
+        self.rms_norm_fp8.launch(gpu, rows, width, kernel_args![hidden, weight, eps, codes, scales, columns])
+    }
+
+    /// [`RowOps::add_rms_norm`] into e4m3 codes with one scale per row.
+    #[allow(clippy::too_many_arguments)]
+    pub fn add_rms_norm_fp8(
+        &self,
+        gpu: &Gpu,
+        hidden: DevicePtr,
+        delta: DevicePtr,
+        weight: DevicePtr,
+        eps: f32,
+        codes: DevicePtr,
+        scales: DevicePtr,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let columns = width as u32;
+        self.add_rms_norm_fp8.launch(gpu, rows, width, kernel_args![hidden, delta, weight, eps, codes, scales, columns])
+    }
+
+    /// `rms_norm` of each query head with `q_weight` and of each key head with `k_weight`, in place.
+    #[allow(clippy::too_many_arguments)]
+    pub fn qk_norm(
+        &self,
+        gpu: &Gpu,
+        qkv: DevicePtr,
+        q_weight: DevicePtr,
+        k_weight: DevicePtr,
+        eps: f32,
+        rows: usize,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+    ) -> Result<(), CudaError> {
+        if head_dim > 256 || !head_dim.is_multiple_of(4) {
+            return Err(CudaError::Unsupported(format!(
+                "heads of {head_dim} elements can't be normalised on the GPU: at most 256, a multiple of 4"
+            )));
+        }
+        let blocks = (rows * (heads + kv_heads)).div_ceil(THREADS / 32);
+        let (n, q, kv, d) = (rows as u32, heads as u32, kv_heads as u32, head_dim as u32);
+        launch(gpu, self.qk_norm, blocks, THREADS as u32, kernel_args![qkv, q_weight, k_weight, eps, n, q, kv, d])
+    }
+
+    /// Turn q and k, write k and v.
+    pub fn rope_kv_write(&self, gpu: &Gpu, args: &RopeArgs) -> Result<(), CudaError> {
+        let half = args.head_dim / 2;
+        let per_thread = if half.is_multiple_of(8) { 8 } else { 4 };
+        let threads = args.rows * (args.heads + 2 * args.kv_heads) * (half / per_thread);
+        let fits = args.head_dim.is_multiple_of(8) && args.tokens_per_block.is_power_of_two();
+        if !fits || threads >= 1 << 31 {
+            return Err(CudaError::Unsupported(format!(
+                "the GPU can't rotate {} rows of {} + 2 * {} heads of {} elements into blocks of {} tokens",
+                args.rows, args.heads, args.kv_heads, args.head_dim, args.tokens_per_block
+            )));
+        }
+        let kernels = match args.kv_dtype {
+            KvDtype::Same => &self.rope_kv_write,
+            KvDtype::Fp8 => &self.rope_kv_write_fp8,
+        };
+        let [whole, odd] = *kernels;
+        let function = if per_thread == 8 { whole } else { odd };
+        let (rows, heads, kv_heads) = (args.rows as u32, args.heads as u32, args.kv_heads as u32);
+        let (head_dim, shift) = (args.head_dim as u32, args.tokens_per_block.trailing_zeros());
+        let list = kernel_args![
+            args.qkv,
+            args.cos,
+            args.sin,
+            args.positions,
+            args.slots,
+            args.kv,
+            rows,
+            heads,
+            kv_heads,
+            head_dim,
+            shift
+        ];
+        // Small blocks spread a few rows over more multiprocessors.
+        launch(gpu, function, threads.div_ceil(128), 128, list)
+    }
+
+    /// `act = silu(gate) * up` for rows `[gate | up]`, each `inter` wide.
+    pub fn silu_mul(
+        &self,
+        gpu: &Gpu,
+        gate_up: DevicePtr,
+        act: DevicePtr,
+        rows: usize,
+        inter: usize,
+    ) -> Result<(), CudaError> {
+        let grouped = inter.is_multiple_of(GROUP);
+        let (function, per_thread) = if grouped { (self.silu_mul, GROUP) } else { (self.silu_mul_any, 1) };
+        let parts = inter.div_ceil(per_thread * THREADS);
+        let (columns, row_parts) = (inter as u32, parts as u32);
+        launch(gpu, function, rows * parts, THREADS as u32, kernel_args![gate_up, act, columns, row_parts])
+    }
+
+    /// [`RowOps::silu_mul`] into e4m3 codes with one scale per row.
+    pub fn silu_mul_fp8(
+        &self,
+        gpu: &Gpu,
+        gate_up: DevicePtr,
+        codes: DevicePtr,
+        scales: DevicePtr,
+        rows: usize,
+        inter: usize,
+    ) -> Result<(), CudaError> {
+        let columns = inter as u32;
+        self.silu_mul_fp8.launch(gpu, rows, inter, kernel_args![gate_up, codes, scales, columns])
+    }
+
+    /// Rows into e4m3 codes with one scale per row.
+    pub fn quantize_rows(
+        &self,
+        gpu: &Gpu,
+        x: DevicePtr,
+        codes: DevicePtr,
+        scales: DevicePtr,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let columns = width as u32;
+        self.quantize_rows.launch(gpu, rows, width, kernel_args![x, codes, scales, columns])
+    }
+
+    /// `out[i] = x[index[i]]` for `rows` indices (u32).
+    pub fn gather_rows(
+        &self,
+        gpu: &Gpu,
+        x: DevicePtr,
+        index: DevicePtr,
+        out: DevicePtr,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let (columns, threads) = (width as u32, (width / GROUP).next_multiple_of(32).clamp(32, THREADS) as u32);
+        launch(gpu, self.gather_rows, rows, threads, kernel_args![x, index, out, columns])
+    }
+
+    /// `out += bias` (f32) for each row.
+    pub fn add_bias(
+        &self,
+        gpu: &Gpu,
+        out: DevicePtr,
+        bias: DevicePtr,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let parts = width.div_ceil(THREADS);
+        let (columns, row_parts) = (width as u32, parts as u32);
+        launch(gpu, self.add_bias, rows * parts, THREADS as u32, kernel_args![out, bias, columns, row_parts])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_width_is_covered_by_whole_warps() {
+        for width in (1..5000).chain([8191, 8192, 14336, 28672, 32760, 32768, 32776, 100_000]) {
+            let (covered, threads) = match RowShape::of(width) {
+                RowShape::Plain(threads) => (threads as usize * GROUP, threads),
+                RowShape::Wide(threads) => (threads as usize * 4 * GROUP, threads),
+                RowShape::Any(threads) => (usize::MAX, threads),
+            };
+            assert!(covered >= width && threads.is_multiple_of(32) && (32..=1024).contains(&threads), "{width}");
+        }
+        assert_eq!(RowShape::of(2048), RowShape::Plain(256));
+        assert_eq!(RowShape::of(8192), RowShape::Wide(256));
+        assert_eq!(RowShape::of(100), RowShape::Any(128));
+    }
+}
