@@ -233,3 +233,39 @@ DEVICE void allow_next() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+
+// ---- clusters: neighbouring blocks that share their shared memory (sm_90 and later; one block elsewhere) ---------
+DEVICE u32 cluster_rank() {
+    u32 rank = 0;
+#if STROBE_ARCH >= 90
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+DEVICE u32 cluster_blocks() {
+    u32 blocks = 1;
+#if STROBE_ARCH >= 90
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+#endif
+    return blocks;
+}
+// A barrier of the whole cluster, after which its blocks see each other's shared memory.
+DEVICE void cluster_barrier() {
+#if STROBE_ARCH >= 90
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+// Read what block `rank` of the cluster holds where this block holds `p`.
+DEVICE float load_cluster(const float *p, u32 rank) {
+#if STROBE_ARCH >= 90
+    u32 address;
+    float value;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+#else
+    return *p;
+#endif
+}

@@ -117,12 +117,14 @@ pub struct Launch {
     pub shared: u32,
     /// May begin before the launch before it ends (the kernel waits by itself); ignored below sm_90.
     pub overlap: bool,
+    /// Neighbouring blocks that run together and read each other's shared memory; ignored below sm_90.
+    pub cluster: u32,
 }
 
 impl Launch {
     /// Blocks in one dimension.
     pub fn grid(blocks: usize, block: u32) -> Launch {
-        Launch { grid: (blocks as u32, 1, 1), block, shared: 0, overlap: false }
+        Launch { grid: (blocks as u32, 1, 1), block, shared: 0, overlap: false, cluster: 1 }
     }
 
     /// With dynamic shared memory.
@@ -133,6 +135,11 @@ impl Launch {
     /// See [`Launch::overlap`].
     pub fn overlapping(self) -> Launch {
         Launch { overlap: true, ..self }
+    }
+
+    /// See [`Launch::cluster`]; the grid must be a multiple of it.
+    pub fn clustered(self, blocks: u32) -> Launch {
+        Launch { cluster: blocks, ..self }
     }
 }
 
@@ -238,12 +245,20 @@ impl Gpu {
         if shape.shared > 48 * 1024 {
             self.raise_shared_limit(function, shape.shared)?;
         }
-        let mut attribute: sys::CUlaunchAttribute =
-            // SAFETY: plain data, valid as zeroes; the fields that count are set below.
-            unsafe { std::mem::zeroed() };
-        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
-        let overlap = shape.overlap && self.arch.number() >= 90;
+        // SAFETY: plain data, valid as zeroes; the fields that count are set below.
+        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        if shape.overlap && self.arch.number() >= 90 {
+            attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes[count].value.programmaticStreamSerializationAllowed = 1;
+            count += 1;
+        }
+        if shape.cluster > 1 && self.arch.number() >= 90 {
+            attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            attributes[count].value.clusterDim =
+                sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: shape.cluster, y: 1, z: 1 };
+            count += 1;
+        }
         let config = sys::CUlaunchConfig {
             gridDimX: shape.grid.0,
             gridDimY: shape.grid.1,
@@ -253,8 +268,8 @@ impl Gpu {
             blockDimZ: 1,
             sharedMemBytes: shape.shared,
             hStream: self.stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(overlap),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: count as u32,
         };
         // SAFETY: function and stream are live; that `args` fit the kernel is the promise of each op's wrapper.
         let status = unsafe { sys::cuLaunchKernelEx(&config, function.raw, args.as_mut_ptr(), std::ptr::null_mut()) };
