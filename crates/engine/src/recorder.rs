@@ -1,6 +1,7 @@
 //! What is recorded of the iterations inside a profile window.
 
 use crate::window::Window;
+use strobe_kernels_cuda::{DeviceInfo, KernelTimeline};
 use strobe_model::program::Cost;
 
 /// Times of one iteration, in nanoseconds of the engine's clock. The phases touch: each begins where the one before
@@ -25,7 +26,7 @@ pub struct StepTimes {
     pub end: u64,
 }
 
-/// One executed op.
+/// One executed op. On a GPU its times say when the host issued it; when it ran is in [`Recording::gpu`].
 #[derive(Clone, Copy, Debug)]
 pub struct OpEvent {
     /// Index in the program.
@@ -72,6 +73,17 @@ pub struct Recording {
     pub steps: Vec<StepEvent>,
     /// Ops, in order.
     pub ops: Vec<OpEvent>,
+    /// What the GPU did, where one computed and its recorder could be had.
+    pub gpu: Option<GpuRecording>,
+}
+
+/// What a GPU did in a window, on the engine's clock.
+#[derive(Clone, Debug)]
+pub struct GpuRecording {
+    /// Which one.
+    pub device: DeviceInfo,
+    /// Its kernels, copies and the calls that launched them; nodes are those of the program.
+    pub timeline: KernelTimeline,
 }
 
 /// Decides for each iteration whether it is recorded, and keeps what is. Outside windows nothing is stored, and no
@@ -125,6 +137,7 @@ impl Recorder {
             thread: current_thread(),
             steps: Vec::with_capacity(steps),
             ops: Vec::with_capacity(steps * self.nodes),
+            gpu: None,
         });
     }
 

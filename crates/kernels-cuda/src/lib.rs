@@ -5,6 +5,7 @@
 //! opened when it is first wanted.
 
 mod compile;
+mod cupti;
 mod dtype;
 mod error;
 mod gpu;
@@ -14,8 +15,10 @@ mod lt;
 mod memory;
 mod module;
 mod rows;
+mod timeline;
 
 pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, nvrtc_version};
+pub use cupti::Recorder;
 pub use dtype::{KvDtype, Precision};
 pub use error::CudaError;
 pub use gpu::{DeviceInfo, Event, Gpu, Launch, devices};
@@ -24,3 +27,4 @@ pub use lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
 pub use memory::{DeviceBuffer, DevicePtr, PinnedBuffer};
 pub use module::{Function, KernelSource, SOURCES};
 pub use rows::{EmbedArgs, RopeArgs, RowOps};
+pub use timeline::{Activity, ActivityKind, ApiCall, KernelTimeline, RecorderCost};
