@@ -16,6 +16,7 @@ mod memory;
 mod module;
 mod rows;
 mod timeline;
+mod weights;
 
 pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, nvrtc_version};
 pub use cupti::Recorder;
@@ -28,3 +29,4 @@ pub use memory::{DeviceBuffer, DevicePtr, PinnedBuffer};
 pub use module::{Function, KernelSource, SOURCES};
 pub use rows::{EmbedArgs, RopeArgs, RowOps};
 pub use timeline::{Activity, ActivityKind, ApiCall, KernelTimeline, RecorderCost};
+pub use weights::WeightOps;

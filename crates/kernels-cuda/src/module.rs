@@ -16,9 +16,15 @@ pub struct KernelSource {
 /// Declarations that every kernel file starts from.
 pub(crate) const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
+const fn source(file: &'static str, text: &'static str, min_arch: u32) -> KernelSource {
+    KernelSource { file, text, min_arch }
+}
+
 /// Every kernel file.
-pub const SOURCES: &[KernelSource] =
-    &[KernelSource { file: "rows.cu", text: include_str!("../kernels/rows.cu"), min_arch: 80 }];
+pub const SOURCES: &[KernelSource] = &[
+    source("rows.cu", include_str!("../kernels/rows.cu"), 80),
+    source("weights.cu", include_str!("../kernels/weights.cu"), 80),
+];
 
 /// A kernel of a loaded module; modules live until the process ends.
 #[derive(Clone, Copy, Debug)]

@@ -23,6 +23,8 @@ macro_rules! typed_function {
     };
 }
 
+pub(crate) use typed_function;
+
 /// Elements that a thread takes at a time.
 const GROUP: usize = 8;
 
@@ -31,13 +33,13 @@ const THREADS: usize = 256;
 
 /// An op's kernels for rows of different widths.
 #[derive(Clone, Copy)]
-struct RowKernels {
+pub(crate) struct RowKernels {
     /// Eight elements per thread, up to 512 threads.
-    plain: Function,
+    pub(crate) plain: Function,
     /// Up to four times eight per thread, up to 1024 threads.
-    wide: Function,
+    pub(crate) wide: Function,
     /// Any width.
-    any: Function,
+    pub(crate) any: Function,
 }
 
 /// Which of [`RowKernels`] a width takes, and with how many threads.
@@ -61,7 +63,13 @@ impl RowShape {
 }
 
 impl RowKernels {
-    fn launch(&self, gpu: &Gpu, rows: usize, width: usize, args: &mut [*mut c_void]) -> Result<(), CudaError> {
+    pub(crate) fn launch(
+        &self,
+        gpu: &Gpu,
+        rows: usize,
+        width: usize,
+        args: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
         let (function, threads) = match RowShape::of(width) {
             RowShape::Plain(threads) => (self.plain, threads),
             RowShape::Wide(threads) => (self.wide, threads),
@@ -85,15 +93,18 @@ fn launch(
     gpu.launch(function, Launch::grid(blocks, threads).overlapping(), args)
 }
 
+/// The three kernels of a row op.
 macro_rules! row_kernels {
     ($gpu:expr, $precision:expr, $name:literal) => {
-        RowKernels {
+        $crate::rows::RowKernels {
             plain: typed_function!($gpu, $precision, "rows.cu", $name)?,
             wide: typed_function!($gpu, $precision, "rows.cu", $name, "_wide")?,
             any: typed_function!($gpu, $precision, "rows.cu", $name, "_any")?,
         }
     };
 }
+
+pub(crate) use row_kernels;
 
 /// Tokens to rows of the residual stream.
 #[derive(Clone, Copy, Debug)]

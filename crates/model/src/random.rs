@@ -26,6 +26,11 @@ impl RandomTensor {
         RandomTensor { key: mix(key ^ seed.rotate_left(32)) }
     }
 
+    /// What the numbers are a function of, besides the element's index: for generators on other devices.
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+
     /// Elements `start..start + out.len()`: a bell of mean 0 and the given standard deviation, bounded by 3.47 of it.
     pub fn fill_normal(&self, start: u64, std: f32, out: &mut [f32]) {
         let scale = (f64::from(std) / SUM_STD) as f32;
