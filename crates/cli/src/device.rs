@@ -83,7 +83,7 @@ impl DeviceChoice {
                 usable(index)?;
                 Ok(Device::Cuda(index))
             }
-            DeviceChoice::Auto => match usable(0).and_then(|_| libraries()) {
+            DeviceChoice::Auto => match first_gpu() {
                 Ok(()) => Ok(Device::Cuda(0)),
                 Err(reason) => {
                     let no_driver = matches!(reason, CudaError::LibraryMissing { library: "libcuda", .. });
@@ -108,8 +108,9 @@ pub fn usable(index: u32) -> Result<DeviceInfo, CudaError> {
     Ok(info)
 }
 
-/// Whether the libraries that a run needs besides the driver are there.
-pub fn libraries() -> Result<(), CudaError> {
+/// Whether `auto` would take the first GPU: it and the libraries that a run needs besides the driver are there.
+pub fn first_gpu() -> Result<(), CudaError> {
+    usable(0)?;
     library::open(Lib::Nvrtc)?;
     library::open(Lib::CublasLt)?;
     Ok(())

@@ -11,6 +11,7 @@ mod explore;
 mod interrupt;
 mod machine;
 mod model_args;
+mod nsys;
 mod output;
 mod progress;
 mod recording;
@@ -38,6 +39,7 @@ const EXAMPLES: &str = "EXAMPLES:
       token-norm-dist --num-requests 64 --input-mean 128 --input-stdev 0 --output-mean 128 --output-stdev 0
   strobe bench throughput --engine-dir E --dataset d.jsonl --profile 10-20 --output-dir RUN
   strobe analyze RUN                                       where the time went; also nsys and PyTorch traces
+  strobe profile --windows 10-20 -- CMD...                 the same for any command, recorded by Nsight Systems
   strobe compare RUN_A RUN_B                               what differs, and why
 
 Exit codes: 0 done, 1 the thing asked about is not so, 2 the call or its input is wrong, 130 interrupted.";
@@ -58,6 +60,8 @@ enum Command {
     Eval(commands::eval::Args),
     /// Say where the time of a trace went: strobe's, Nsight Systems' or PyTorch's
     Analyze(commands::analyze::Args),
+    /// Run a command under Nsight Systems and say where its time went
+    Profile(commands::profile::Args),
     /// Say what differs between two runs or traces, and why
     Compare(commands::compare::Args),
     /// Write a trace in another format
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => commands::bench::run(args),
         Command::Eval(args) => commands::eval::run(args),
         Command::Analyze(args) => commands::analyze::run(args),
+        Command::Profile(args) => commands::profile::run(args),
         Command::Compare(args) => commands::compare::run(args),
         Command::Convert(args) => commands::convert::run(args),
     };

@@ -11,7 +11,7 @@ use strobe_trace::{NONE, Process, RangeRow, Thread, Trace, import};
 use crate::{output, progress, run_dir};
 
 /// How traces are to be looked at.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub struct ViewArgs {
     /// Ranges whose name matches this regular expression are the iterations
     #[arg(long, value_name = "REGEX")]

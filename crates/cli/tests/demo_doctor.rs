@@ -41,7 +41,10 @@ fn the_demo_runs_the_whole_loop() {
 fn doctor_measures_the_machine() {
     let sandbox = Sandbox::new();
     let text = sandbox.ok("doctor").stdout;
-    assert_names(&text, &["cpu", "simd tier", "memory bandwidth", "peak compute", "gpu", "libcuda.so.1", "nsys"]);
+    assert_names(
+        &text,
+        &["cpu", "simd tier", "memory bandwidth", "peak compute", "gpu", "libcuda", "libnvrtc", "kernel cache", "nsys"],
+    );
     let document: Value = serde_json::from_str(&sandbox.ok("doctor --json").stdout).unwrap();
     for peak in ["flops_per_s", "read_bytes_per_s", "copy_bytes_per_s", "threads"] {
         assert!(num(&document, &format!("/peaks/{peak}")) > 0.0, "{peak}");
@@ -49,6 +52,12 @@ fn doctor_measures_the_machine() {
     assert!(document["simd"]["available"].as_array().unwrap().contains(&Value::from("scalar")));
     assert!(document["gpus"].is_array() != document["no_gpu_because"].is_string(), "GPUs, or why there are none");
     assert!(num(&document, "/memory/total_bytes") > 0.0);
+    for library in ["libcuda", "libnvrtc", "libcublasLt", "libcupti", "libnvtx3interop", "libnvidia-ml"] {
+        let found = &document["cuda_libraries"][library];
+        assert!(found["path"].is_string() != found["problem"].is_string(), "{library}: a path, or why there is none");
+    }
+    assert!(document["kernel_cache"]["directory"].is_string());
+    assert_eq!(document["auto_device"] == "cuda:0", document["gpus"].is_array() && text.contains("cuda:0"));
 }
 
 #[test]
@@ -64,6 +73,7 @@ fn help_of_every_verb_starts_with_examples() {
         "bench latency",
         "eval",
         "eval logits",
+        "profile",
     ] {
         let help = sandbox.ok(&format!("{verb} --help")).stdout;
         let mut lines = help.lines();

@@ -146,13 +146,18 @@ unsafe fn read_log(program: nvrtc::nvrtcProgram) -> String {
     }
 }
 
-/// `$STROBE_CACHE_DIR`, else the user's cache directory.
-fn cache_dir() -> Option<PathBuf> {
+/// Where machine code is kept: under `$STROBE_CACHE_DIR`, else in the user's cache directory.
+pub fn kernel_cache_dir() -> Option<PathBuf> {
     let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let dir = from("STROBE_CACHE_DIR")
         .or_else(|| Some(from("XDG_CACHE_HOME")?.join("strobe")))
-        .or_else(|| Some(from("HOME")?.join(".cache/strobe")))?
-        .join("kernels");
+        .or_else(|| Some(from("HOME")?.join(".cache/strobe")))?;
+    Some(dir.join("kernels"))
+}
+
+/// The same, made if need be.
+fn cache_dir() -> Option<PathBuf> {
+    let dir = kernel_cache_dir()?;
     std::fs::create_dir_all(&dir).ok().map(|()| dir)
 }
 

@@ -18,7 +18,7 @@ mod rows;
 mod timeline;
 mod weights;
 
-pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, nvrtc_version};
+pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, kernel_cache_dir, nvrtc_version};
 pub use cupti::Recorder;
 pub use dtype::{KvDtype, Precision};
 pub use error::CudaError;

@@ -79,6 +79,67 @@ impl Found {
     }
 }
 
+impl Found {
+    /// The file itself, also where the loader found it by its bare name.
+    pub fn file(&self) -> PathBuf {
+        if self.path.is_absolute() {
+            return self.path.clone();
+        }
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let name = self.path.to_string_lossy();
+        // Mapped under the name of the file that a link such as `libcuda.so.1` leads to.
+        let stem = name.split(".so").next().unwrap_or(&name);
+        let mapped = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
+        let own =
+            |path: &&Path| path.file_name().is_some_and(|f| f.to_string_lossy().starts_with(&format!("{stem}.so")));
+        mapped.into_iter().find(own).map_or_else(|| self.path.clone(), Path::to_owned)
+    }
+}
+
+/// The version of a library, in words; `None` where it can't be asked or is not there.
+pub fn version(lib: Lib) -> Option<String> {
+    let found = open(lib).ok()?;
+    // SAFETY: each type is that of the function in NVIDIA's headers; pointers are to locals that outlive the calls.
+    unsafe {
+        let by_pointer = |name: &str| -> Option<i32> {
+            let ask: unsafe extern "C" fn(*mut i32) -> i32 = found.symbol(name)?;
+            let mut version = 0;
+            (ask(&mut version) == 0).then_some(version)
+        };
+        match lib {
+            Lib::Driver => by_pointer("cuDriverGetVersion").map(|v| format!("CUDA {}.{}", v / 1000, v % 1000 / 10)),
+            Lib::Nvrtc => crate::compile::nvrtc_version().ok().map(|(major, minor)| format!("{major}.{minor}")),
+            Lib::CublasLt => {
+                let ask: unsafe extern "C" fn() -> usize = found.symbol("cublasLtGetVersion")?;
+                let v = ask();
+                Some(format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100))
+            }
+            Lib::Cupti => {
+                // Without a driver its every call recurses until the stack is used up.
+                open(Lib::Driver).ok()?;
+                by_pointer("cuptiGetVersion").map(|v| match v {
+                    ..10_000 => format!("API version {v}"), // it counted up from 1 until CUDA 12.9
+                    _ => format!("{}.{}", v / 10_000, v / 100 % 100),
+                })
+            }
+            Lib::Nvtx => None,
+            Lib::Nvml => {
+                let start: unsafe extern "C" fn() -> i32 = found.symbol("nvmlInit_v2")?;
+                let stop: unsafe extern "C" fn() -> i32 = found.symbol("nvmlShutdown")?;
+                let ask: unsafe extern "C" fn(*mut u8, u32) -> i32 = found.symbol("nvmlSystemGetDriverVersion")?;
+                let mut text = [0u8; 80];
+                if start() != 0 {
+                    return None;
+                }
+                let known = ask(text.as_mut_ptr(), text.len() as u32) == 0;
+                stop();
+                let end = text.iter().position(|b| *b == 0)?;
+                known.then(|| format!("driver {}", String::from_utf8_lossy(&text[..end])))
+            }
+        }
+    }
+}
+
 /// Names a CUDA toolkit, or an unpacked wheel of one of its libraries, whose libraries are to be used.
 pub const CUDA_PATH_VARIABLE: &str = "STROBE_CUDA_PATH";
 

@@ -1,6 +1,6 @@
 //! `strobe analyze`: where the time of a trace went.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use serde_json::json;
@@ -38,11 +38,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Rows shown of each table, 0 for all
-    #[arg(long, value_name = "N", default_value_t = 12)]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_TOP)]
     top: usize,
     #[command(flatten)]
     view: ViewArgs,
 }
+
+/// Rows shown of each table when nobody says.
+const DEFAULT_TOP: usize = 12;
 
 /// How reports are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -96,6 +99,19 @@ fn without_evidence(report: &mut Report) {
         report.sheets.truncate(1);
         report.notes.push(more.to_owned());
     }
+}
+
+/// Print what `strobe analyze PATH` prints.
+pub fn first_screen(path: &Path) -> Result<()> {
+    run(Args {
+        traces: vec![path.to_owned()],
+        report: Vec::new(),
+        format: Format::Table,
+        json: false,
+        html: None,
+        top: DEFAULT_TOP,
+        view: ViewArgs::default(),
+    })
 }
 
 pub fn run(args: Args) -> Result<()> {

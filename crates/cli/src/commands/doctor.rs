@@ -1,16 +1,18 @@
 //! `strobe doctor`: what this machine offers.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use serde_json::json;
 use strobe_engine::memory;
 use strobe_kernels_cpu::Tier;
+use strobe_kernels_cuda::library::{self, Lib};
+use strobe_kernels_cuda::{Arch, CudaError, DeviceInfo};
 use strobe_report::human;
 
 use crate::machine::{self, Machine};
 use crate::model_args::CpuArgs;
-use crate::output;
+use crate::{device, nsys, output};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe doctor
@@ -27,23 +29,20 @@ pub struct Args {
     cpu: CpuArgs,
 }
 
-/// Libraries the CUDA backend would load.
-const CUDA_LIBRARIES: [&str; 6] =
-    ["libcuda.so.1", "libnvrtc.so", "libcublasLt.so", "libcupti.so", "libnccl.so", "libnvidia-ml.so.1"];
-
 pub fn run(args: Args) -> Result<()> {
     let mut cpu = args.cpu.open()?;
     let machine = Machine::describe(&cpu);
     let peaks = machine::measure_peaks(&mut cpu);
     let tiers: Vec<_> = Tier::available().iter().map(|t| t.name()).collect();
     let available = memory::available();
-    let gpus = gpus();
-    let libraries: Vec<_> = CUDA_LIBRARIES.iter().map(|name| (*name, find_library(name))).collect();
-    let nsys = find_nsys();
+    let gpus = strobe_kernels_cuda::devices();
+    let auto = device::first_gpu();
+    let cache = kernel_cache();
+    let nsys = nsys::search();
 
     if args.json {
-        let found: serde_json::Map<_, _> =
-            libraries.iter().map(|(name, path)| (name.to_string(), json!(path))).collect();
+        let libraries: serde_json::Map<_, _> =
+            Lib::ALL.iter().map(|lib| (lib.name().into(), library_json(*lib))).collect();
         let document = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "machine": machine,
@@ -52,8 +51,11 @@ pub fn run(args: Args) -> Result<()> {
                        "limited_by_cgroup": available.map(|a| a.limited_by_cgroup)},
             "peaks": {"flops_per_s": peaks.flops_per_s, "read_bytes_per_s": peaks.read_bytes_per_s,
                       "copy_bytes_per_s": peaks.copy_bytes_per_s, "threads": cpu.threads(), "tier": cpu.tier().name()},
-            "gpus": gpus.as_ref().ok(), "no_gpu_because": gpus.as_ref().err(),
-            "cuda_libraries": found, "nsys": nsys,
+            "gpus": gpus.as_ref().ok(), "no_gpu_because": gpus.as_ref().err().map(ToString::to_string),
+            "auto_device": if auto.is_ok() { "cuda:0" } else { "cpu" },
+            "cuda_libraries": libraries, "cuda_library_places": library::places(),
+            "kernel_cache": cache.as_ref().map(|c| json!({"directory": c.directory, "files": c.files, "bytes": c.bytes})),
+            "nsys": nsys,
         });
         output::line(&format!("{document:#}"));
         return Ok(());
@@ -96,67 +98,75 @@ pub fn run(args: Args) -> Result<()> {
         ),
     ];
     match &gpus {
-        Ok(list) => facts.extend(list.iter().map(|gpu| ("gpu", gpu.clone()))),
+        Ok(list) => facts.extend(list.iter().map(|gpu| ("gpu", describe(gpu)))),
+        Err(_) if library::open(Lib::Driver).is_err() => {
+            facts.push(("gpu", "none: there is no NVIDIA driver (libcuda); strobe runs on the CPU".into()))
+        }
         Err(reason) => facts.push(("gpu", format!("none: {reason}"))),
     }
-    for (name, path) in &libraries {
-        facts.push((name, path.as_ref().map_or("not found".into(), |p| p.display().to_string())));
+    facts.push(("--device auto", auto.map_or_else(|_| "cpu".into(), |()| "cuda:0".to_string())));
+    for lib in Lib::ALL {
+        facts.push((lib.name(), library_text(lib)));
     }
+    let places: Vec<_> = library::places().iter().map(|place| place.display().to_string()).collect();
+    facts.push(("searched", format!("the loader's path, {}", places.join(", "))));
     facts.push((
-        "nsys",
-        nsys.map_or("not found on PATH or under /opt/nvidia (Nsight Systems)".into(), |p| p.display().to_string()),
+        "kernel cache",
+        cache.map_or("no place for it: neither HOME, XDG_CACHE_HOME nor STROBE_CACHE_DIR is set".into(), |c| {
+            format!("{}, {} files, {}", c.directory.display(), c.files, human::bytes(c.bytes))
+        }),
     ));
+    let no_nsys = || format!("not found on {}; `strobe profile` says where to get it", nsys::PLACES);
+    facts.push(("nsys", nsys.map_or_else(no_nsys, |p| p.display().to_string())));
     output::facts(&facts);
     Ok(())
 }
 
-/// GPUs by name, or why there are none.
-fn gpus() -> Result<Vec<String>, String> {
-    let root = Path::new("/proc/driver/nvidia/gpus");
-    let Ok(entries) = std::fs::read_dir(root) else {
-        return Err("the NVIDIA driver is not loaded (no /proc/driver/nvidia); strobe runs on the CPU".into());
+fn describe(gpu: &DeviceInfo) -> String {
+    let (major, minor) = gpu.compute_capability;
+    let supported = match Arch::of(gpu) {
+        Ok(arch) => format!("kernels for {}", arch.name()),
+        Err(_) => "not supported".into(),
     };
-    let name = |path: PathBuf| {
-        let text = std::fs::read_to_string(path.join("information")).unwrap_or_default();
-        let model = text.lines().find_map(|l| l.strip_prefix("Model:")).map(|m| m.trim().to_string());
-        model.unwrap_or_else(|| path.display().to_string())
-    };
-    let list: Vec<_> = entries.flatten().map(|e| name(e.path())).collect();
-    if list.is_empty() { Err("the NVIDIA driver is loaded but lists no GPU".into()) } else { Ok(list) }
+    format!(
+        "cuda:{} {}, compute capability {major}.{minor} ({supported}), {} multiprocessors, {}, driver for CUDA {}.{}",
+        gpu.index,
+        gpu.name,
+        gpu.multiprocessors,
+        human::bytes(gpu.memory_bytes),
+        gpu.driver_cuda / 1000,
+        gpu.driver_cuda % 1000 / 10
+    )
 }
 
-/// Where the loader would find a library: its usual folders, with any version behind the name.
-fn find_library(name: &str) -> Option<PathBuf> {
-    let from_env = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let usual = [
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib64",
-        "/usr/lib",
-        "/usr/local/cuda/lib64",
-        "/usr/local/cuda/extras/CUPTI/lib64",
-    ];
-    let folders = from_env.split(':').filter(|f| !f.is_empty()).chain(usual);
-    folders
-        .filter_map(|folder| std::fs::read_dir(folder).ok())
-        .flat_map(|entries| entries.flatten())
-        .map(|e| e.path())
-        .find(|path| {
-            path.file_name()
-                .and_then(|f| f.to_str())
-                .is_some_and(|f| f == name || f.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
-        })
+fn library_text(lib: Lib) -> String {
+    match library::open(lib) {
+        Ok(found) => {
+            let version = library::version(lib).map(|v| format!(" ({v})")).unwrap_or_default();
+            format!("{}{version}", found.file().display())
+        }
+        Err(CudaError::LibraryMissing { names, remedy, .. }) => format!("not found (looked for {names}); {remedy}"),
+        Err(problem) => problem.to_string(),
+    }
 }
 
-/// Nsight Systems, on the PATH or where its installers put it.
-fn find_nsys() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let on_path = std::env::split_paths(&path).map(|p| p.join("nsys")).find(|p| p.is_file());
-    let versions =
-        |root: &str| std::fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path()).collect::<Vec<_>>();
-    let installed = || {
-        let systems = versions("/opt/nvidia/nsight-systems").into_iter().map(|p| p.join("target-linux-x64/nsys"));
-        let compute = versions("/opt/nvidia/nsight-compute").into_iter().map(|p| p.join("host/target-linux-x64/nsys"));
-        systems.chain(compute).find(|p| p.is_file())
-    };
-    on_path.or_else(installed)
+fn library_json(lib: Lib) -> serde_json::Value {
+    match library::open(lib) {
+        Ok(found) => json!({"path": found.file(), "version": library::version(lib)}),
+        Err(problem) => json!({"path": null, "problem": problem.to_string()}),
+    }
+}
+
+/// The directory of compiled kernels and what it holds.
+struct KernelCache {
+    directory: PathBuf,
+    files: usize,
+    bytes: u64,
+}
+
+fn kernel_cache() -> Option<KernelCache> {
+    let directory = strobe_kernels_cuda::kernel_cache_dir()?;
+    let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
+    let sizes: Vec<u64> = entries.filter_map(|e| e.metadata().ok()).filter(|m| m.is_file()).map(|m| m.len()).collect();
+    Some(KernelCache { directory, files: sizes.len(), bytes: sizes.iter().sum() })
 }

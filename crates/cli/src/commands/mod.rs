@@ -9,3 +9,4 @@ pub mod demo;
 pub mod doctor;
 pub mod eval;
 pub mod prepare_dataset;
+pub mod profile;

@@ -1,0 +1,220 @@
+//! Nsight Systems: where it is, and what has to be done with what it writes.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// What to do where there is no nsys.
+pub const REMEDY: &str = "get it from https://developer.nvidia.com/nsight-systems/get-started (package nsight-systems-cli \
+of NVIDIA's repositories) or name it with --nsys PATH; without it, `strobe bench ... --profile A-B` records kernels too";
+
+/// Where nsys is looked for, in words.
+pub const PLACES: &str =
+    "PATH, /opt/nvidia/nsight-systems*, /usr/local/cuda*/bin and the copy in /opt/nvidia/nsight-compute";
+
+/// An nsys that can be run.
+pub struct Nsys {
+    /// The program.
+    pub path: PathBuf,
+    /// Makes reports of raw recordings; a complete Nsight Systems does that by itself.
+    importer: Option<PathBuf>,
+}
+
+/// The nsys that the user named, or the first one found.
+pub fn find(named: Option<&Path>) -> Result<Nsys> {
+    let path = match named {
+        Some(path) if path.is_file() => path.to_owned(),
+        Some(path) if path.exists() => bail!("--nsys {} is not a file; name the program itself", path.display()),
+        Some(path) => bail!("--nsys {} does not exist", path.display()),
+        None => search().with_context(|| format!("nsys was not found on {PLACES}; {REMEDY}"))?,
+    };
+    let importer = importer_beside(&path);
+    Ok(Nsys { path, importer })
+}
+
+/// The first nsys on the PATH, else the newest one where installers put it.
+pub fn search() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&path).map(|p| p.join("nsys")).find(|p| p.is_file());
+    on_path.or_else(|| {
+        let versions = folders("/opt/nvidia", "nsight-systems").into_iter().flat_map(|dir| folders(dir, ""));
+        let systems = versions.flat_map(|v| [v.join("target-linux-x64/nsys"), v.join("bin/nsys")]);
+        let toolkits = folders("/usr/local", "cuda").into_iter().map(|dir| dir.join("bin/nsys"));
+        let compute = folders("/opt/nvidia/nsight-compute", "").into_iter();
+        let bundled = compute.map(|dir| dir.join("host/target-linux-x64/nsys"));
+        systems.chain(toolkits).chain(bundled).find(|p| p.is_file())
+    })
+}
+
+/// Folders of `root` whose name starts with `start`, the newest version first.
+fn folders(root: impl AsRef<Path>, start: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path()).filter(|p| p.is_dir());
+    let mut found: Vec<_> =
+        entries.filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(start))).collect();
+    let version = |path: &PathBuf| -> Vec<u64> {
+        let name = path.to_string_lossy().into_owned();
+        name.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+    };
+    found.sort_by_key(|path| std::cmp::Reverse((version(path), path.clone())));
+    found
+}
+
+/// The program that turns raw recordings into reports lies in a folder beside that of nsys.
+fn importer_beside(nsys: &Path) -> Option<PathBuf> {
+    let real = nsys.canonicalize().ok()?;
+    let around = real.parent()?.parent()?;
+    folders(around, "").into_iter().map(|dir| dir.join("QdstrmImporter")).find(|p| p.is_file())
+}
+
+/// What nsys is asked for.
+pub struct Recording<'a> {
+    /// Reports are written to this name with endings of nsys' own.
+    pub output: &'a Path,
+    /// Record between `cuProfilerStart` and `cuProfilerStop`, a report each time; otherwise the whole run.
+    pub windows: bool,
+    /// `node` or `graph`.
+    pub graph_trace: &'a str,
+    /// Sample the GPU's counters.
+    pub gpu_metrics: bool,
+}
+
+/// A report or raw recording, as it was before the run: what changes is the run's.
+type Seen = Vec<(PathBuf, Option<std::time::SystemTime>, u64)>;
+
+impl Nsys {
+    /// Arguments of `nsys profile` up to the command.
+    pub fn arguments(&self, recording: &Recording<'_>) -> Vec<String> {
+        let mut words: Vec<String> = ["profile", "-t", "cuda,nvtx,osrt", "--sample=none", "--cpuctxsw=none"]
+            .into_iter()
+            .chain(["--cuda-memory-usage=true"])
+            .map(String::from)
+            .collect();
+        words.push(format!("--cuda-graph-trace={}", recording.graph_trace));
+        if recording.windows {
+            words.extend(["-c", "cudaProfilerApi", "--capture-range-end=repeat"].map(String::from));
+        }
+        if recording.gpu_metrics {
+            words.push("--gpu-metrics-devices=all".into());
+        }
+        words.extend(["--force-overwrite=true".into(), "-o".into(), recording.output.display().to_string()]);
+        words
+    }
+
+    /// Run `command` under nsys with the terminal passed through. Gives the exit status, which is the command's, and the
+    /// reports, one per window.
+    pub fn profile(
+        &self,
+        recording: &Recording<'_>,
+        command: &mut Command,
+    ) -> Result<(std::process::ExitStatus, Vec<PathBuf>)> {
+        let before = outputs(recording.output);
+        let mut nsys = Command::new(&self.path);
+        nsys.args(self.arguments(recording)).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => nsys.env(name, value),
+                None => nsys.env_remove(name),
+            };
+        }
+        let status = nsys.status().with_context(|| format!("cannot run {}", self.path.display()))?;
+        let changed: Vec<PathBuf> =
+            outputs(recording.output).into_iter().filter(|now| !before.contains(now)).map(|(path, ..)| path).collect();
+        let mut reports = Vec::new();
+        for path in &changed {
+            if path.extension().is_none_or(|e| e != "qdstrm") {
+                reports.push(path.clone());
+            } else if !changed.contains(&path.with_extension("nsys-rep")) {
+                // nsys leaves the raw recording behind when it could not make the report of it.
+                reports.push(self.import(path)?);
+            }
+        }
+        Ok((status, reports))
+    }
+
+    /// Make a report of a raw recording.
+    fn import(&self, raw: &Path) -> Result<PathBuf> {
+        let report = raw.with_extension("nsys-rep");
+        let Some(importer) = &self.importer else {
+            bail!(
+                "nsys wrote {} but no report, and there is no QdstrmImporter beside {}; {REMEDY}",
+                raw.display(),
+                self.path.display()
+            );
+        };
+        let mut path = importer.parent().unwrap_or(Path::new(".")).as_os_str().to_owned();
+        if let Some(set) = std::env::var_os("LD_LIBRARY_PATH").filter(|v| !v.is_empty()) {
+            path.push(":");
+            path.push(set);
+        }
+        let mut command = Command::new(importer);
+        command.arg("-i").arg(raw).arg("-o").arg(&report).env("LD_LIBRARY_PATH", path);
+        if report.exists() {
+            std::fs::remove_file(&report).with_context(|| format!("cannot replace {}", report.display()))?;
+        }
+        quietly(&mut command, "making a report of a raw recording")?;
+        if !report.is_file() {
+            bail!("{} ended without writing {}", importer.display(), report.display());
+        }
+        Ok(report)
+    }
+
+    /// Export a report to SQLite.
+    pub fn export(&self, report: &Path) -> Result<PathBuf> {
+        let database = report.with_extension("sqlite");
+        let mut command = Command::new(&self.path);
+        command.args(["export", "--type=sqlite", "--force-overwrite=true", "-o"]).arg(&database).arg(report);
+        quietly(&mut command, "exporting SQLite")?;
+        if !database.is_file() {
+            bail!("`{} export` ended without writing {}", self.path.display(), database.display());
+        }
+        Ok(database)
+    }
+}
+
+/// Run to the end; what it said matters only if it failed.
+fn quietly(command: &mut Command, action: &str) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let done = command.output().with_context(|| format!("cannot run {program}"))?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let mut said = String::from_utf8_lossy(&done.stderr).trim().to_string();
+    let _ = write!(said, " {}", String::from_utf8_lossy(&done.stdout).trim());
+    // The importer links against elfutils, which minimal installations leave out.
+    let remedy = match said.split(['/', ' ', ':']).find(|word| word.starts_with("libdw") || word.starts_with("libelf"))
+    {
+        Some(library) => {
+            format!("; install {library} (package libdw1 on Debian and Ubuntu, elfutils-libs on Fedora and RHEL)")
+        }
+        None => String::new(),
+    };
+    let shown: String = said.chars().take(600).collect();
+    bail!("{action} failed: {program} ended with {}: {}{remedy}", done.status, shown.trim());
+}
+
+/// Reports and raw recordings of this name: NAME.nsys-rep, NAME.1.nsys-rep and so on, in the order of their windows.
+fn outputs(name: &Path) -> Seen {
+    let stem = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let folder = name.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let number = |path: &Path| -> Option<u64> {
+        let file = path.file_name()?.to_string_lossy().into_owned();
+        let rest = file.strip_prefix(&stem)?;
+        let middle = rest.strip_suffix(".nsys-rep").or_else(|| rest.strip_suffix(".qdstrm"))?;
+        if middle.is_empty() { Some(0) } else { middle.strip_prefix('.')?.parse().ok() }
+    };
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| name.with_file_name(e.file_name()));
+    let mut found: Vec<_> = files.filter_map(|path| Some((number(&path)?, path))).collect();
+    found.sort();
+    let described = found.into_iter().map(|(_, path)| {
+        let facts = std::fs::metadata(&path).ok();
+        (path, facts.as_ref().and_then(|m| m.modified().ok()), facts.map_or(0, |m| m.len()))
+    });
+    described.collect()
+}
+
+/// Whether anything of this name is there already.
+pub fn exists(name: &Path) -> bool {
+    !outputs(name).is_empty()
+}
