@@ -1,5 +1,6 @@
 //! The engine: its own thread, its own loop, a mailbox on each side.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -21,7 +22,7 @@ use crate::sampling::SamplingParams;
 use crate::scheduler::{
     Decision, Entry, Phase, Plan, Policy, Rejection, RequestId, Scheduler, SchedulerConfig, check_request,
 };
-use crate::step::{Backend, StepInputs, StepLimits, execute};
+use crate::step::{Backend, ElementBytes, StepInputs, StepLimits, execute};
 use crate::window::Window;
 
 /// A request to the engine.
@@ -62,6 +63,8 @@ pub struct EngineOptions {
     pub prefix_reuse: bool,
     /// Record every second iteration and throw the record away, to measure what recording costs.
     pub probe_recorder: bool,
+    /// Plan and launch a step before the tokens of the one before it are known to the host.
+    pub overlap: bool,
     /// Tokens that end a request unless it ignores them.
     pub eos_ids: Vec<u32>,
 }
@@ -76,6 +79,7 @@ impl Default for EngineOptions {
             cache: CacheSize::FreeFraction(0.9),
             prefix_reuse: false,
             probe_recorder: false,
+            overlap: false,
             eos_ids: Vec::new(),
         }
     }
@@ -343,6 +347,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 
 /// What the engine keeps of a request beside the scheduler's entry.
 struct Active {
+    request: RequestId,
     params: SamplingParams,
     /// Tokens not to be drawn before `min_tokens`.
     enders: Vec<u32>,
@@ -351,6 +356,31 @@ struct Active {
     iterations: Option<(u64, u64)>,
     /// Most positions that were ever in the cache; computing them again is waste.
     furthest: usize,
+    /// Its row among the sampled ones of the last step it was in.
+    last_row: i32,
+}
+
+/// A sampled row of a step on its way.
+struct FlightRow {
+    request: RequestId,
+    slot: u32,
+    /// Where the request stood in the batch.
+    near: usize,
+    /// Tokens it had before this one.
+    generated: usize,
+    /// The request left the batch with this step, for this is its last token; its entry is in [`Flight::left`].
+    last: bool,
+}
+
+/// A step that was launched and whose tokens have not been taken yet.
+struct Flight {
+    record: IterationRecord,
+    rows: Vec<FlightRow>,
+    /// Requests that left the batch with this step.
+    left: Vec<Entry>,
+    /// Tokens of the rows, where the device has given them already.
+    tokens: Vec<u32>,
+    decisions: Vec<Decision>,
 }
 
 struct Core {
@@ -369,9 +399,17 @@ struct Core {
     next_iteration: u64,
     measuring: bool,
     commands: Vec<Command>,
-    finished: Vec<(usize, FinishReason)>,
     /// Pauses of passes that ran nothing, for the next iteration's record.
     carried: Vec<Decision>,
+    /// Steps on their way, oldest first, and used ones to be filled again.
+    flights: VecDeque<Flight>,
+    spare_flights: Vec<Flight>,
+    leaving: Vec<usize>,
+    /// Steps that may be on their way while the next one is planned.
+    depth: usize,
+    /// Host phases of the current pass, and when the last iteration was over.
+    pass: StepTimes,
+    last_end: u64,
     statm: Option<File>,
 }
 
@@ -469,7 +507,7 @@ impl Core {
                 decisions: Vec::with_capacity(4 * batch + 4),
                 ..Plan::default()
             },
-            inputs: StepInputs::new(limits, block_tokens, build.dtype.bytes(), build.dtype.bytes()),
+            inputs: StepInputs::new(limits, block_tokens, ElementBytes::cpu(build.dtype.bytes(), build.dtype.bytes())),
             recorder: Recorder::new(Vec::new(), nodes.len(), false),
             probe: options.probe_recorder,
             active: Vec::new(),
@@ -478,8 +516,13 @@ impl Core {
             next_iteration: 0,
             measuring: false,
             commands: Vec::new(),
-            finished: Vec::with_capacity(batch),
             carried: Vec::with_capacity(batch),
+            flights: VecDeque::with_capacity(2),
+            spare_flights: (0..2).map(|_| Flight::with_room(batch)).collect(),
+            leaving: Vec::with_capacity(batch),
+            depth: usize::from(options.overlap),
+            pass: StepTimes::default(),
+            last_end: 0,
             statm: File::open("/proc/self/statm").ok(),
             info,
             config,
@@ -500,6 +543,9 @@ impl Core {
         let _farewell = Farewell(self.shared.clone());
         let clock = self.info.clock;
         loop {
+            if self.scheduler.is_idle() {
+                self.drain()?;
+            }
             let mut start = clock.now();
             if self.scheduler.is_idle() {
                 if !self.wait_for_commands() {
@@ -507,13 +553,14 @@ impl Core {
                 }
                 start = clock.now();
             }
-            if !self.take_commands() {
+            if !self.take_commands()? {
                 break;
             }
             if !self.scheduler.is_idle() {
                 self.step(start)?;
             }
         }
+        self.drain()?;
         self.close_recorder();
         Ok(())
     }
@@ -539,11 +586,11 @@ impl Core {
     }
 
     /// Carry out what the client asked for; false means stop.
-    fn take_commands(&mut self) -> bool {
+    fn take_commands(&mut self) -> Result<bool, String> {
         {
             let mut mailbox = self.shared.lock();
             if mailbox.commands.is_empty() {
-                return true;
+                return Ok(true);
             }
             std::mem::swap(&mut mailbox.commands, &mut self.commands);
         }
@@ -554,7 +601,8 @@ impl Core {
                 Command::Submit(request, queued_ns) => self.accept(request, queued_ns),
                 Command::Abort(id) => {
                     if let Some(entry) = self.scheduler.abort(id) {
-                        let event = self.finish_event(&entry, FinishReason::Aborted);
+                        let reason = FinishReason::Aborted;
+                        let event = finish_event(&mut self.active, &mut self.free_slots, entry.facts(), reason);
                         let mut mailbox = self.shared.lock();
                         mailbox.outbox.finished.push(event);
                         mailbox.news = true;
@@ -562,6 +610,7 @@ impl Core {
                     }
                 }
                 Command::BeginMeasurement(windows) => {
+                    self.drain()?;
                     self.close_recorder();
                     self.recorder = Recorder::new(windows, self.info.program.len(), self.probe);
                     self.measuring = true;
@@ -574,7 +623,7 @@ impl Core {
             }
         }
         self.commands = commands;
-        go_on
+        Ok(go_on)
     }
 
     fn accept(&mut self, request: Request, queued_ns: u64) {
@@ -600,8 +649,16 @@ impl Core {
         if !params.ignore_eos {
             enders.extend_from_slice(&self.eos_ids);
         }
-        self.active[slot as usize] =
-            Some(Active { params, enders, queued_ns, first_scheduled_ns: None, iterations: None, furthest: 0 });
+        self.active[slot as usize] = Some(Active {
+            request: id,
+            params,
+            enders,
+            queued_ns,
+            first_scheduled_ns: None,
+            iterations: None,
+            furthest: 0,
+            last_row: -1,
+        });
     }
 
     fn reject(&self, id: RequestId, rejection: Rejection) {
@@ -611,23 +668,13 @@ impl Core {
         self.shared.to_client.notify_all();
     }
 
-    fn finish_event(&mut self, entry: &Entry, reason: FinishReason) -> FinishEvent {
-        self.free_slots.push(entry.slot);
-        let active = self.active[entry.slot as usize].take();
-        FinishEvent {
-            request: entry.id,
-            reason,
-            queued_ns: active.as_ref().map_or(0, |a| a.queued_ns),
-            first_scheduled_ns: active.as_ref().and_then(|a| a.first_scheduled_ns),
-            iterations: active.as_ref().and_then(|a| a.iterations),
-            pauses: entry.pauses,
-            reused_tokens: entry.reused as u32,
-        }
-    }
-
-    /// One iteration.
+    /// Plan one iteration and launch it, then take the tokens of those that were launched before: of this one too, unless
+    /// steps may overlap.
     fn step(&mut self, start: u64) -> Result<(), String> {
         let clock = self.info.clock;
+        if self.measuring && self.recorder.opens(self.next_iteration) {
+            self.drain()?;
+        }
         let mut times = StepTimes { start, fetched: clock.now(), ..StepTimes::default() };
 
         self.scheduler.plan(&mut self.plan);
@@ -635,6 +682,9 @@ impl Core {
         self.scheduler.apply(&self.plan);
         times.scheduled = clock.now();
         if self.plan.items.is_empty() {
+            if !self.flights.is_empty() {
+                return self.drain();
+            }
             if self.plan.pause.is_empty() {
                 return Err("the scheduler found nothing to run although requests wait".into());
             }
@@ -647,25 +697,17 @@ impl Core {
         let profiled = self.measuring && self.recorder.begin(iteration);
 
         let (new_active, new_active_queue_ns, recomputed_tokens) = self.stamp_scheduled(iteration, times.scheduled);
-        self.inputs.fill(&self.plan.items, self.scheduler.running());
+        let active = &self.active;
+        let last_row = |slot: u32| active[slot as usize].as_ref().map_or(-1, |active| active.last_row);
+        self.inputs.fill(&self.plan.items, self.scheduler.running(), last_row);
         self.say_how_to_draw();
         times.prepared = clock.now();
+        if self.flights.is_empty() {
+            self.last_end = start;
+        }
+        times.forwarded = self.launch(profiled, iteration)?;
 
-        let sample = self.info.program.len() - 1;
-        let (forward_nodes, nodes) = (&self.info.program[..sample], &self.info.program);
-        {
-            let trace = profiled.then_some((&mut self.recorder, &clock, iteration));
-            execute(&mut self.backend, &self.config, forward_nodes, 0, &self.inputs, trace);
-        }
-        times.forwarded = clock.now();
-        {
-            let trace = profiled.then_some((&mut self.recorder, &clock, iteration));
-            execute(&mut self.backend, &self.config, nodes, sample, &self.inputs, trace);
-        }
         let kv_used = self.scheduler.pool().used() as u32;
-        let new_tokens = self.sample_into_entries();
-        times.sampled = clock.now();
-
         let record = IterationRecord {
             iter: iteration,
             times,
@@ -674,13 +716,13 @@ impl Core {
             queued: self.scheduler.waiting().len() as u32,
             new_active,
             new_active_queue_ns,
-            completed: self.finished.len() as u32,
+            completed: 0,
             paused: (self.plan.pause.len() + self.carried.len()) as u32,
             context_requests: self.plan.context_requests as u32,
             generation_requests: self.plan.generation_requests as u32,
             context_tokens: self.plan.context_tokens as u32,
             recomputed_tokens,
-            new_tokens,
+            new_tokens: 0,
             kv_used,
             kv_free: self.info.limits.kv_blocks as u32 - kv_used,
             pool: self.scheduler.pool().counters(),
@@ -688,7 +730,169 @@ impl Core {
             work: step_work(&self.config, &self.inputs.shape()),
             decisions: (0, 0),
         };
-        self.respond(record);
+        self.pass = times;
+        self.take_off(record);
+        let depth = if profiled && self.recorder.closes(iteration) { 0 } else { self.depth };
+        while self.flights.len() > depth {
+            self.land()?;
+        }
+        Ok(())
+    }
+
+    /// Start the device on the step; returns when the sampling began (on a CPU) or when everything was launched.
+    fn launch(&mut self, profiled: bool, iteration: u64) -> Result<u64, String> {
+        let clock = self.info.clock;
+        // A CPU has run the step before, so its tokens are there even if nobody has been told of them.
+        if let Some(before) = self.flights.back() {
+            for (token, &row) in self.inputs.tokens.iter_mut().zip(&self.inputs.from_last) {
+                if let Some(&known) = usize::try_from(row).ok().and_then(|row| before.tokens.get(row)) {
+                    *token = known;
+                }
+            }
+        }
+        let sample = self.info.program.len() - 1;
+        let (forward_nodes, nodes) = (&self.info.program[..sample], &self.info.program);
+        {
+            let trace = profiled.then_some((&mut self.recorder, &clock, iteration));
+            execute(&mut self.backend, &self.config, forward_nodes, 0, &self.inputs, trace);
+        }
+        let forwarded = clock.now();
+        {
+            let trace = profiled.then_some((&mut self.recorder, &clock, iteration));
+            execute(&mut self.backend, &self.config, nodes, sample, &self.inputs, trace);
+        }
+        Ok(forwarded)
+    }
+
+    /// The step was launched. Entries move on as if it were done, with tokens pending; requests that get their last token
+    /// leave the batch, and their blocks can be given away, because a device runs steps in order.
+    fn take_off(&mut self, record: IterationRecord) {
+        let mut flight = self.spare_flights.pop().unwrap_or_else(|| Flight::with_room(self.plan.items.len()));
+        flight.record = record;
+        flight.tokens.extend_from_slice(self.backend.tokens());
+        flight.decisions.extend_from_slice(&self.carried);
+        flight.decisions.extend_from_slice(&self.plan.decisions);
+        self.carried.clear();
+        for item in &self.plan.items {
+            let entry = &self.scheduler.running()[item.running];
+            if item.samples {
+                let (request, slot, generated) = (entry.id, entry.slot, entry.generated());
+                let mut last = true;
+                if let Some(active) = &mut self.active[slot as usize] {
+                    last = generated + 1 >= active.params.max_tokens as usize;
+                    active.last_row = flight.rows.len() as i32;
+                }
+                flight.rows.push(FlightRow { request, slot, near: item.running, generated, last });
+            }
+            self.scheduler.begin(item);
+        }
+        // From the back, so that earlier places stay valid.
+        self.leaving.clear();
+        self.leaving.extend(flight.rows.iter().filter(|row| row.last).map(|row| row.near));
+        self.leaving.sort_unstable();
+        while let Some(running) = self.leaving.pop() {
+            flight.left.push(self.scheduler.finish(running));
+        }
+        self.flights.push_back(flight);
+    }
+
+    /// Land every step that is on its way.
+    fn drain(&mut self) -> Result<(), String> {
+        while !self.flights.is_empty() {
+            self.land()?;
+        }
+        Ok(())
+    }
+
+    /// Take the tokens of the oldest step on its way: settle entries, end requests, answer, and close the iteration with
+    /// its record: all in one go, so that whoever hears of an answer finds its iteration too.
+    fn land(&mut self) -> Result<(), String> {
+        let Some(mut flight) = self.flights.pop_front() else { return Ok(()) };
+        let clock = self.info.clock;
+        let before_wait = clock.now();
+        let record = &mut flight.record;
+        if self.last_end > record.times.start {
+            // Launched before the last landing. The time since then belongs to this iteration, and what the host did in it
+            // was done for the next one.
+            let launched = self.pass.start >= self.last_end;
+            let pass = if launched { self.pass } else { StepTimes::default() };
+            let or_start = |time: u64| time.max(self.last_end);
+            record.times = StepTimes {
+                start: self.last_end,
+                fetched: or_start(pass.fetched),
+                planned: or_start(pass.planned),
+                scheduled: or_start(pass.scheduled),
+                prepared: or_start(pass.prepared),
+                forwarded: if launched { or_start(pass.forwarded) } else { before_wait },
+                ..StepTimes::default()
+            };
+        }
+        record.times.sampled = clock.now();
+        let (time_ns, iteration) = (record.times.sampled, record.iter);
+
+        let shared = self.shared.clone();
+        let mut guard = shared.lock();
+        let mailbox = &mut *guard;
+        let outbox = &mut mailbox.outbox;
+        flight.left.sort_unstable_by_key(|entry| entry.slot);
+        for (row, &token) in flight.rows.iter().zip(&flight.tokens) {
+            let Some(active) = &self.active[row.slot as usize] else { continue };
+            if active.request != row.request {
+                continue; // ended meanwhile; its place has been given to another
+            }
+            let reason = if active.params.stop_ids.contains(&token) {
+                Some(FinishReason::Stop)
+            } else if active.enders.contains(&token) {
+                Some(FinishReason::Eos)
+            } else if row.generated + 1 >= active.params.max_tokens as usize {
+                Some(FinishReason::Length)
+            } else {
+                None
+            };
+            let left = flight.left.binary_search_by_key(&row.slot, |entry| entry.slot).ok();
+            if left.is_none() {
+                self.scheduler.settle(row.request, row.near, token);
+            }
+            record.new_tokens += 1;
+            outbox.tokens.push(TokenEvent { request: row.request, token, time_ns, iteration });
+            let Some(reason) = reason else { continue };
+            record.completed += 1;
+            mailbox.news = true;
+            // It left with this step, is in the batch (or paused), or left with the next step, which it won't need.
+            let in_batch = || self.scheduler.abort(row.request).map(|entry| entry.facts());
+            let later = || self.flights.iter().flat_map(|f| &f.left).find(|e| e.id == row.request).map(Entry::facts);
+            let ended = left.map(|place| flight.left[place].facts()).or_else(in_batch).or_else(later);
+            if let Some(facts) = ended {
+                outbox.finished.push(finish_event(&mut self.active, &mut self.free_slots, facts, reason));
+            }
+        }
+        if self.measuring {
+            record.decisions = (outbox.decisions.len() as u32, flight.decisions.len() as u32);
+            outbox.decisions.extend_from_slice(&flight.decisions);
+            record.times.end = clock.now();
+            outbox.iterations.push(*record);
+        }
+        self.last_end = clock.now();
+        if record.profiled {
+            let step = StepEvent {
+                iteration: record.iter,
+                times: record.times,
+                context_requests: record.context_requests,
+                generation_requests: record.generation_requests,
+                context_tokens: record.context_tokens,
+                generation_tokens: record.generation_requests,
+            };
+            if let Some(recording) = self.recorder.end(step) {
+                outbox.recordings.push(recording);
+                mailbox.news = true;
+            }
+        }
+        if mailbox.news {
+            shared.to_client.notify_all();
+        }
+        drop(guard);
+        flight.clear();
+        self.spare_flights.push(flight);
         Ok(())
     }
 
@@ -725,88 +929,63 @@ impl Core {
         }
     }
 
-    /// Put the chosen tokens into the entries.
-    fn sample_into_entries(&mut self) -> u32 {
-        let mut row = 0;
-        self.finished.clear();
-        for item in &self.plan.items {
-            if !item.samples {
-                self.scheduler.advance(item, None);
-                continue;
-            }
-            let entry = &self.scheduler.running()[item.running];
-            let Some(active) = &self.active[entry.slot as usize] else { continue };
-            let generated = entry.generated();
-            let token = self.backend.tokens()[row];
-            row += 1;
-            let reason = if active.params.stop_ids.contains(&token) {
-                Some(FinishReason::Stop)
-            } else if active.enders.contains(&token) {
-                Some(FinishReason::Eos)
-            } else if generated + 1 >= active.params.max_tokens as usize {
-                Some(FinishReason::Length)
-            } else {
-                None
-            };
-            self.scheduler.advance(item, Some(token));
-            self.finished.extend(reason.map(|reason| (item.running, reason)));
-        }
-        row as u32
-    }
-
-    /// Send tokens out, take finished requests out of the batch, and close the iteration with its record: all in one
-    /// go, so that whoever hears of an answer finds its iteration too.
-    fn respond(&mut self, mut record: IterationRecord) {
-        let shared = self.shared.clone();
-        let mut guard = shared.lock();
-        let mailbox = &mut *guard;
-        let outbox = &mut mailbox.outbox;
-        for item in self.plan.items.iter().filter(|i| i.samples) {
-            let entry = &self.scheduler.running()[item.running];
-            let token = entry.tokens.last().copied().unwrap_or_default();
-            let (time_ns, iteration) = (record.times.sampled, record.iter);
-            outbox.tokens.push(TokenEvent { request: entry.id, token, time_ns, iteration });
-        }
-        mailbox.news |= !self.finished.is_empty();
-        // From the back, so that earlier indices stay valid.
-        self.finished.sort_unstable_by_key(|f| f.0);
-        while let Some((running, reason)) = self.finished.pop() {
-            let entry = self.scheduler.finish(running);
-            let event = self.finish_event(&entry, reason);
-            outbox.finished.push(event);
-        }
-        if self.measuring {
-            let decided = self.carried.len() + self.plan.decisions.len();
-            record.decisions = (outbox.decisions.len() as u32, decided as u32);
-            outbox.decisions.extend_from_slice(&self.carried);
-            outbox.decisions.extend_from_slice(&self.plan.decisions);
-            record.times.end = self.info.clock.now();
-            outbox.iterations.push(record);
-        }
-        if record.profiled {
-            let step = StepEvent {
-                iteration: record.iter,
-                times: record.times,
-                context_requests: record.context_requests,
-                generation_requests: record.generation_requests,
-                context_tokens: record.context_tokens,
-                generation_tokens: record.generation_requests,
-            };
-            if let Some(recording) = self.recorder.end(step) {
-                outbox.recordings.push(recording);
-                mailbox.news = true;
-            }
-        }
-        if mailbox.news {
-            shared.to_client.notify_all();
-        }
-        self.carried.clear();
-    }
-
     fn resident_bytes(&self) -> Option<u64> {
         let mut text = [0u8; 128];
         let read = self.statm.as_ref()?.read_at(&mut text, 0).ok()?;
         memory::resident_from_statm(text.get(..read)?)
+    }
+}
+
+impl Flight {
+    fn with_room(batch: usize) -> Flight {
+        Flight {
+            record: IterationRecord::default(),
+            rows: Vec::with_capacity(batch),
+            left: Vec::with_capacity(batch),
+            tokens: Vec::with_capacity(batch),
+            decisions: Vec::with_capacity(5 * batch + 4),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.rows.clear();
+        self.left.clear();
+        self.tokens.clear();
+        self.decisions.clear();
+    }
+}
+
+/// What is reported of a request that ends.
+struct EntryFacts {
+    id: RequestId,
+    slot: u32,
+    pauses: u32,
+    reused: u32,
+}
+
+impl Entry {
+    fn facts(&self) -> EntryFacts {
+        EntryFacts { id: self.id, slot: self.slot, pauses: self.pauses, reused: self.reused as u32 }
+    }
+}
+
+/// Give a request's slot back and say how it ended.
+fn finish_event(
+    active: &mut [Option<Active>],
+    free_slots: &mut Vec<u32>,
+    entry: EntryFacts,
+    reason: FinishReason,
+) -> FinishEvent {
+    free_slots.push(entry.slot);
+    let active = active[entry.slot as usize].take();
+    FinishEvent {
+        request: entry.id,
+        reason,
+        queued_ns: active.as_ref().map_or(0, |a| a.queued_ns),
+        first_scheduled_ns: active.as_ref().and_then(|a| a.first_scheduled_ns),
+        iterations: active.as_ref().and_then(|a| a.iterations),
+        pauses: entry.pauses,
+        reused_tokens: entry.reused,
     }
 }
 

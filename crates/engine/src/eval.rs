@@ -7,7 +7,7 @@ use strobe_model::program::{ProgramOptions, program};
 use crate::cpu::{CpuBackend, CpuBackendOptions};
 use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
-use crate::step::{Backend, StepInputs, StepLimits, execute};
+use crate::step::{Backend, ElementBytes, StepInputs, StepLimits, execute};
 
 /// What the parity check writes.
 #[derive(Clone, Debug, Serialize)]
@@ -50,7 +50,7 @@ pub fn logits(cpu: Cpu, model: &LoadedModel, ids: &[u32], decode: usize) -> Resu
     };
     let mut backend = CpuBackend::new(cpu, config.clone(), model.weights.clone(), &options)?;
     let nodes = program(config, ProgramOptions { context_fmha: build.context_fmha });
-    let mut inputs = StepInputs::new(limits, block_tokens, build.dtype.bytes(), build.dtype.bytes());
+    let mut inputs = StepInputs::new(limits, block_tokens, ElementBytes::cpu(build.dtype.bytes(), build.dtype.bytes()));
 
     inputs.push(ids, 0, &blocks, true);
     inputs.sampled.extend(0..ids.len() as u32);

@@ -8,7 +8,7 @@ use crate::scheduler::{Decision, Policy, Reason};
 use strobe_model::program::StepWork;
 
 /// One real forward step. Plain data, kept without allocating.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct IterationRecord {
     /// Its number, stamped when the batch is built.
     pub iter: u64,

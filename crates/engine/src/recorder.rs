@@ -105,6 +105,16 @@ impl Recorder {
         Recorder { windows, next: 0, current: None, nodes, probe }
     }
 
+    /// Whether `iteration` is the first of a window that is not open yet.
+    pub fn opens(&self, iteration: u64) -> bool {
+        self.current.is_none() && (self.probe || self.windows.get(self.next).is_some_and(|w| iteration >= w.first))
+    }
+
+    /// Whether `iteration` is the last of the open window.
+    pub fn closes(&self, iteration: u64) -> bool {
+        !self.probe && self.current.as_ref().is_some_and(|recording| iteration >= recording.window.last)
+    }
+
     /// Whether `iteration` is recorded. Opens its window when it is the first one inside.
     pub fn begin(&mut self, iteration: u64) -> bool {
         if self.probe {

@@ -91,9 +91,14 @@ pub struct Entry {
     pub reused: usize,
     /// How often it was paused.
     pub pauses: u32,
+    /// Tokens at the end of `tokens` that a device has drawn and the host has not seen yet.
+    pending: usize,
     /// Positions registered for reuse, and the content they end in.
     registered: (usize, ContentId),
 }
+
+/// Stands in [`Entry::tokens`] for a token that is not known yet.
+pub const PENDING: u32 = u32::MAX;
 
 impl Entry {
     /// A new request. All the memory it will ever need is reserved here.
@@ -119,6 +124,7 @@ impl Entry {
             blocks: Vec::with_capacity(longest.div_ceil(tokens_per_block.max(1)) + 1),
             reused: 0,
             pauses: 0,
+            pending: 0,
             registered: (0, ROOT),
         }
     }
@@ -126,6 +132,15 @@ impl Entry {
     /// Tokens produced so far.
     pub fn generated(&self) -> usize {
         self.tokens.len() - self.prompt_len
+    }
+
+    fn settle(&mut self, token: u32) {
+        if let Some(place) = self.tokens.len().checked_sub(self.pending)
+            && self.pending > 0
+        {
+            self.tokens[place] = token;
+            self.pending -= 1;
+        }
     }
 
     /// Most positions its cache will ever hold: the last produced token is never fed back.
@@ -612,23 +627,59 @@ impl Scheduler {
 
     /// After the forward pass: `item`'s positions are in the cache, and `token` came out if it sampled.
     pub fn advance(&mut self, item: &Item, token: Option<u32>) {
+        self.begin(item);
+        if let Some(token) = token {
+            self.settle_running(item.running, token);
+        }
+    }
+
+    /// The step with `item` is on its way: for whatever is planned next its positions are in the cache, because a device
+    /// runs steps in order. If it samples, its token is pending until [`Scheduler::settle`].
+    pub fn begin(&mut self, item: &Item) {
         let entry = &mut self.running[item.running];
         entry.computed = item.start + item.len;
-        if self.pool.reuse_enabled() {
-            let per_block = self.pool.tokens_per_block();
-            let (mut done, mut content) = entry.registered;
-            let end = if self.config.reuse_output { entry.computed } else { entry.computed.min(entry.prompt_len) };
-            while done + per_block <= end {
-                let block = entry.blocks[done / per_block];
-                content = self.pool.register(block, content, &entry.tokens[done..done + per_block]);
-                done += per_block;
-            }
-            entry.registered = (done, content);
-        }
-        if let Some(token) = token {
-            entry.tokens.push(token);
+        if item.samples {
+            entry.tokens.push(PENDING);
+            entry.pending += 1;
             entry.phase = Phase::Generation;
         }
+        self.register(item.running);
+    }
+
+    /// The oldest pending token of request `id` is `token`. `near` is where it stood in the batch at the launch; since
+    /// then it can only have moved to the front. A request that has left the batch needs no token.
+    pub fn settle(&mut self, id: RequestId, near: usize, token: u32) {
+        let first = near.min(self.running.len().wrapping_sub(1));
+        if let Some(index) =
+            (0..self.running.len().min(first.saturating_add(1))).rev().find(|&i| self.running[i].id == id)
+        {
+            self.settle_running(index, token);
+        } else if let Some(paused) = self.waiting.iter_mut().find(|entry| entry.id == id && entry.pending > 0) {
+            paused.settle(token);
+        }
+    }
+
+    fn settle_running(&mut self, index: usize, token: u32) {
+        self.running[index].settle(token);
+        self.register(index);
+    }
+
+    /// Offer full blocks whose tokens are known for reuse.
+    fn register(&mut self, index: usize) {
+        if !self.pool.reuse_enabled() {
+            return;
+        }
+        let entry = &mut self.running[index];
+        let per_block = self.pool.tokens_per_block();
+        let (mut done, mut content) = entry.registered;
+        let known = entry.computed.min(entry.tokens.len() - entry.pending);
+        let end = if self.config.reuse_output { known } else { known.min(entry.prompt_len) };
+        while done + per_block <= end {
+            let block = entry.blocks[done / per_block];
+            content = self.pool.register(block, content, &entry.tokens[done..done + per_block]);
+            done += per_block;
+        }
+        entry.registered = (done, content);
     }
 
     /// Take a request out of the batch. Later requests move up by one.

@@ -9,7 +9,7 @@ use strobe_model::program::{Node, SpanShape, StepShape};
 use crate::clock::Clock;
 use crate::recorder::{OpEvent, Recorder};
 use crate::sampling::Draw;
-use crate::scheduler::{Entry, Item, Phase};
+use crate::scheduler::{Entry, Item, PENDING, Phase};
 
 /// Limits of a step; every buffer is made for them once.
 #[derive(Clone, Copy, Debug)]
@@ -45,13 +45,33 @@ pub struct StepInputs {
     pub banned: Vec<u32>,
     /// The same requests, as far as cost is concerned.
     pub spans: Vec<SpanShape>,
-    weight_bytes: u64,
-    kv_bytes: u64,
+    /// For each packed row: the sampled row of the step before that yields its token, where the host did not know it when
+    /// the step was planned; -1 where `tokens` holds it.
+    pub from_last: Vec<i32>,
+    bytes: ElementBytes,
+}
+
+/// Bytes of one element, as far as cost is concerned.
+#[derive(Clone, Copy, Debug)]
+pub struct ElementBytes {
+    /// Of a matrix weight.
+    pub weight: usize,
+    /// Of the cache.
+    pub kv: usize,
+    /// Of an activation.
+    pub activation: usize,
+}
+
+impl ElementBytes {
+    /// On a CPU: activations are f32.
+    pub fn cpu(weight: usize, kv: usize) -> ElementBytes {
+        ElementBytes { weight, kv, activation: 4 }
+    }
 }
 
 impl StepInputs {
     /// Empty inputs with room for `limits`.
-    pub fn new(limits: StepLimits, tokens_per_block: usize, weight_bytes: usize, kv_bytes: usize) -> StepInputs {
+    pub fn new(limits: StepLimits, tokens_per_block: usize, bytes: ElementBytes) -> StepInputs {
         let spans = 2 * limits.requests; // see `fill`
         StepInputs {
             tokens: Vec::with_capacity(limits.tokens),
@@ -62,8 +82,8 @@ impl StepInputs {
             draws: Vec::with_capacity(limits.sampled),
             banned: Vec::with_capacity(BANNED_PER_REQUEST * limits.sampled),
             spans: Vec::with_capacity(spans),
-            weight_bytes: weight_bytes as u64,
-            kv_bytes: kv_bytes as u64,
+            from_last: Vec::with_capacity(limits.tokens),
+            bytes,
         }
     }
 
@@ -77,6 +97,7 @@ impl StepInputs {
         self.draws.clear();
         self.banned.clear();
         self.spans.clear();
+        self.from_last.clear();
     }
 
     /// Add positions `start..start + tokens.len()` of a request that holds `blocks`; context rows must come first.
@@ -90,6 +111,7 @@ impl StepInputs {
         });
         self.context_seqs += usize::from(context);
         self.tokens.extend_from_slice(tokens);
+        self.from_last.resize(self.tokens.len(), -1);
         self.block_tables.extend_from_slice(blocks);
         self.spans.push(SpanShape { rows: q_len as u64, keys: kv_len as u64, context });
     }
@@ -98,7 +120,9 @@ impl StepInputs {
     ///
     /// Output that is computed again after a pause goes in as a generation span of its own. Prompts and generation may
     /// run on different kernels, which differ in the last bit, and a request must get again what it got before.
-    pub fn fill(&mut self, items: &[Item], running: &[Entry]) {
+    ///
+    /// `last_row` says which sampled row of the step before gives the token that the request in a slot waits for.
+    pub fn fill(&mut self, items: &[Item], running: &[Entry], last_row: impl Fn(u32) -> i32) {
         self.clear();
         let prompt_end = |item: &Item, entry: &Entry| match item.phase {
             Phase::Context => entry.prompt_len.clamp(item.start, item.start + item.len),
@@ -121,6 +145,11 @@ impl StepInputs {
             let (start, end) = (prompt_end(item, entry), item.start + item.len);
             if start < end {
                 self.push(&entry.tokens[start..end], start, &entry.blocks, false);
+                if self.tokens.last() == Some(&PENDING)
+                    && let Some(last) = self.from_last.last_mut()
+                {
+                    *last = last_row(entry.slot);
+                }
                 if item.samples {
                     self.sampled[sampled] = self.tokens.len() as u32 - 1;
                 }
@@ -142,8 +171,9 @@ impl StepInputs {
             spans: &self.spans,
             tokens: self.tokens.len() as u64,
             sampled: self.sampled.len() as u64,
-            weight_bytes: self.weight_bytes,
-            kv_bytes: self.kv_bytes,
+            weight_bytes: self.bytes.weight as u64,
+            kv_bytes: self.bytes.kv as u64,
+            activation_bytes: self.bytes.activation as u64,
         }
     }
 }

@@ -7,7 +7,7 @@
 use crate::config::ModelConfig;
 use crate::weights::{LayerWeight, WeightId};
 
-/// Activations of a step, each `[rows][width]` in f32 and owned by the backend.
+/// Activations of a step, each `[rows][width]` and owned by the backend, which also chooses their type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Buf {
     /// The residual stream, one row per packed token.
@@ -188,6 +188,8 @@ pub struct StepShape<'a> {
     pub weight_bytes: u64,
     /// Bytes of one cache element.
     pub kv_bytes: u64,
+    /// Bytes of one activation element; the residual stream and the logits are f32 everywhere.
+    pub activation_bytes: u64,
 }
 
 /// What one op needs: the numbers behind roofline, MFU and MBU.
@@ -281,6 +283,7 @@ impl Node {
     /// What this op costs in `step`.
     pub fn cost(&self, config: &ModelConfig, step: &StepShape<'_>) -> Cost {
         const F32: u64 = 4;
+        let act = step.activation_bytes;
         let hidden = config.hidden_size as u64;
         let inter = config.intermediate_size as u64;
         let heads = config.num_attention_heads as u64;
@@ -292,24 +295,27 @@ impl Node {
         let cost = |shape: [u64; 3], flops, bytes| Cost { shape, flops, bytes };
         match self.kind {
             OpKind::Embed { .. } => cost([m, hidden, 0], 0, m * hidden * (step.weight_bytes + F32)),
-            OpKind::RmsNorm { .. } => cost([m, hidden, 0], 4 * m * hidden, 2 * m * hidden * F32 + hidden * F32),
-            OpKind::AddRmsNorm { .. } => cost([m, hidden, 0], 5 * m * hidden, 4 * m * hidden * F32 + hidden * F32),
+            OpKind::RmsNorm { .. } => cost([m, hidden, 0], 4 * m * hidden, m * hidden * (F32 + act) + hidden * F32),
+            OpKind::AddRmsNorm { .. } => {
+                cost([m, hidden, 0], 5 * m * hidden, 2 * m * hidden * (F32 + act) + hidden * F32)
+            }
             OpKind::QkNorm { .. } => {
                 let width = (heads + kv_heads) * dim;
-                cost([m, width, 0], 4 * m * width, 2 * m * width * F32)
+                cost([m, width, 0], 4 * m * width, 2 * m * width * act)
             }
             OpKind::Linear { x, weight, .. } => {
                 let rows = if x == Buf::Sampled { step.sampled } else { m };
                 let (n, k) = linear_shape(config, weight);
-                cost([rows, n, k], 2 * rows * n * k, n * k * step.weight_bytes + rows * (n + k) * F32)
+                let out = if x == Buf::Sampled { F32 } else { act };
+                cost([rows, n, k], 2 * rows * n * k, n * k * step.weight_bytes + rows * (n * out + k * act))
             }
             OpKind::RopeKvWrite => {
                 let width = (heads + kv_heads) * dim;
-                cost([m, width, 0], 3 * m * width, m * width * 2 * F32 + m * kv_heads * dim * (F32 + 2 * step.kv_bytes))
+                cost([m, width, 0], 3 * m * width, m * width * 2 * act + m * kv_heads * dim * (act + 2 * step.kv_bytes))
             }
             OpKind::Attention { rows } => {
                 let work = attention(rows);
-                let io = 2 * work.rows * heads * dim * F32;
+                let io = 2 * work.rows * heads * dim * act;
                 cost(
                     [work.rows, work.widest, dim],
                     4 * heads * dim * work.attended,
@@ -320,7 +326,7 @@ impl Node {
             // nothing is visible), the third reads what is visible.
             OpKind::AttnScores => {
                 let work = attention(Rows::Context);
-                let io = work.rows * heads * dim * F32 + work.read * kv_heads * dim * step.kv_bytes;
+                let io = work.rows * heads * dim * act + work.read * kv_heads * dim * step.kv_bytes;
                 let bytes = io + work.rectangle * heads * F32;
                 cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
             }
@@ -331,12 +337,12 @@ impl Node {
             }
             OpKind::AttnValues => {
                 let work = attention(Rows::Context);
-                let io = work.rows * heads * dim * F32 + work.read * kv_heads * dim * step.kv_bytes;
+                let io = work.rows * heads * dim * act + work.read * kv_heads * dim * step.kv_bytes;
                 let bytes = io + work.attended * heads * F32;
                 cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
             }
-            OpKind::SiluMul => cost([m, inter, 0], 5 * m * inter, 3 * m * inter * F32),
-            OpKind::Gather => cost([step.sampled, hidden, 0], 0, 2 * step.sampled * hidden * F32),
+            OpKind::SiluMul => cost([m, inter, 0], 5 * m * inter, 3 * m * inter * act),
+            OpKind::Gather => cost([step.sampled, hidden, 0], 0, 2 * step.sampled * hidden * act),
             OpKind::Sample => {
                 let vocab = config.vocab_size as u64;
                 cost([step.sampled, vocab, 0], step.sampled * vocab, step.sampled * vocab * F32)
@@ -436,7 +442,8 @@ mod tests {
             }
             let spans =
                 [SpanShape { rows: 40, keys: 72, context: true }, SpanShape { rows: 1, keys: 33, context: false }];
-            let step = StepShape { spans: &spans, tokens: 41, sampled: 2, weight_bytes: 4, kv_bytes: 4 };
+            let step =
+                StepShape { spans: &spans, tokens: 41, sampled: 2, weight_bytes: 4, kv_bytes: 4, activation_bytes: 4 };
             for fmha in [true, false] {
                 let nodes = program(&config, ProgramOptions { context_fmha: fmha });
                 let flops: u64 = nodes

@@ -303,6 +303,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
             },
             prefix_reuse: args.kv_cache_reuse.on(),
             probe_recorder: args.measure_profiler_overhead,
+            overlap: false,
             eos_ids: u32::try_from(args.eos_id).into_iter().collect(),
         },
         warmup: args.warmup,

@@ -2,7 +2,7 @@
 
 use strobe_engine::LoadedModel;
 use strobe_engine::cpu::{CpuBackend, CpuBackendOptions};
-use strobe_engine::step::{Backend, StepInputs, StepLimits};
+use strobe_engine::step::{Backend, ElementBytes, StepInputs, StepLimits};
 use strobe_kernels_cpu::Cpu;
 use strobe_model::DType;
 use strobe_model::program::{Node, ProgramOptions, program};
@@ -38,7 +38,11 @@ impl Stepper {
         let config = model.config.model.clone();
         Stepper {
             nodes: program(&config, ProgramOptions { context_fmha: build.context_fmha }),
-            inputs: StepInputs::new(limits, options.tokens_per_block, build.dtype.bytes(), cache.bytes()),
+            inputs: StepInputs::new(
+                limits,
+                options.tokens_per_block,
+                ElementBytes::cpu(build.dtype.bytes(), cache.bytes()),
+            ),
             vocab: config.vocab_size,
             backend: CpuBackend::new(cpu, config, model.weights.clone(), &options).unwrap(),
         }
