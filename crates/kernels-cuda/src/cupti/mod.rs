@@ -116,7 +116,7 @@ const ONE_CLIENT: &str = "another profiler (Nsight Systems, Nsight Compute or a 
 
 static API: OnceLock<Api> = OnceLock::new();
 
-/// Bytes of one buffer: some 30,000 kernels.
+/// Words of one buffer: 8 MiB, more than 30,000 kernels.
 const BUFFER_WORDS: usize = 1 << 20;
 /// Buffers that are ready before the first window opens; CUPTI takes one per thread that calls CUDA and one for the GPU.
 const READY_BUFFERS: usize = 4;
