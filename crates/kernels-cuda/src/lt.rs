@@ -424,4 +424,20 @@ mod tests {
         assert_eq!(LtAlgo::from_hex(&format!("g{}", &good[1..])), None);
         assert_eq!(LtAlgo::from_hex(&"é".repeat(64)), None);
     }
+
+    #[test]
+    fn products_of_every_kind_can_be_described() {
+        if library::open(Lib::CublasLt).is_err() {
+            eprintln!("skipped: there is no libcublasLt here");
+            return;
+        }
+        let same = Precision::ALL.map(LtInput::Same);
+        for input in same.into_iter().chain([LtInput::Fp8RowScales, LtInput::Fp8Codes]) {
+            for output in Precision::ALL {
+                let mut product = Product::new(&LtShape { n: 48, k: 64, input, output, accumulate: false }).unwrap();
+                product.set_rows(7).unwrap();
+                product.set_scales(256, 512).unwrap();
+            }
+        }
+    }
 }
