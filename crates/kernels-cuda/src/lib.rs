@@ -11,6 +11,7 @@ mod error;
 mod gpu;
 mod graph;
 pub mod library;
+mod linear;
 mod lt;
 mod memory;
 mod module;
@@ -19,6 +20,7 @@ mod nvtx;
 mod profiler;
 mod rows;
 mod timeline;
+mod tune;
 mod weights;
 
 pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, kernel_cache_dir, nvrtc_version};
@@ -27,6 +29,7 @@ pub use dtype::{KvDtype, Precision};
 pub use error::CudaError;
 pub use gpu::{DeviceInfo, Event, Gpu, Launch, devices};
 pub use graph::{CapturedGraph, GraphNode};
+pub use linear::{Candidate, Epilogue, GemmPlugin, Linear, LinearArgs, LinearInput, LinearShape, Route, Weights};
 pub use lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
 pub use memory::{DeviceBuffer, DevicePtr, PinnedBuffer};
 pub use module::{Function, KernelSource, SOURCES};
@@ -35,4 +38,8 @@ pub use nvtx::Nvtx;
 pub use profiler::{NvtxChoice, Profiler, attached_profiler};
 pub use rows::{EmbedArgs, RopeArgs, RowOps};
 pub use timeline::{Activity, ActivityKind, ApiCall, KernelTimeline, RecorderCost};
+pub use tune::{
+    BUCKETS, CHOICES_FILE, GemmChoice, GemmChoices, LinearSite, Timing, TuneProgress, Tuned, TunedFor, bucket_index,
+    tune,
+};
 pub use weights::WeightOps;

@@ -59,8 +59,22 @@ pub struct LtArgs {
 }
 
 /// An algorithm, opaque but for its bytes. Only good for the library version and GPU that named it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct LtAlgo([u64; 8]);
+
+impl From<LtAlgo> for String {
+    fn from(algo: LtAlgo) -> String {
+        algo.hex()
+    }
+}
+
+impl TryFrom<String> for LtAlgo {
+    type Error = String;
+    fn try_from(text: String) -> Result<LtAlgo, String> {
+        LtAlgo::from_hex(&text).ok_or_else(|| format!("{text:?} is not an algorithm of 64 bytes"))
+    }
+}
 
 impl LtAlgo {
     /// Its 64 bytes.

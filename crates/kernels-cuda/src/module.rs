@@ -22,6 +22,7 @@ const fn source(file: &'static str, text: &'static str, min_arch: u32) -> Kernel
 
 /// Every kernel file.
 pub const SOURCES: &[KernelSource] = &[
+    source("linear.cu", include_str!("../kernels/linear.cu"), 80),
     source("rows.cu", include_str!("../kernels/rows.cu"), 80),
     source("weights.cu", include_str!("../kernels/weights.cu"), 80),
 ];

@@ -1,0 +1,367 @@
+//! Linear layers: one call for the engine, and behind it the kernel that was fastest for the shape.
+//!
+//! `out[m][n] = x[m][k] . w[n][k]^T`. Which kernel runs is a plan per (shape, rows), made by [`crate::tune`]. A kernel
+//! may fold in the norm before the product or the activation after it; [`Linear::route`] tells the caller what is left
+//! for it to run.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::Precision;
+use crate::error::CudaError;
+use crate::gpu::{Gpu, Launch};
+use crate::kernel_args;
+use crate::lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
+use crate::memory::{DeviceBuffer, DevicePtr};
+use crate::module::Function;
+use crate::rows::RowOps;
+use crate::tune::{BUCKETS, bucket_index};
+
+/// Whether cuBLASLt may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GemmPlugin {
+    /// The fastest of cuBLASLt and strobe's own kernels.
+    Auto,
+    /// Strobe's own kernels only; the library is not even opened.
+    Disable,
+}
+
+impl GemmPlugin {
+    /// As `--gemm-plugin` takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            GemmPlugin::Auto => "auto",
+            GemmPlugin::Disable => "disable",
+        }
+    }
+}
+
+/// What becomes of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Epilogue {
+    /// Stored in the activations' type, with a bias where there is one.
+    Store,
+    /// Stored as f32: logits.
+    StoreF32,
+    /// Added to the f32 residual stream.
+    AddResidual,
+    /// The weights are gate rows, then up rows; `silu(gate) * up` is stored in the activations' type, n / 2 wide.
+    SiluMul,
+}
+
+/// Type of the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Weights {
+    /// The activations' type.
+    Same,
+    /// e4m3 with one f32 scale per output row.
+    Fp8,
+}
+
+/// A linear layer up to its rows: what is planned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LinearShape {
+    /// Rows of the weights.
+    pub n: usize,
+    /// Columns of the weights.
+    pub k: usize,
+    /// What becomes of the product.
+    pub epilogue: Epilogue,
+    /// Type of the weights.
+    pub weights: Weights,
+    /// Whether a bias is added; only with [`Epilogue::Store`].
+    pub bias: bool,
+    /// Whether the input is the norm of the residual stream, which a kernel may fold in.
+    pub norm: bool,
+}
+
+/// The input of a product. Which form is wanted is told by [`Linear::route`].
+#[derive(Clone, Copy, Debug)]
+pub enum LinearInput {
+    /// `[m][k]` in the activations' type.
+    Plain(DevicePtr),
+    /// The residual stream (f32), to be normed by the kernel itself.
+    Norm {
+        /// `[m][k]`, f32.
+        hidden: DevicePtr,
+        /// `[k]`, f32.
+        weight: DevicePtr,
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// e4m3 codes with one f32 scale per row.
+    Fp8 {
+        /// `[m][k]`.
+        codes: DevicePtr,
+        /// `[m]`.
+        scales: DevicePtr,
+    },
+}
+
+/// Operands of one product.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearArgs {
+    /// The layer.
+    pub shape: LinearShape,
+    /// Its input.
+    pub input: LinearInput,
+    /// `[n][k]`.
+    pub w: DevicePtr,
+    /// `[n]`; read with [`Weights::Fp8`].
+    pub w_scales: DevicePtr,
+    /// `[n]`, f32; read where the shape has a bias.
+    pub bias: DevicePtr,
+    /// Where it goes: `[m][n]`, or `[m][n / 2]` where [`Route::folds_silu`].
+    pub out: DevicePtr,
+    /// Rows.
+    pub m: usize,
+}
+
+/// What a kernel does besides multiplying; the rest is the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// It norms the residual stream itself: give it [`LinearInput::Norm`].
+    pub folds_norm: bool,
+    /// It wants [`LinearInput::Fp8`].
+    pub fp8_input: bool,
+    /// It applies the activation itself. Where it does not, `out` gets gate and up, `[m][n]`, and the caller runs
+    /// [`RowOps::silu_mul`]. Always false for shapes that have no activation.
+    pub folds_silu: bool,
+}
+
+/// A kernel that can run a shape.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kernel", rename_all = "snake_case")]
+pub enum Candidate {
+    /// cuBLASLt.
+    CublasLt {
+        /// The library's favourite where none is named.
+        algorithm: Option<LtAlgo>,
+    },
+    /// cuBLASLt on bare e4m3 codes, then a kernel that applies the scales: where it can't apply them itself, which is
+    /// everywhere but on Hopper.
+    CublasLtScaled {
+        /// The library's favourite where none is named.
+        algorithm: Option<LtAlgo>,
+    },
+}
+
+/// Sums of bare codes wait here for their scales, so many rows at a time as fit.
+const SCRATCH: usize = 64 << 20;
+
+/// Every way to multiply.
+pub struct Linear {
+    precision: Precision,
+    plugin: GemmPlugin,
+    lt: Option<Lt>,
+    rows: RowOps,
+    scale_store: Function,
+    scale_store_f32: Function,
+    scale_add: Function,
+    scratch: Option<DeviceBuffer>,
+    plan: HashMap<LinearShape, Vec<Option<Candidate>>>,
+}
+
+impl Linear {
+    /// Open what `plugin` allows; call it on the thread that runs steps.
+    pub fn new(gpu: &Gpu, precision: Precision, plugin: GemmPlugin) -> Result<Linear, CudaError> {
+        let lt = match plugin {
+            GemmPlugin::Auto => Some(Lt::new(gpu)?),
+            GemmPlugin::Disable => None,
+        };
+        let typed = match precision {
+            Precision::F32 => "scale_store_f32",
+            Precision::F16 => "scale_store_f16",
+            Precision::Bf16 => "scale_store_bf16",
+        };
+        Ok(Linear {
+            precision,
+            plugin,
+            lt,
+            rows: RowOps::new(gpu, precision)?,
+            scale_store: gpu.function("linear.cu", typed)?,
+            scale_store_f32: gpu.function("linear.cu", "scale_store_f32")?,
+            scale_add: gpu.function("linear.cu", "scale_add")?,
+            scratch: None,
+            plan: HashMap::new(),
+        })
+    }
+
+    /// Type of activations.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// What was allowed.
+    pub fn plugin(&self) -> GemmPlugin {
+        self.plugin
+    }
+
+    /// cuBLASLt's version, where it is in use.
+    pub fn cublaslt_version(&self) -> Option<usize> {
+        self.lt.as_ref().map(Lt::version)
+    }
+
+    pub(crate) fn row_ops(&self) -> &RowOps {
+        &self.rows
+    }
+
+    /// Run these winners from now on. What is not among them runs as it would without a plan.
+    pub(crate) fn set_plan(&mut self, winners: impl Iterator<Item = (LinearShape, usize, Candidate)>) {
+        for (shape, bucket, winner) in winners {
+            let buckets = self.plan.entry(shape).or_insert_with(|| vec![None; BUCKETS.len()]);
+            buckets[bucket_index(bucket)] = Some(winner);
+        }
+    }
+
+    /// The kernel that runs `m` rows: the planned one, or that of the nearest bucket below, or the likeliest.
+    fn kernel(&self, shape: &LinearShape, m: usize) -> Candidate {
+        let planned = self.plan.get(shape).and_then(|buckets| {
+            let index = bucket_index(m);
+            buckets[index].or_else(|| buckets[..index].iter().rev().find_map(|candidate| *candidate))
+        });
+        planned.unwrap_or_else(|| self.likeliest(shape))
+    }
+
+    fn likeliest(&self, shape: &LinearShape) -> Candidate {
+        let rows_scaled = self.lt.as_ref().is_some_and(|lt| lt.supports(&self.lt_shape(shape, false)));
+        if rows_scaled {
+            Candidate::CublasLt { algorithm: None }
+        } else {
+            Candidate::CublasLtScaled { algorithm: None }
+        }
+    }
+
+    /// What the caller has to run around [`Linear::run`] with this shape and these rows.
+    pub fn route(&self, shape: &LinearShape, m: usize) -> Route {
+        self.route_of(shape, &self.kernel(shape, m))
+    }
+
+    pub(crate) fn route_of(&self, shape: &LinearShape, candidate: &Candidate) -> Route {
+        match candidate {
+            Candidate::CublasLt { .. } | Candidate::CublasLtScaled { .. } => {
+                Route { folds_norm: false, fp8_input: shape.weights == Weights::Fp8, folds_silu: false }
+            }
+        }
+    }
+
+    /// Multiply. Input and output must be as [`Linear::route`] says for this shape and these rows.
+    ///
+    /// Before a shape is captured into a graph it must have run once outside of one: libraries load code at first use.
+    pub fn run(&self, gpu: &Gpu, args: &LinearArgs) -> Result<(), CudaError> {
+        self.run_candidate(gpu, args, &self.kernel(&args.shape, args.m))
+    }
+
+    /// What can run `rows` rows of a shape, with names.
+    pub(crate) fn candidates(&self, shape: &LinearShape, rows: usize) -> Result<Vec<(Candidate, String)>, CudaError> {
+        let mut found = Vec::new();
+        if let Some(lt) = &self.lt {
+            let whole = lt.algorithms(&self.lt_shape(shape, false), rows, ALGORITHMS)?;
+            for (i, algorithm) in whole.iter().enumerate() {
+                found.push((Candidate::CublasLt { algorithm: Some(*algorithm) }, format!("cublaslt {i}")));
+            }
+            if shape.weights == Weights::Fp8 && whole.is_empty() {
+                let bare = lt.algorithms(&self.lt_shape(shape, true), rows, ALGORITHMS)?;
+                for (i, algorithm) in bare.iter().enumerate() {
+                    let candidate = Candidate::CublasLtScaled { algorithm: Some(*algorithm) };
+                    found.push((candidate, format!("cublaslt {i} + scale")));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Take the memory that a candidate needs besides its operands.
+    pub(crate) fn reserve(&mut self, candidate: &Candidate) -> Result<(), CudaError> {
+        if matches!(candidate, Candidate::CublasLtScaled { .. }) && self.scratch.is_none() {
+            self.scratch = Some(DeviceBuffer::new(SCRATCH, "sums of e4m3 products")?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn run_candidate(&self, gpu: &Gpu, args: &LinearArgs, candidate: &Candidate) -> Result<(), CudaError> {
+        if args.m == 0 {
+            return Ok(());
+        }
+        if args.shape.bias && args.shape.epilogue != Epilogue::Store {
+            return Err(CudaError::Unsupported(format!("a bias with {:?}", args.shape.epilogue)));
+        }
+        match *candidate {
+            Candidate::CublasLt { algorithm } => self.run_lt(gpu, args, algorithm),
+            Candidate::CublasLtScaled { algorithm } => self.run_lt_scaled(gpu, args, algorithm),
+        }
+    }
+
+    fn lt_shape(&self, shape: &LinearShape, bare_codes: bool) -> LtShape {
+        let input = match (shape.weights, bare_codes) {
+            (Weights::Same, _) => LtInput::Same(self.precision),
+            (Weights::Fp8, false) => LtInput::Fp8RowScales,
+            (Weights::Fp8, true) => LtInput::Fp8Codes,
+        };
+        let output = match shape.epilogue {
+            _ if bare_codes => Precision::F32,
+            Epilogue::Store | Epilogue::SiluMul => self.precision,
+            Epilogue::StoreF32 | Epilogue::AddResidual => Precision::F32,
+        };
+        let accumulate = shape.epilogue == Epilogue::AddResidual && !bare_codes;
+        LtShape { n: shape.n, k: shape.k, input, output, accumulate }
+    }
+
+    fn run_lt(&self, gpu: &Gpu, args: &LinearArgs, algorithm: Option<LtAlgo>) -> Result<(), CudaError> {
+        let lt = self.lt.as_ref().ok_or_else(|| missing(args))?;
+        let (x, x_scales) = match (args.input, args.shape.weights) {
+            (LinearInput::Plain(x), Weights::Same) => (x, 0),
+            (LinearInput::Fp8 { codes, scales }, Weights::Fp8) => (codes, scales),
+            _ => return Err(missing(args)),
+        };
+        let LinearArgs { shape, w, w_scales, out, bias, m, .. } = *args;
+        lt.run(gpu, &self.lt_shape(&shape, false), &LtArgs { x, x_scales, w, w_scales, out, m }, algorithm)?;
+        if shape.bias {
+            self.rows.add_bias(gpu, out, bias, m, shape.n)?;
+        }
+        Ok(())
+    }
+
+    fn run_lt_scaled(&self, gpu: &Gpu, args: &LinearArgs, algorithm: Option<LtAlgo>) -> Result<(), CudaError> {
+        let (Some(lt), Some(scratch)) = (&self.lt, &self.scratch) else { return Err(missing(args)) };
+        let LinearInput::Fp8 { codes, scales } = args.input else { return Err(missing(args)) };
+        let LinearArgs { shape, w, w_scales, m, .. } = *args;
+        let (n, bias) = (shape.n, if shape.bias { args.bias } else { 0 });
+        let (kernel, element) = match shape.epilogue {
+            Epilogue::Store | Epilogue::SiluMul => (self.scale_store, self.precision.bytes()),
+            Epilogue::StoreF32 => (self.scale_store_f32, 4),
+            Epilogue::AddResidual => (self.scale_add, 4),
+        };
+        let at_once = (scratch.bytes() / (n * 4)).min(MOST_GRID_ROWS);
+        if at_once == 0 {
+            return Err(CudaError::Unsupported(format!("a linear layer of {n} outputs")));
+        }
+        for start in (0..m).step_by(at_once) {
+            let rows = at_once.min(m - start);
+            let x = codes + (start * shape.k) as u64;
+            let product = LtArgs { x, x_scales: 0, w, w_scales: 0, out: scratch.ptr(), m: rows };
+            lt.run(gpu, &self.lt_shape(&shape, true), &product, algorithm)?;
+            let (sums, x_scales) = (scratch.ptr(), scales + (start * 4) as u64);
+            let (out, columns) = (args.out + (start * n * element) as u64, n as u32);
+            let grid = (n.div_ceil(4 * SCALE_THREADS) as u32, rows as u32, 1);
+            let launch = Launch { grid, ..Launch::grid(1, SCALE_THREADS as u32) }.overlapping();
+            gpu.launch(kernel, launch, kernel_args![sums, x_scales, w_scales, bias, out, columns])?;
+        }
+        Ok(())
+    }
+}
+
+/// Algorithms of cuBLASLt that are tried.
+const ALGORITHMS: usize = 16;
+/// Blocks in a grid's second dimension.
+const MOST_GRID_ROWS: usize = 65_535;
+/// Threads of a block that scales.
+const SCALE_THREADS: usize = 256;
+
+fn missing(args: &LinearArgs) -> CudaError {
+    CudaError::Unsupported(format!("no kernel for {} rows of {:?} from {:?}", args.m, args.shape, args.input))
+}
