@@ -8,6 +8,7 @@ mod compile;
 mod cupti;
 mod dtype;
 mod error;
+mod gemm;
 mod gpu;
 mod graph;
 pub mod library;
@@ -27,6 +28,7 @@ pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, kernel_cach
 pub use cupti::Recorder;
 pub use dtype::{KvDtype, Precision};
 pub use error::CudaError;
+pub use gemm::{GemmArgs, GemmCluster, GemmEpilogue, GemmInput, GemmVariant, OwnGemm, Scales};
 pub use gpu::{DeviceInfo, Event, Gpu, Launch, devices};
 pub use graph::{CapturedGraph, GraphNode};
 pub use linear::{Candidate, Epilogue, GemmPlugin, Linear, LinearArgs, LinearInput, LinearShape, Route, Weights};

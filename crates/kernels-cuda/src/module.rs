@@ -20,8 +20,19 @@ const fn source(file: &'static str, text: &'static str, min_arch: u32) -> Kernel
     KernelSource { file, text, min_arch }
 }
 
+/// Hopper's matrix products for one type of operand: the instances take long to compile, so each type is a file.
+macro_rules! gemm_sm90 {
+    ($type:literal) => {
+        concat!("#define GEMM_TYPE ", $type, "\n", include_str!("../kernels/gemm_sm90.cu"))
+    };
+}
+
 /// Every kernel file.
 pub const SOURCES: &[KernelSource] = &[
+    source("gemm.cu", include_str!("../kernels/gemm.cu"), 80),
+    source("gemm_sm90_bf16.cu", gemm_sm90!("0"), 90),
+    source("gemm_sm90_f16.cu", gemm_sm90!("1"), 90),
+    source("gemm_sm90_fp8.cu", gemm_sm90!("2"), 90),
     source("linear.cu", include_str!("../kernels/linear.cu"), 80),
     source("rows.cu", include_str!("../kernels/rows.cu"), 80),
     source("weights.cu", include_str!("../kernels/weights.cu"), 80),

@@ -1,0 +1,468 @@
+// Matrix products on Hopper: out[m][n] = x[m][k] . w[n][k]^T.
+//
+// The copy engine brings tiles of x and w into shared memory, 128 bytes of k at a time and swizzled as the tensor cores
+// want them. One thread issues those copies; two warpgroups multiply what has arrived. Blocks are persistent: each takes
+// every gridDim-th tile, so the copies of the next tile run during the epilogue of the last one.
+//
+// A cluster does one of two things. As a pair, its blocks work on neighbouring rows, and each loads one half of their
+// common w tile for both. As a split, its blocks share one tile and a range of k each; the partial sums are added in
+// the order of the ranks through shared memory, so that results repeat.
+
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+struct GemmParams {
+    const float *bias;     // [n], or null
+    const float *x_scales; // e4m3 only: one per row, or one in all
+    const float *w_scales; // e4m3 only: one per column, or one in all
+    u32 x_scale_stride;    // 1 or 0
+    u32 w_scale_stride;
+    u32 m, n;
+    u32 k_steps; // of 128 bytes
+    u32 out;     // see OUT_*
+    u32 silu;    // 1: w is the gate's rows and then the up projection's; silu(gate) * up is written, n / 2 wide
+    u32 pair;    // 1: clusters are pairs
+    u32 split;   // blocks that share a tile; 1 unless clusters are splits
+};
+
+#define OUT_BF16 0
+#define OUT_F16 1
+#define OUT_F32 2
+#define OUT_ADD_F32 3
+
+// ---- barriers in shared memory ----------------------------------------------------------------------------------
+DEVICE void barrier_init(u32 bar, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+DEVICE void barrier_expect(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+DEVICE u32 in_block(u32 address, u32 rank) {
+    u32 mapped;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    return mapped;
+}
+DEVICE void barrier_arrive_in(u32 bar, u32 rank) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(in_block(bar, rank)) : "memory");
+}
+DEVICE void barrier_wait(u32 bar, u32 parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra finished;\n"
+                 "bra again;\n"
+                 "finished:\n"
+                 "}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+DEVICE void barriers_are_initialised() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+DEVICE void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+DEVICE u32 cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// Both warpgroups that multiply, and nobody else.
+DEVICE void consumers_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+
+// ---- the copy engine --------------------------------------------------------------------------------------------
+DEVICE void prefetch_map(const TensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+DEVICE void load_box(u32 to, const TensorMap *map, int column, int row, u32 bar) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(bar)
+                 : "memory");
+}
+// To the same place in both blocks of a pair.
+DEVICE void load_box_for_pair(u32 to, const TensorMap *map, int column, int row, u32 bar) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(bar), "h"((u16)3)
+                 : "memory");
+}
+DEVICE void store_box(const TensorMap *map, int column, int row, u32 from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column), "r"(row), "r"(from)
+                 : "memory");
+}
+DEVICE void add_box(const TensorMap *map, int column, int row, u32 from) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column),
+                 "r"(row), "r"(from)
+                 : "memory");
+}
+DEVICE void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but the last PENDING stores have read their shared memory.
+template <int PENDING> DEVICE void stores_wait() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
+DEVICE void stores_see_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+DEVICE void store_matrix4(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+DEVICE void store_shared2(u32 to, float a, float b) {
+    asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to), "f"(a), "f"(b) : "memory");
+}
+DEVICE void store_shared4(u32 to, float a, float b, float c, float d) {
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+DEVICE void load_cluster4(float (&v)[4], u32 from) {
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from) : "memory");
+}
+
+// ---- the tensor cores -------------------------------------------------------------------------------------------
+DEVICE void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> DEVICE void multiply_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+
+// A tile whose rows are 128 bytes, swizzled; groups of 8 rows are 1024 bytes apart.
+DEVICE u64 tile_descriptor(u32 address) {
+    return (u64)((address & 0x3ffff) >> 4) | ((u64)1 << 16) | ((u64)(1024 >> 4) << 32) | ((u64)1 << 62);
+}
+
+// d[64][N] (+)= a[64][32 bytes] . b[N][32 bytes]^T. Lane l of warp i of the group has, for each 8 columns c, the rows
+// 16 i + l / 4 and 8 more of the columns 8 c + 2 (l % 4) and 1 more: d[4c..4c+4].
+template <typename T, int N> struct Multiply;
+#define PLACES0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define PLACES1 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define PLACES2 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define PLACES3 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define PLACES4 "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define PLACES5 "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define PLACES6 "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define PLACES7 "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define VALUES16(b)                                                                                                    \
+    "+f"(d[b]), "+f"(d[b + 1]), "+f"(d[b + 2]), "+f"(d[b + 3]), "+f"(d[b + 4]), "+f"(d[b + 5]), "+f"(d[b + 6]),           \
+        "+f"(d[b + 7]), "+f"(d[b + 8]), "+f"(d[b + 9]), "+f"(d[b + 10]), "+f"(d[b + 11]), "+f"(d[b + 12]),                \
+        "+f"(d[b + 13]), "+f"(d[b + 14]), "+f"(d[b + 15])
+#define UNWRAP(...) __VA_ARGS__
+#define MULTIPLY(T, N, KIND, ORDER, PLACES, A, B, KEEP, VALUES)                                                         \
+    template <> struct Multiply<T, N> {                                                                                \
+        static DEVICE void run(float (&d)[N / 2], u64 a, u64 b, u32 keep) {                                            \
+            asm volatile("{.reg .pred keep;\n"                                                                         \
+                         "setp.ne.u32 keep, %" KEEP ", 0;\n"                                                           \
+                         "wgmma.mma_async.sync.aligned.m64n" #N KIND " {" PLACES "}, %" A ", %" B ", keep, 1, 1" ORDER \
+                         ";}"                                                                                          \
+                         : UNWRAP VALUES                                                                               \
+                         : "l"(a), "l"(b), "r"(keep));                                                                 \
+        }                                                                                                              \
+    };
+#define MULTIPLY_ALL(T, KIND, ORDER)                                                                                    \
+    MULTIPLY(T, 64, KIND, ORDER, PLACES0 "," PLACES1, "32", "33", "34", (VALUES16(0), VALUES16(16))) \
+    MULTIPLY(T, 128, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3, "64", "65", "66", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48))) \
+    MULTIPLY(T, 160, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3 "," PLACES4, "80", "81", "82", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48), VALUES16(64))) \
+    MULTIPLY(T, 192, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3 "," PLACES4 "," PLACES5, "96", "97", "98", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48), VALUES16(64), VALUES16(80))) \
+    MULTIPLY(T, 256, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3 "," PLACES4 "," PLACES5 "," PLACES6 "," PLACES7, "128", "129", "130", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48), VALUES16(64), VALUES16(80), VALUES16(96), VALUES16(112)))
+#if GEMM_TYPE == 0
+typedef bf16 Element;
+MULTIPLY_ALL(bf16, "k16.f32.bf16.bf16", ", 0, 0")
+#elif GEMM_TYPE == 1
+typedef f16 Element;
+MULTIPLY_ALL(f16, "k16.f32.f16.f16", ", 0, 0")
+#else
+typedef fp8 Element;
+MULTIPLY_ALL(fp8, "k32.f32.e4m3.e4m3", "")
+#endif
+
+// ---- the kernel -------------------------------------------------------------------------------------------------
+// WM x WN warpgroups, each 64 rows by N columns, STAGES tiles in flight.
+template <int WM, int WN, int N, int STAGES> struct Tile {
+    static constexpr int ROWS = 64 * WM, COLUMNS = WN * N;
+    static constexpr int X_BYTES = ROWS * 128, W_BYTES = COLUMNS * 128;
+    static constexpr int BOX_ROWS = N / 2; // w comes in boxes of half a warpgroup's columns: of the gate and of up, or both halves
+    static constexpr int STAGING = STAGES * (X_BYTES + W_BYTES), BARRIERS = STAGING + 8 * 4096;
+    static constexpr int BYTES = BARRIERS + STAGES * 16;
+};
+
+struct Place {
+    u32 row_tile, column_tile;
+};
+
+// Tiles in an order in which those that run together share rows and columns, so that L2 serves them: down a band of
+// 2048 rows, then to the next columns.
+template <int ROWS> DEVICE Place place_of(u32 tile, u32 row_tiles, u32 column_tiles) {
+    const u32 band = 2048 / ROWS;
+    u32 first = tile / (band * column_tiles) * band, rest = tile % (band * column_tiles);
+    u32 height = min(band, row_tiles - first);
+    return {first + rest % height, rest / height};
+}
+
+DEVICE float silu_of(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+
+// What is left to do once a warpgroup has its 64 x N sums: by the warp's own 16 rows, 32 columns at a time.
+template <int N, bool SPLIT> struct Epilogue {
+    const GemmParams &p;
+    const TensorMap *out_map;
+    u32 staging;   // two buffers of 2048 bytes of this warp
+    u32 partial;   // of this thread, in every block of the cluster: sums of column group c are 2048 c bytes on
+    u32 rank, row, column, column_up; // first row of the warp, first column in w of the warpgroup
+    u32 lane;
+    u32 turn;
+    float scale_low, scale_high;
+
+    DEVICE void fetch(float (&v)[4], const float (&d)[N / 2], int c, u32 column) {
+        if (SPLIT) {
+            v[0] = v[1] = v[2] = v[3] = 0.0f;
+            for (u32 from = 0; from < p.split; from++) {
+                float part[4];
+                load_cluster4(part, in_block(partial + 2048 * c, from));
+                for (int i = 0; i < 4; i++) v[i] += part[i];
+            }
+        } else {
+            for (int i = 0; i < 4; i++) v[i] = d[4 * c + i];
+        }
+        u32 mine = column + 2 * (lane & 3);
+        if (sizeof(Element) == 1) {
+            float left = 0.0f, right = 0.0f;
+            if (mine < p.n) {
+                left = p.w_scales[mine * p.w_scale_stride];
+                right = p.w_scales[(mine + 1) * p.w_scale_stride];
+            }
+            v[0] *= scale_low * left;
+            v[1] *= scale_low * right;
+            v[2] *= scale_high * left;
+            v[3] *= scale_high * right;
+        }
+        if (p.bias && mine < p.n) {
+            float left = p.bias[mine], right = p.bias[mine + 1];
+            v[0] += left;
+            v[1] += right;
+            v[2] += left;
+            v[3] += right;
+        }
+    }
+
+    DEVICE void write(const float (&v)[4][4], u32 out_column) {
+        u32 buffer = staging + 2048 * turn;
+        turn ^= 1;
+        if (lane == 0) stores_wait<1>();
+        __syncwarp();
+        if (p.out <= OUT_F16) {
+            // Rows of 64 bytes; pairs of rows swizzle their four 16-byte parts.
+            u32 line = lane & 15, part = lane >> 4;
+            for (int i = 0; i < 4; i += 2) {
+                u32 to = buffer + line * 64 + (((i + part) ^ ((line >> 1) & 3)) << 4);
+                if (p.out == OUT_BF16) {
+                    store_matrix4(to, pack2<bf16>(v[i][0], v[i][1]), pack2<bf16>(v[i][2], v[i][3]), pack2<bf16>(v[i + 1][0], v[i + 1][1]),
+                                  pack2<bf16>(v[i + 1][2], v[i + 1][3]));
+                } else {
+                    store_matrix4(to, pack2<f16>(v[i][0], v[i][1]), pack2<f16>(v[i][2], v[i][3]), pack2<f16>(v[i + 1][0], v[i + 1][1]),
+                                  pack2<f16>(v[i + 1][2], v[i + 1][3]));
+                }
+            }
+        } else {
+            // Rows of 128 bytes; each row swizzles its eight 16-byte parts. Row 8 more has the same pattern.
+            u32 line = lane >> 2;
+            for (int i = 0; i < 4; i++) {
+                u32 to = buffer + line * 128 + (((2 * i + ((lane >> 1) & 1)) ^ line) << 4) + (lane & 1) * 8;
+                store_shared2(to, v[i][0], v[i][1]);
+                store_shared2(to + 1024, v[i][2], v[i][3]);
+            }
+        }
+        stores_see_shared();
+        __syncwarp();
+        if (lane == 0) {
+            if (p.out == OUT_ADD_F32) add_box(out_map, out_column, row, buffer);
+            else store_box(out_map, out_column, row, buffer);
+            stores_commit();
+        }
+    }
+
+    DEVICE void run(const float (&d)[N / 2], u32 out_column) {
+        if (sizeof(Element) == 1) {
+            u32 low = row + (lane >> 2), high = low + 8;
+            scale_low = low < p.m ? p.x_scales[low * p.x_scale_stride] : 0.0f;
+            scale_high = high < p.m ? p.x_scales[high * p.x_scale_stride] : 0.0f;
+        }
+#pragma unroll
+        for (int chunk = 0; chunk < N / 32; chunk++) {
+            if (p.silu && chunk >= N / 64) break;
+            if (SPLIT && chunk % p.split != rank) continue;
+            float v[4][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) fetch(v[i], d, 4 * chunk + i, column + 32 * chunk + 8 * i);
+            if (N % 64 == 0 && chunk < N / 64 && p.silu) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float up[4];
+                    fetch(up, d, 4 * chunk + i + N / 16, column_up + 32 * chunk + 8 * i);
+                    for (int j = 0; j < 4; j++) v[i][j] = silu_of(v[i][j]) * up[j];
+                }
+            }
+            write(v, out_column + 32 * chunk);
+        }
+    }
+};
+
+template <int WM, int WN, int N, int STAGES>
+DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap &out_map, const GemmParams &p) {
+    typedef Tile<WM, WN, N, STAGES> Shape;
+    DYNAMIC_SHARED(memory);
+    const u32 x_tiles = shared_address(memory), w_tiles = x_tiles + STAGES * Shape::X_BYTES;
+    const u32 full = x_tiles + Shape::BARRIERS, empty = full + STAGES * 8;
+    const u32 group = __shfl_sync(FULL_WARP, threadIdx.x / 128, 0), lane = threadIdx.x & 31;
+    const u32 rank = p.pair || p.split > 1 ? cluster_rank() : 0;
+    const u32 cluster = p.pair ? 2 : p.split;
+
+    if (threadIdx.x == 0) {
+        prefetch_map(&x_map);
+        prefetch_map(&w_map);
+        prefetch_map(&out_map);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(full + 8 * i, 1);
+            barrier_init(empty + 8 * i, p.pair ? 16 : 8); // every warp that multiplies from this stage
+        }
+        barriers_are_initialised();
+    }
+    __syncthreads();
+    if (p.pair) cluster_sync();
+
+    const u32 width = p.silu ? p.n / 2 : p.n, tile_width = p.silu ? Shape::COLUMNS / 2 : Shape::COLUMNS;
+    const u32 column_tiles = (width + tile_width - 1) / tile_width;
+    // A pair takes two tiles of rows at once; the second of the last pair may be empty.
+    const u32 row_tiles = p.pair ? ((p.m + 2 * Shape::ROWS - 1) / (2 * Shape::ROWS)) : (p.m + Shape::ROWS - 1) / Shape::ROWS;
+    const u32 tiles = row_tiles * column_tiles, first_tile = blockIdx.x / cluster, tile_step = gridDim.x / cluster;
+    const u32 k_begin = p.split > 1 ? p.k_steps * rank / p.split : 0;
+    const u32 k_end = p.split > 1 ? p.k_steps * (rank + 1) / p.split : p.k_steps;
+    const int k_step = 128 / sizeof(Element);
+
+    if (group == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) {
+            auto load_w = [&](u32 stage, u32 column_tile, u32 k) {
+#pragma unroll
+                for (int box = 0; box < 2 * WN; box++) {
+                    u32 half = box & 1, to = w_tiles + stage * Shape::W_BYTES + box * Shape::BOX_ROWS * 128;
+                    u32 row = p.silu ? half * width + column_tile * (Shape::COLUMNS / 2) + (box / 2) * Shape::BOX_ROWS
+                                     : column_tile * Shape::COLUMNS + box * Shape::BOX_ROWS;
+                    if (!p.pair) load_box(to, &w_map, k * k_step, row, full + 8 * stage);
+                    else if (half == rank) load_box_for_pair(to, &w_map, k * k_step, row, full + 8 * stage);
+                }
+            };
+            auto load_x = [&](u32 stage, u32 row_tile, u32 k) {
+                load_box(x_tiles + stage * Shape::X_BYTES, &x_map, k * k_step, row_tile * Shape::ROWS, full + 8 * stage);
+            };
+            // Weights do not depend on the launch before this one: fill all stages with them before waiting for it.
+            u32 early = 0;
+            if (first_tile < tiles) {
+                Place at = place_of<Shape::ROWS>(first_tile, row_tiles, column_tiles);
+                early = min((u32)STAGES, k_end - k_begin);
+                for (u32 i = 0; i < early; i++) {
+                    barrier_expect(full + 8 * i, Shape::X_BYTES + Shape::W_BYTES);
+                    load_w(i, at.column_tile, k_begin + i);
+                }
+            }
+            wait_for_previous();
+            u32 stage = 0, parity = 1;
+            for (u32 tile = first_tile; tile < tiles; tile += tile_step) {
+                Place at = place_of<Shape::ROWS>(tile, row_tiles, column_tiles);
+                u32 row_tile = p.pair ? 2 * at.row_tile + rank : at.row_tile;
+                for (u32 k = k_begin; k < k_end; k++) {
+                    if (early) {
+                        early--;
+                    } else {
+                        barrier_wait(empty + 8 * stage, parity);
+                        barrier_expect(full + 8 * stage, Shape::X_BYTES + Shape::W_BYTES);
+                        load_w(stage, at.column_tile, k);
+                    }
+                    load_x(stage, row_tile, k);
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        parity ^= 1;
+                    }
+                }
+            }
+            allow_next();
+        }
+        __syncwarp();
+        // The other blocks of a cluster still read this one's memory or arrive at its barriers.
+        if (cluster > 1) cluster_sync();
+        if (p.split > 1) cluster_sync();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        const u32 worker = group - 1, warp = (threadIdx.x / 32) & 3;
+        const u32 worker_row = worker % WM, worker_column = worker / WM;
+        const u64 x_at = tile_descriptor(x_tiles + worker_row * 64 * 128), w_at = tile_descriptor(w_tiles + worker_column * N * 128);
+        const u32 staging = x_tiles + Shape::STAGING + (worker * 4 + warp) * 4096;
+        float d[N / 2];
+        auto release = [&](u32 stage) {
+            if (p.pair) {
+                if (lane < 2) barrier_arrive_in(empty + 8 * stage, lane);
+            } else if (lane == 0) {
+                asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(empty + 8 * stage) : "memory");
+            }
+        };
+        u32 stage = 0, parity = 0, turn = 0;
+        wait_for_previous();
+        for (u32 tile = first_tile; tile < tiles; tile += tile_step) {
+            Place at = place_of<Shape::ROWS>(tile, row_tiles, column_tiles);
+            u32 row_tile = p.pair ? 2 * at.row_tile + rank : at.row_tile;
+            u32 before = 0;
+            for (u32 k = k_begin; k < k_end; k++) {
+                barrier_wait(full + 8 * stage, parity);
+                multiply_begin();
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    Multiply<Element, N>::run(d, x_at + (stage * Shape::X_BYTES + 32 * i) / 16,
+                                              w_at + (stage * Shape::W_BYTES + 32 * i) / 16, i > 0 || k > k_begin);
+                }
+                multiply_commit();
+                if (k > k_begin) {
+                    multiply_wait<1>();
+                    release(before);
+                }
+                before = stage;
+                if (++stage == STAGES) {
+                    stage = 0;
+                    parity ^= 1;
+                }
+            }
+            multiply_wait<0>();
+            release(before);
+
+            const u32 column = at.column_tile * tile_width + worker_column * (p.silu ? N / 2 : N);
+            const u32 row = row_tile * Shape::ROWS + worker_row * 64 + warp * 16;
+            if (p.split > 1) {
+                consumers_sync(); // the partial sums go where the tiles were
+                const u32 partial = x_tiles + worker * (64 * N * 4) + (threadIdx.x & 127) * 16;
+#pragma unroll
+                for (int c = 0; c < N / 8; c++) store_shared4(partial + 2048 * c, d[4 * c], d[4 * c + 1], d[4 * c + 2], d[4 * c + 3]);
+                cluster_sync();
+                Epilogue<N, true> rest{p, &out_map, staging, partial, rank, row, column, width + column, lane, turn, 1.0f, 1.0f};
+                rest.run(d, column);
+            } else {
+                Epilogue<N, false> rest{p, &out_map, staging, 0, rank, row, column, width + column, lane, turn, 1.0f, 1.0f};
+                rest.run(d, column);
+                turn = rest.turn;
+            }
+        }
+        if (lane == 0) stores_wait<0>();
+        if (cluster > 1) cluster_sync();
+    }
+}
+
+#define GEMM(NAME, WM, WN, N, STAGES)                                                                                   \
+    KERNEL __launch_bounds__(384, 1) NAME(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, \
+                                          const __grid_constant__ TensorMap out_map, const __grid_constant__ GemmParams p) { \
+        gemm<WM, WN, N, STAGES>(x_map, w_map, out_map, p);                                                               \
+    }
+#define JOIN2(a, b) a##_##b
+#define JOIN(a, b) JOIN2(a, b)
+#if GEMM_TYPE == 0
+#define NAME(tile) JOIN(JOIN(gemm, tile), bf16)
+#elif GEMM_TYPE == 1
+#define NAME(tile) JOIN(JOIN(gemm, tile), f16)
+#else
+#define NAME(tile) JOIN(JOIN(gemm, tile), fp8)
+#endif
+GEMM(NAME(128x256), 2, 1, 256, 4)
+GEMM(NAME(128x192), 2, 1, 192, 4)
+GEMM(NAME(128x160), 2, 1, 160, 5)
+GEMM(NAME(128x128), 2, 1, 128, 6)
+GEMM(NAME(64x256), 1, 2, 128, 4)
+GEMM(NAME(64x128), 1, 2, 64, 8)

@@ -1,0 +1,597 @@
+//! strobe's own matrix products: Hopper's copy engine and tensor cores where the shape allows it, kernels for any shape
+//! elsewhere. What follows a product (bias, scales, residual, activation) is done while it is still in registers.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
+
+use cudarc::driver::sys;
+
+use crate::dtype::Precision;
+use crate::error::{CudaError, check};
+use crate::gpu::{Gpu, Launch};
+use crate::kernel_args;
+use crate::memory::DevicePtr;
+use crate::module::Function;
+
+/// Scales of e4m3 values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scales {
+    /// f32 on the device.
+    pub pointer: DevicePtr,
+    /// One for each row of the matrix; otherwise one in all.
+    pub per_row: bool,
+}
+
+/// Element type of both operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GemmInput {
+    /// That of the activations.
+    Same,
+    /// e4m3. A value is its code times the scale of its row.
+    Fp8 {
+        /// Of the input.
+        x_scales: Scales,
+        /// Of the weights.
+        w_scales: Scales,
+    },
+}
+
+/// What becomes of the product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GemmEpilogue {
+    /// Written in the activations' type.
+    Store,
+    /// Written as f32.
+    StoreF32,
+    /// Added to f32 values: the residual stream.
+    AddResidual,
+    /// The weights are the gate's rows, then as many of the up projection: `silu(gate) * up` is written in the
+    /// activations' type, `n / 2` wide.
+    SiluMul,
+}
+
+/// One product: `out[m][n] = x[m][k] . w[n][k]^T`.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmArgs {
+    /// Type of activations.
+    pub precision: Precision,
+    /// Type of `x` and `w`.
+    pub input: GemmInput,
+    /// `[m][k]`.
+    pub x: DevicePtr,
+    /// `[n][k]`.
+    pub w: DevicePtr,
+    /// `[m][n]`, or `[m][n / 2]` for [`GemmEpilogue::SiluMul`].
+    pub out: DevicePtr,
+    /// What becomes of the product.
+    pub epilogue: GemmEpilogue,
+    /// f32 `[n]`, added before anything else.
+    pub bias: Option<DevicePtr>,
+    /// Rows of the input.
+    pub m: usize,
+    /// Rows of the weights.
+    pub n: usize,
+    /// Columns of both.
+    pub k: usize,
+}
+
+impl GemmArgs {
+    fn input_bytes(&self) -> usize {
+        match self.input {
+            GemmInput::Same => self.precision.bytes(),
+            GemmInput::Fp8 { .. } => 1,
+        }
+    }
+
+    /// Columns of the output.
+    pub fn width(&self) -> usize {
+        if self.epilogue == GemmEpilogue::SiluMul { self.n / 2 } else { self.n }
+    }
+
+    fn out_type(&self) -> OutType {
+        match (self.epilogue, self.precision) {
+            (GemmEpilogue::AddResidual, _) => OutType::AddF32,
+            (GemmEpilogue::StoreF32, _) | (_, Precision::F32) => OutType::F32,
+            (_, Precision::Bf16) => OutType::Bf16,
+            (_, Precision::F16) => OutType::F16,
+        }
+    }
+
+    /// Whether rows begin where vector loads and the copy engine want them.
+    fn aligned(&self) -> bool {
+        (self.k * self.input_bytes()).is_multiple_of(16) && self.x.is_multiple_of(16) && self.w.is_multiple_of(16)
+    }
+}
+
+/// Numbers shared with the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+enum OutType {
+    Bf16 = 0,
+    F16 = 1,
+    F32 = 2,
+    AddF32 = 3,
+}
+
+impl OutType {
+    fn bytes(self) -> usize {
+        match self {
+            OutType::Bf16 | OutType::F16 => 2,
+            OutType::F32 | OutType::AddF32 => 4,
+        }
+    }
+}
+
+/// How blocks of a Hopper kernel work together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GemmCluster {
+    /// Not at all.
+    None,
+    /// Two, on neighbouring rows, load their weights for each other.
+    Pair,
+    /// So many share a tile, each with its range of k.
+    Split(u32),
+}
+
+/// A way to compute a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct GemmVariant {
+    /// Hopper's own instructions, or those of any GPU.
+    pub hopper: bool,
+    /// Rows of a tile.
+    pub rows: u32,
+    /// Columns of a tile.
+    pub columns: u32,
+    /// Hopper only.
+    pub cluster: GemmCluster,
+}
+
+impl fmt::Display for GemmVariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}x{}", if self.hopper { "" } else { "any " }, self.rows, self.columns)?;
+        match self.cluster {
+            GemmCluster::None => Ok(()),
+            GemmCluster::Pair => write!(f, " pair"),
+            GemmCluster::Split(parts) => write!(f, " split {parts}"),
+        }
+    }
+}
+
+/// A tile shape of the Hopper kernels; the order of its instances is bf16, f16, e4m3.
+struct HopperTile {
+    rows: usize,
+    columns: usize,
+    /// Columns of one of the two warpgroups.
+    worker_columns: usize,
+    /// Tiles in flight.
+    stages: usize,
+    names: [&'static str; 3],
+}
+
+impl HopperTile {
+    const fn new(rows: usize, columns: usize, stages: usize, names: [&'static str; 3]) -> HopperTile {
+        // Two warpgroups of 64 rows each, side by side where there are only 64.
+        HopperTile { rows, columns, worker_columns: if rows == 64 { columns / 2 } else { columns }, stages, names }
+    }
+
+    /// As laid out by the kernel: tiles, two buffers of 2 KiB for each warp that multiplies, barriers.
+    fn shared_bytes(&self) -> usize {
+        self.stages * (self.rows + self.columns) * 128 + 8 * 4096 + self.stages * 16
+    }
+}
+
+const HOPPER_FILES: [&str; 3] = ["gemm_sm90_bf16.cu", "gemm_sm90_f16.cu", "gemm_sm90_fp8.cu"];
+const HOPPER_TILES: [HopperTile; 6] = [
+    HopperTile::new(128, 256, 4, ["gemm_128x256_bf16", "gemm_128x256_f16", "gemm_128x256_fp8"]),
+    HopperTile::new(128, 192, 4, ["gemm_128x192_bf16", "gemm_128x192_f16", "gemm_128x192_fp8"]),
+    HopperTile::new(128, 160, 5, ["gemm_128x160_bf16", "gemm_128x160_f16", "gemm_128x160_fp8"]),
+    HopperTile::new(128, 128, 6, ["gemm_128x128_bf16", "gemm_128x128_f16", "gemm_128x128_fp8"]),
+    HopperTile::new(64, 256, 4, ["gemm_64x256_bf16", "gemm_64x256_f16", "gemm_64x256_fp8"]),
+    HopperTile::new(64, 128, 8, ["gemm_64x128_bf16", "gemm_64x128_f16", "gemm_64x128_fp8"]),
+];
+
+/// Tiles of the kernels for every GPU, and their instances: bf16, f16, e4m3, f32.
+const ANY_TILES: [(usize, usize, [&str; 4]); 2] = [
+    (128, 128, ["gemm_mma_128x128_bf16", "gemm_mma_128x128_f16", "gemm_mma_128x128_fp8", "gemm_plain_128x128_f32"]),
+    (32, 64, ["gemm_mma_32x64_bf16", "gemm_mma_32x64_f16", "gemm_mma_32x64_fp8", "gemm_plain_32x64_f32"]),
+];
+
+/// Which instance of a kernel multiplies this.
+fn instance(args: &GemmArgs) -> usize {
+    match (args.input, args.precision) {
+        (GemmInput::Fp8 { .. }, _) => 2,
+        (_, Precision::Bf16) => 0,
+        (_, Precision::F16) => 1,
+        (_, Precision::F32) => 3,
+    }
+}
+
+/// What the Hopper kernels take, beside the three maps.
+#[repr(C)]
+struct HopperParams {
+    bias: DevicePtr,
+    x_scales: DevicePtr,
+    w_scales: DevicePtr,
+    x_scale_stride: u32,
+    w_scale_stride: u32,
+    m: u32,
+    n: u32,
+    k_steps: u32,
+    out: u32,
+    silu: u32,
+    pair: u32,
+    split: u32,
+}
+
+/// What the other kernels take.
+#[repr(C)]
+struct AnyParams {
+    x: DevicePtr,
+    w: DevicePtr,
+    out: DevicePtr,
+    bias: DevicePtr,
+    x_scales: DevicePtr,
+    w_scales: DevicePtr,
+    x_scale_stride: u32,
+    w_scale_stride: u32,
+    m: u32,
+    n: u32,
+    k: u32,
+    out_type: u32,
+    silu: u32,
+    aligned: u32,
+}
+
+/// A matrix as the copy engine is told of it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct MapKey {
+    pointer: DevicePtr,
+    rows: usize,
+    columns: usize,
+    element: MapElement,
+    box_rows: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum MapElement {
+    Bf16,
+    F16,
+    Fp8,
+    F32,
+}
+
+impl MapElement {
+    fn bytes(self) -> usize {
+        match self {
+            MapElement::Bf16 | MapElement::F16 => 2,
+            MapElement::Fp8 => 1,
+            MapElement::F32 => 4,
+        }
+    }
+
+    fn raw(self) -> sys::CUtensorMapDataType {
+        use sys::CUtensorMapDataType_enum as D;
+        match self {
+            MapElement::Bf16 => D::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            MapElement::F16 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            MapElement::Fp8 => D::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            MapElement::F32 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        }
+    }
+}
+
+/// Buffers keep their addresses and steps come in few sizes; past this many maps those of passing sizes are let go.
+const MAPS_KEPT: usize = 8192;
+
+/// The kernels, ready to launch.
+pub struct OwnGemm {
+    hopper: Vec<[Function; 3]>,
+    any: Vec<[Function; 4]>,
+    multiprocessors: usize,
+    maps: RefCell<HashMap<MapKey, sys::CUtensorMap>>,
+}
+
+// SAFETY: function handles may be used from any thread; the map cache is reached by its owner only.
+unsafe impl Send for OwnGemm {}
+
+impl OwnGemm {
+    /// Look the kernels up.
+    pub fn new(gpu: &Gpu) -> Result<OwnGemm, CudaError> {
+        let mut hopper = Vec::new();
+        if gpu.arch().number() >= 90 {
+            for tile in &HOPPER_TILES {
+                let [a, b, c] = tile.names;
+                let [in_a, in_b, in_c] = HOPPER_FILES;
+                hopper.push([gpu.function(in_a, a)?, gpu.function(in_b, b)?, gpu.function(in_c, c)?]);
+            }
+        }
+        let mut any = Vec::new();
+        for (_, _, [a, b, c, d]) in ANY_TILES {
+            let find = |name| gpu.function("gemm.cu", name);
+            any.push([find(a)?, find(b)?, find(c)?, find(d)?]);
+        }
+        let multiprocessors = gpu.info().multiprocessors.max(1) as usize;
+        Ok(OwnGemm { hopper, any, multiprocessors, maps: RefCell::default() })
+    }
+
+    /// Whether these kernels can compute it.
+    pub fn supports(&self, args: &GemmArgs) -> bool {
+        let halves = args.epilogue != GemmEpilogue::SiluMul || args.n.is_multiple_of(2);
+        let fits = [args.m, args.n, args.k].iter().all(|size| *size > 0 && *size < 1 << 31);
+        halves && fits
+    }
+
+    /// Every way to compute it, for a tuner.
+    pub fn variants(&self, args: &GemmArgs) -> Vec<GemmVariant> {
+        let mut all = Vec::new();
+        if !self.supports(args) {
+            return all;
+        }
+        if self.hopper_fits(args) {
+            for tile in HOPPER_TILES.iter().filter(|tile| tile_fits(tile, args)) {
+                let with = |cluster| GemmVariant {
+                    hopper: true,
+                    rows: tile.rows as u32,
+                    columns: tile.columns as u32,
+                    cluster,
+                };
+                all.push(with(GemmCluster::None));
+                if args.m > tile.rows {
+                    all.push(with(GemmCluster::Pair));
+                }
+                let tiles = tiles(tile, args, 1);
+                // Splits that leave each block enough to do, and blocks no more than there are places for.
+                for parts in 2..=8 {
+                    if tiles * parts <= self.multiprocessors && k_steps(args) >= 2 * parts {
+                        all.push(with(GemmCluster::Split(parts as u32)));
+                    }
+                }
+            }
+        }
+        for (rows, columns, _) in ANY_TILES {
+            all.push(GemmVariant {
+                hopper: false,
+                rows: rows as u32,
+                columns: columns as u32,
+                cluster: GemmCluster::None,
+            });
+        }
+        all
+    }
+
+    /// The way that should be fastest, by arithmetic alone.
+    pub fn choose(&self, args: &GemmArgs) -> GemmVariant {
+        let any = |(rows, columns, _): (usize, usize, [&str; 4])| GemmVariant {
+            hopper: false,
+            rows: rows as u32,
+            columns: columns as u32,
+            cluster: GemmCluster::None,
+        };
+        if !self.hopper_fits(args) {
+            let [large, small] = ANY_TILES;
+            let blocks = args.m.div_ceil(128) * args.n.div_ceil(128);
+            return any(if args.m > 32 && blocks * 2 > self.multiprocessors { large } else { small });
+        }
+        let mut best = (f64::INFINITY, any(ANY_TILES[0]));
+        for variant in self.variants(args).into_iter().filter(|variant| variant.hopper) {
+            let cost = self.cycles(args, variant);
+            if cost < best.0 {
+                best = (cost, variant);
+            }
+        }
+        best.1
+    }
+
+    /// Cycles that a variant should take: waves of tiles, each the longer of multiplying and loading.
+    fn cycles(&self, args: &GemmArgs, variant: GemmVariant) -> f64 {
+        let Some(tile) = HOPPER_TILES.iter().find(|tile| is_tile(tile, variant)) else { return f64::INFINITY };
+        let (together, split) = match variant.cluster {
+            GemmCluster::None => (1, 1),
+            GemmCluster::Pair => (2, 1),
+            GemmCluster::Split(parts) => (1, parts as usize),
+        };
+        let tiles = tiles(tile, args, together) * together;
+        let blocks = (tiles * split).min(self.multiprocessors);
+        let waves = tiles.div_ceil(self.multiprocessors / split) as f64;
+        let steps = k_steps(args).div_ceil(split) as f64;
+        // 2048 multiply-adds of 16 bits in a cycle, or twice as many of 8; narrow tiles wait for shared memory.
+        let narrow = if tile.worker_columns < 128 { 1.6 } else { 1.1 };
+        let multiply = (tile.rows * tile.columns) as f64 / 32.0 * narrow;
+        let bytes = ((tile.rows + tile.columns / together) * 128) as f64;
+        let load = (bytes / 64.0).max(bytes * blocks as f64 / 4500.0);
+        let finish = (tile.rows * tile.columns) as f64 / 16.0 / split as f64 + if split > 1 { 2500.0 } else { 0.0 };
+        waves * (steps * multiply.max(load) + finish) + 1500.0
+    }
+
+    /// Compute it in the way that should be fastest.
+    pub fn run(&self, gpu: &Gpu, args: &GemmArgs) -> Result<(), CudaError> {
+        self.run_variant(gpu, args, self.choose(args))
+    }
+
+    /// Compute it in a given way, one of [`OwnGemm::variants`].
+    pub fn run_variant(&self, gpu: &Gpu, args: &GemmArgs, variant: GemmVariant) -> Result<(), CudaError> {
+        if !self.supports(args) {
+            return Err(CudaError::Unsupported(format!(
+                "no own matrix product of {} x {} x {} ({:?})",
+                args.m, args.n, args.k, args.epilogue
+            )));
+        }
+        if variant.hopper { self.run_hopper(gpu, args, variant) } else { self.run_any(gpu, args, variant) }
+    }
+
+    fn hopper_fits(&self, args: &GemmArgs) -> bool {
+        !self.hopper.is_empty()
+            && instance(args) < 3
+            && args.aligned()
+            && args.out.is_multiple_of(16)
+            && (args.width() * args.out_type().bytes()).is_multiple_of(16)
+    }
+
+    fn run_hopper(&self, gpu: &Gpu, args: &GemmArgs, variant: GemmVariant) -> Result<(), CudaError> {
+        let found = HOPPER_TILES.iter().zip(&self.hopper).find(|(tile, _)| is_tile(tile, variant));
+        let split = if let GemmCluster::Split(parts) = variant.cluster { parts as usize } else { 1 };
+        let usable = self.hopper_fits(args) && (1..=8).contains(&split) && split <= k_steps(args);
+        let Some((tile, functions)) = found.filter(|(tile, _)| usable && tile_fits(tile, args)) else {
+            return Err(no_variant(args, variant));
+        };
+        let pair = variant.cluster == GemmCluster::Pair;
+        let (x_element, out_element) = match instance(args) {
+            0 => (MapElement::Bf16, args.out_type()),
+            1 => (MapElement::F16, args.out_type()),
+            _ => (MapElement::Fp8, args.out_type()),
+        };
+        let out_element = match out_element {
+            OutType::Bf16 => MapElement::Bf16,
+            OutType::F16 => MapElement::F16,
+            OutType::F32 | OutType::AddF32 => MapElement::F32,
+        };
+        let x =
+            MapKey { pointer: args.x, rows: args.m, columns: args.k, element: x_element, box_rows: tile.rows as u32 };
+        let box_rows = tile.worker_columns as u32 / 2;
+        let w = MapKey { pointer: args.w, rows: args.n, columns: args.k, element: x_element, box_rows };
+        let out = MapKey {
+            pointer: args.out,
+            rows: args.m,
+            columns: args.width(),
+            element: out_element,
+            box_rows: OUT_BOX_ROWS,
+        };
+        let (x, w, out) = (self.map(x)?, self.map(w)?, self.map(out)?);
+        let (x_scales, w_scales) = scales(args);
+        let params = HopperParams {
+            bias: args.bias.unwrap_or(0),
+            x_scales: x_scales.pointer,
+            w_scales: w_scales.pointer,
+            x_scale_stride: u32::from(x_scales.per_row),
+            w_scale_stride: u32::from(w_scales.per_row),
+            m: args.m as u32,
+            n: args.n as u32,
+            k_steps: k_steps(args) as u32,
+            out: args.out_type() as u32,
+            silu: u32::from(args.epilogue == GemmEpilogue::SiluMul),
+            pair: u32::from(pair),
+            split: split as u32,
+        };
+        let blocks = if pair {
+            2 * tiles(tile, args, 2).min(self.multiprocessors / 2)
+        } else if split > 1 {
+            tiles(tile, args, 1) * split
+        } else {
+            tiles(tile, args, 1).min(self.multiprocessors)
+        };
+        let cluster = if pair { 2 } else { split as u32 };
+        let shape = Launch::grid(blocks, 384).shared(tile.shared_bytes()).overlapping().clustered(cluster);
+        gpu.launch(functions[instance(args).min(2)], shape, kernel_args![x, w, out, params])
+    }
+
+    fn run_any(&self, gpu: &Gpu, args: &GemmArgs, variant: GemmVariant) -> Result<(), CudaError> {
+        let is = |rows: usize, columns: usize| (rows as u32, columns as u32) == (variant.rows, variant.columns);
+        let found = ANY_TILES.iter().zip(&self.any).find(|((rows, columns, _), _)| is(*rows, *columns));
+        let Some(((rows, columns, _), functions)) = found else { return Err(no_variant(args, variant)) };
+        let (x_scales, w_scales) = scales(args);
+        let params = AnyParams {
+            x: args.x,
+            w: args.w,
+            out: args.out,
+            bias: args.bias.unwrap_or(0),
+            x_scales: x_scales.pointer,
+            w_scales: w_scales.pointer,
+            x_scale_stride: u32::from(x_scales.per_row),
+            w_scale_stride: u32::from(w_scales.per_row),
+            m: args.m as u32,
+            n: args.n as u32,
+            k: args.k as u32,
+            out_type: args.out_type() as u32,
+            silu: u32::from(args.epilogue == GemmEpilogue::SiluMul),
+            aligned: u32::from(args.aligned()),
+        };
+        let which = instance(args);
+        // Four stages of 64 bytes of each row; the 32-bit kernels have memory of their own.
+        let shared = if which == 3 { 0 } else { 4 * (rows + columns) * 64 };
+        let mut shape = Launch::grid(args.m.div_ceil(*rows), 256).shared(shared).overlapping();
+        shape.grid.1 = args.n.div_ceil(*columns) as u32;
+        gpu.launch(functions[which], shape, kernel_args![params])
+    }
+
+    /// The copy engine's view of a matrix: operands in boxes of 128 bytes of k, outputs in boxes of 32 columns.
+    fn map(&self, key: MapKey) -> Result<sys::CUtensorMap, CudaError> {
+        let mut maps = self.maps.borrow_mut();
+        if let Some(map) = maps.get(&key) {
+            return Ok(*map);
+        }
+        let output = key.box_rows == OUT_BOX_ROWS;
+        let bytes = key.element.bytes();
+        let box_columns = if output { 32 } else { 128 / bytes as u32 };
+        let swizzle = if box_columns as usize * bytes == 64 {
+            sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_64B
+        } else {
+            sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B
+        };
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        let size = [key.columns as u64, key.rows as u64];
+        let stride = [(key.columns * bytes) as u64];
+        let (shape, step) = ([box_columns, key.box_rows], [1u32, 1]);
+        // SAFETY: arrays of the rank given; the address is only written down.
+        let status = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                key.element.raw(),
+                2,
+                key.pointer as *mut std::ffi::c_void,
+                size.as_ptr(),
+                stride.as_ptr(),
+                shape.as_ptr(),
+                step.as_ptr(),
+                sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        check(status, || format!("describing a matrix of {} x {} to the copy engine", key.rows, key.columns))?;
+        if maps.len() >= MAPS_KEPT {
+            maps.clear();
+        }
+        maps.insert(key, map);
+        Ok(map)
+    }
+}
+
+/// Rows that one warp writes at once; no operand comes in boxes this low.
+const OUT_BOX_ROWS: u32 = 16;
+
+fn no_variant(args: &GemmArgs, variant: GemmVariant) -> CudaError {
+    CudaError::Unsupported(format!(
+        "the product of {} x {} x {} ({:?}) can't be computed as {variant}",
+        args.m, args.n, args.k, args.epilogue
+    ))
+}
+
+fn scales(args: &GemmArgs) -> (Scales, Scales) {
+    let none = Scales { pointer: 0, per_row: false };
+    match args.input {
+        GemmInput::Same => (none, none),
+        GemmInput::Fp8 { x_scales, w_scales } => (x_scales, w_scales),
+    }
+}
+
+/// Steps of 128 bytes along k.
+fn k_steps(args: &GemmArgs) -> usize {
+    (args.k * args.input_bytes()).div_ceil(128)
+}
+
+/// Tiles of an output, `together` tiles of rows counted as one.
+fn tiles(tile: &HopperTile, args: &GemmArgs, together: usize) -> usize {
+    args.m.div_ceil(tile.rows * together) * args.n.div_ceil(tile.columns)
+}
+
+/// Gate and up columns of a warpgroup are written in pieces of 32.
+fn tile_fits(tile: &HopperTile, args: &GemmArgs) -> bool {
+    args.epilogue != GemmEpilogue::SiluMul || tile.worker_columns.is_multiple_of(64)
+}
+
+fn is_tile(tile: &HopperTile, variant: GemmVariant) -> bool {
+    variant.hopper && (tile.rows as u32, tile.columns as u32) == (variant.rows, variant.columns)
+}
