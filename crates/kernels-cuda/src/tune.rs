@@ -350,7 +350,6 @@ impl Bench {
     }
 
     /// Median microseconds of one product with all that it needs around it. Stops early beyond `hopeless`.
-    #[allow(clippy::too_many_arguments)]
     fn time(
         &self,
         gpu: &Gpu,
