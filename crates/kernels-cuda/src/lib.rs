@@ -20,6 +20,7 @@ mod nvml;
 mod nvtx;
 mod profiler;
 mod rows;
+mod sample;
 mod timeline;
 mod tune;
 mod weights;
@@ -39,6 +40,7 @@ pub use nvml::{GpuSamples, GpuSeries, GpuSummary, NvmlSampler, SeriesSummary, Th
 pub use nvtx::Nvtx;
 pub use profiler::{NvtxChoice, Profiler, attached_profiler};
 pub use rows::{EmbedArgs, RopeArgs, RowOps};
+pub use sample::{Draw, SampleArgs, SampleOps};
 pub use timeline::{Activity, ActivityKind, ApiCall, KernelTimeline, RecorderCost};
 pub use tune::{
     BUCKETS, CHOICES_FILE, GemmChoice, GemmChoices, LinearSite, Timing, TuneProgress, Tuned, TunedFor, bucket_index,

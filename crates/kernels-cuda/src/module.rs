@@ -35,6 +35,7 @@ pub const SOURCES: &[KernelSource] = &[
     source("gemm_sm90_fp8.cu", gemm_sm90!("2"), 90),
     source("linear.cu", include_str!("../kernels/linear.cu"), 80),
     source("rows.cu", include_str!("../kernels/rows.cu"), 80),
+    source("sample.cu", include_str!("../kernels/sample.cu"), 80),
     source("weights.cu", include_str!("../kernels/weights.cu"), 80),
 ];
 

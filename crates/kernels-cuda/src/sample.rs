@@ -1,0 +1,145 @@
+//! From logits to tokens on the device.
+
+use crate::error::CudaError;
+use crate::gpu::{Gpu, Launch};
+use crate::kernel_args;
+use crate::memory::{DeviceBuffer, DevicePtr};
+use crate::module::Function;
+
+/// How one row's token is drawn; what the kernel reads.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Draw {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Keep the k most likely; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set of most likely tokens with this probability; 1 keeps all.
+    pub top_p: f32,
+    /// Seed of the request.
+    pub seed: u64,
+    /// How many tokens came before.
+    pub index: u64,
+    /// First of the tokens it may not be.
+    pub banned_start: u32,
+    /// How many they are.
+    pub banned_len: u32,
+}
+
+/// Rows of logits and how their tokens are drawn.
+#[derive(Clone, Copy, Debug)]
+pub struct SampleArgs {
+    /// f32, `[rows][vocab]`.
+    pub logits: DevicePtr,
+    /// Logits of a row.
+    pub vocab: usize,
+    /// Rows.
+    pub rows: usize,
+    /// One [`Draw`] per row.
+    pub draws: DevicePtr,
+    /// Tokens that some rows may not draw (u32).
+    pub banned: DevicePtr,
+    /// Out: the token of each row (u32).
+    pub out: DevicePtr,
+}
+
+/// Blocks that may share the search for one row's maximum.
+const MOST_SPLITS: usize = 16;
+/// Logits below which a further block is not worth it.
+const LOGITS_PER_SPLIT: usize = 4096;
+const THREADS: u32 = 1024;
+/// Shared memory before the bits of forbidden ids, as in the kernel.
+const SCRATCH_BYTES: usize = 18_432;
+/// Sums of weights are made for no more.
+const LARGEST_VOCAB: usize = 1 << 18;
+
+/// Drawing tokens.
+pub struct SampleOps {
+    argmax: Function,
+    sample: Function,
+    /// A maximum for each block, then a counter for each row.
+    scratch: DeviceBuffer,
+    max_rows: usize,
+}
+
+impl SampleOps {
+    /// For at most `max_rows` rows at once.
+    pub fn new(gpu: &Gpu, max_rows: usize) -> Result<SampleOps, CudaError> {
+        let scratch = DeviceBuffer::new(max_rows * (MOST_SPLITS * 8 + 4), "sampling scratch")?;
+        scratch.fill(0)?;
+        Ok(SampleOps {
+            argmax: gpu.function("sample.cu", "argmax_f32")?,
+            sample: gpu.function("sample.cu", "sample_f32")?,
+            scratch,
+            max_rows,
+        })
+    }
+
+    /// The first maximum of each row (u32); NaN never wins, and a row of nothing else gives 0.
+    pub fn argmax(
+        &self,
+        gpu: &Gpu,
+        logits: DevicePtr,
+        vocab: usize,
+        rows: usize,
+        out: DevicePtr,
+    ) -> Result<(), CudaError> {
+        let Some(shape) = self.shape(gpu, vocab, rows)? else { return Ok(()) };
+        let (columns, partials, counters) = (vocab as u32, self.scratch.ptr(), self.counters());
+        gpu.launch(self.argmax, shape, kernel_args![logits, columns, out, partials, counters])
+    }
+
+    /// A token for each row, as its [`Draw`] says.
+    pub fn sample(&self, gpu: &Gpu, args: &SampleArgs) -> Result<(), CudaError> {
+        let Some(shape) = self.shape(gpu, args.vocab, args.rows)? else { return Ok(()) };
+        let shape = shape.shared(SCRATCH_BYTES + args.vocab.div_ceil(32) * 4);
+        let (columns, partials, counters) = (args.vocab as u32, self.scratch.ptr(), self.counters());
+        let list = kernel_args![args.logits, columns, args.draws, args.banned, args.out, partials, counters];
+        gpu.launch(self.sample, shape, list)
+    }
+
+    fn counters(&self) -> DevicePtr {
+        self.scratch.ptr() + (self.max_rows * MOST_SPLITS * 8) as DevicePtr
+    }
+
+    fn shape(&self, gpu: &Gpu, vocab: usize, rows: usize) -> Result<Option<Launch>, CudaError> {
+        if rows > self.max_rows || rows > 65_535 || vocab > LARGEST_VOCAB {
+            return Err(CudaError::Unsupported(format!(
+                "{rows} rows of {vocab} logits: this sampler takes {} rows of {LARGEST_VOCAB}",
+                self.max_rows.min(65_535)
+            )));
+        }
+        if rows == 0 || vocab == 0 {
+            return Ok(None);
+        }
+        let mut shape = Launch::grid(splits(rows, vocab, gpu.info().multiprocessors as usize), THREADS).overlapping();
+        shape.grid.1 = rows as u32;
+        Ok(Some(shape))
+    }
+}
+
+/// Blocks per row: a few rows are spread over the whole GPU, many keep it busy by themselves.
+fn splits(rows: usize, vocab: usize, multiprocessors: usize) -> usize {
+    (multiprocessors / rows).min(vocab.div_ceil(LOGITS_PER_SPLIT)).clamp(1, MOST_SPLITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draw_has_the_layout_of_the_kernel() {
+        assert_eq!(size_of::<Draw>(), 40);
+        let offsets = [std::mem::offset_of!(Draw, seed), std::mem::offset_of!(Draw, banned_start)];
+        assert_eq!(offsets, [16, 32]);
+    }
+
+    #[test]
+    fn few_rows_are_split_and_many_are_not() {
+        assert_eq!(splits(1, 32_000, 132), 8);
+        assert_eq!(splits(1, 128_256, 132), 16);
+        assert_eq!(splits(64, 32_000, 132), 2);
+        assert_eq!(splits(1024, 32_000, 132), 1);
+        assert_eq!(splits(1, 100, 132), 1);
+    }
+}
