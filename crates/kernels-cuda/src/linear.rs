@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::Precision;
 use crate::error::CudaError;
+use crate::gemm::{GemmArgs, GemmEpilogue, GemmInput, GemmVariant, OwnGemm, Scales};
 use crate::gpu::{Gpu, Launch};
 use crate::kernel_args;
 use crate::lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
@@ -121,6 +122,13 @@ pub struct LinearArgs {
     pub m: usize,
 }
 
+impl LinearArgs {
+    /// Sizes without operands: enough to ask what could run them.
+    fn unbound(shape: LinearShape, m: usize) -> LinearArgs {
+        LinearArgs { shape, input: LinearInput::Plain(0), w: 0, w_scales: 0, bias: 0, out: 0, m }
+    }
+}
+
 /// What a kernel does besides multiplying; the rest is the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
@@ -148,6 +156,11 @@ pub enum Candidate {
         /// The library's favourite where none is named.
         algorithm: Option<LtAlgo>,
     },
+    /// Strobe's own tensor-core kernels.
+    Own {
+        /// The likeliest where none is named.
+        variant: Option<GemmVariant>,
+    },
 }
 
 /// Sums of bare codes wait here for their scales, so many rows at a time as fit.
@@ -158,6 +171,7 @@ pub struct Linear {
     precision: Precision,
     plugin: GemmPlugin,
     lt: Option<Lt>,
+    own: OwnGemm,
     rows: RowOps,
     scale_store: Function,
     scale_store_f32: Function,
@@ -182,6 +196,7 @@ impl Linear {
             precision,
             plugin,
             lt,
+            own: OwnGemm::new(gpu)?,
             rows: RowOps::new(gpu, precision)?,
             scale_store: gpu.function("linear.cu", typed)?,
             scale_store_f32: gpu.function("linear.cu", "scale_store_f32")?,
@@ -228,11 +243,9 @@ impl Linear {
     }
 
     fn likeliest(&self, shape: &LinearShape) -> Candidate {
-        let rows_scaled = self.lt.as_ref().is_some_and(|lt| lt.supports(&self.lt_shape(shape, false)));
-        if rows_scaled {
-            Candidate::CublasLt { algorithm: None }
-        } else {
-            Candidate::CublasLtScaled { algorithm: None }
+        match &self.lt {
+            Some(lt) if lt.supports(&self.lt_shape(shape, false)) => Candidate::CublasLt { algorithm: None },
+            _ => Candidate::Own { variant: None },
         }
     }
 
@@ -242,10 +255,12 @@ impl Linear {
     }
 
     pub(crate) fn route_of(&self, shape: &LinearShape, candidate: &Candidate) -> Route {
+        let (fp8_input, silu) = (shape.weights == Weights::Fp8, shape.epilogue == Epilogue::SiluMul);
         match candidate {
             Candidate::CublasLt { .. } | Candidate::CublasLtScaled { .. } => {
-                Route { folds_norm: false, fp8_input: shape.weights == Weights::Fp8, folds_silu: false }
+                Route { folds_norm: false, fp8_input, folds_silu: false }
             }
+            Candidate::Own { .. } => Route { folds_norm: false, fp8_input, folds_silu: silu },
         }
     }
 
@@ -256,9 +271,9 @@ impl Linear {
         self.run_candidate(gpu, args, &self.kernel(&args.shape, args.m))
     }
 
-    /// What can run `rows` rows of a shape, with names.
+    /// What can run `rows` rows of a shape, with names; those that are likely to win come early.
     pub(crate) fn candidates(&self, shape: &LinearShape, rows: usize) -> Result<Vec<(Candidate, String)>, CudaError> {
-        let mut found = Vec::new();
+        let mut found: Vec<(Candidate, String)> = Vec::new();
         if let Some(lt) = &self.lt {
             let whole = lt.algorithms(&self.lt_shape(shape, false), rows, ALGORITHMS)?;
             for (i, algorithm) in whole.iter().enumerate() {
@@ -271,6 +286,13 @@ impl Linear {
                     found.push((candidate, format!("cublaslt {i} + scale")));
                 }
             }
+        }
+        let args = self.gemm_args(&LinearArgs::unbound(*shape, rows), 0, 0);
+        let likeliest = self.own.choose(&args);
+        let mut variants = self.own.variants(&args);
+        variants.sort_by_key(|variant| *variant != likeliest);
+        for variant in variants {
+            found.push((Candidate::Own { variant: Some(variant) }, format!("own {variant}")));
         }
         Ok(found)
     }
@@ -293,6 +315,7 @@ impl Linear {
         match *candidate {
             Candidate::CublasLt { algorithm } => self.run_lt(gpu, args, algorithm),
             Candidate::CublasLtScaled { algorithm } => self.run_lt_scaled(gpu, args, algorithm),
+            Candidate::Own { variant } => self.run_own(gpu, args, variant),
         }
     }
 
@@ -311,13 +334,40 @@ impl Linear {
         LtShape { n: shape.n, k: shape.k, input, output, accumulate }
     }
 
+    fn run_own(&self, gpu: &Gpu, args: &LinearArgs, variant: Option<GemmVariant>) -> Result<(), CudaError> {
+        let (x, x_scales) = input_pointers(args)?;
+        let args = self.gemm_args(args, x, x_scales);
+        self.own.run_variant(gpu, &args, variant.unwrap_or_else(|| self.own.choose(&args)))
+    }
+
+    fn gemm_args(&self, args: &LinearArgs, x: DevicePtr, x_scales: DevicePtr) -> GemmArgs {
+        let LinearShape { n, k, epilogue, weights, bias, .. } = args.shape;
+        let per_row = |pointer| Scales { pointer, per_row: true };
+        GemmArgs {
+            precision: self.precision,
+            input: match weights {
+                Weights::Same => GemmInput::Same,
+                Weights::Fp8 => GemmInput::Fp8 { x_scales: per_row(x_scales), w_scales: per_row(args.w_scales) },
+            },
+            x,
+            w: args.w,
+            out: args.out,
+            epilogue: match epilogue {
+                Epilogue::Store => GemmEpilogue::Store,
+                Epilogue::StoreF32 => GemmEpilogue::StoreF32,
+                Epilogue::AddResidual => GemmEpilogue::AddResidual,
+                Epilogue::SiluMul => GemmEpilogue::SiluMul,
+            },
+            bias: bias.then_some(args.bias),
+            m: args.m,
+            n,
+            k,
+        }
+    }
+
     fn run_lt(&self, gpu: &Gpu, args: &LinearArgs, algorithm: Option<LtAlgo>) -> Result<(), CudaError> {
         let lt = self.lt.as_ref().ok_or_else(|| missing(args))?;
-        let (x, x_scales) = match (args.input, args.shape.weights) {
-            (LinearInput::Plain(x), Weights::Same) => (x, 0),
-            (LinearInput::Fp8 { codes, scales }, Weights::Fp8) => (codes, scales),
-            _ => return Err(missing(args)),
-        };
+        let (x, x_scales) = input_pointers(args)?;
         let LinearArgs { shape, w, w_scales, out, bias, m, .. } = *args;
         lt.run(gpu, &self.lt_shape(&shape, false), &LtArgs { x, x_scales, w, w_scales, out, m }, algorithm)?;
         if shape.bias {
@@ -361,6 +411,15 @@ const ALGORITHMS: usize = 16;
 const MOST_GRID_ROWS: usize = 65_535;
 /// Threads of a block that scales.
 const SCALE_THREADS: usize = 256;
+
+/// The input and its scales, in the form that goes with the weights.
+fn input_pointers(args: &LinearArgs) -> Result<(DevicePtr, DevicePtr), CudaError> {
+    match (args.input, args.shape.weights) {
+        (LinearInput::Plain(x), Weights::Same) => Ok((x, 0)),
+        (LinearInput::Fp8 { codes, scales }, Weights::Fp8) => Ok((codes, scales)),
+        _ => Err(missing(args)),
+    }
+}
 
 fn missing(args: &LinearArgs) -> CudaError {
     CudaError::Unsupported(format!("no kernel for {} rows of {:?} from {:?}", args.m, args.shape, args.input))
