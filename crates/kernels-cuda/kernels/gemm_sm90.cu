@@ -43,6 +43,7 @@ DEVICE u32 in_block(u32 address, u32 rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
     return mapped;
 }
+DEVICE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DEVICE void barrier_arrive_in(u32 bar, u32 rank) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(in_block(bar, rank)) : "memory");
 }
@@ -65,11 +66,6 @@ DEVICE void barriers_are_initialised() {
 DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-DEVICE u32 cluster_rank() {
-    u32 rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
 }
 // Both warpgroups that multiply, and nobody else.
 DEVICE void consumers_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
@@ -119,6 +115,10 @@ DEVICE void load_cluster4(float (&v)[4], u32 from) {
 DEVICE void multiply_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING> DEVICE void multiply_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+
+// One warpgroup needs few registers, the others get them.
+template <int COUNT> DEVICE void give_registers_back() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
 // A tile whose rows are 128 bytes, swizzled; groups of 8 rows are 1024 bytes apart.
 DEVICE u64 tile_descriptor(u32 address) {
@@ -332,7 +332,7 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
     const int k_step = 128 / sizeof(Element);
 
     if (group == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        give_registers_back<40>();
         if (threadIdx.x == 0) {
             auto load_w = [&](u32 stage, u32 column_tile, u32 k) {
 #pragma unroll
@@ -384,7 +384,7 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
         if (cluster > 1) cluster_sync();
         if (p.split > 1) cluster_sync();
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        take_registers<232>();
         const u32 worker = group - 1, warp = (threadIdx.x / 32) & 3;
         const u32 worker_row = worker % WM, worker_column = worker / WM;
         const u64 x_at = tile_descriptor(x_tiles + worker_row * 64 * 128), w_at = tile_descriptor(w_tiles + worker_column * N * 128);
@@ -394,7 +394,7 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
             if (p.pair) {
                 if (lane < 2) barrier_arrive_in(empty + 8 * stage, lane);
             } else if (lane == 0) {
-                asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(empty + 8 * stage) : "memory");
+                barrier_arrive(empty + 8 * stage);
             }
         };
         u32 stage = 0, parity = 0, turn = 0;
