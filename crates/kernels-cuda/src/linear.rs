@@ -239,12 +239,12 @@ impl Linear {
             let index = bucket_index(m);
             buckets[index].or_else(|| buckets[..index].iter().rev().find_map(|candidate| *candidate))
         });
-        planned.unwrap_or_else(|| self.likeliest(shape))
+        planned.unwrap_or_else(|| self.likeliest(shape, m))
     }
 
-    fn likeliest(&self, shape: &LinearShape) -> Candidate {
+    fn likeliest(&self, shape: &LinearShape, m: usize) -> Candidate {
         match &self.lt {
-            Some(lt) if lt.supports(&self.lt_shape(shape, false)) => Candidate::CublasLt { algorithm: None },
+            Some(lt) if lt.has_algorithm(&self.lt_shape(shape, false), m) => Candidate::CublasLt { algorithm: None },
             _ => Candidate::Own { variant: None },
         }
     }

@@ -225,6 +225,11 @@ impl Lt {
         Ok(found.iter().take(count as usize).filter(good).map(|r| LtAlgo(r.algo.data)).collect())
     }
 
+    /// Whether [`Lt::run`] could multiply so many rows.
+    pub fn has_algorithm(&self, shape: &LtShape, m: usize) -> bool {
+        self.resolve(shape, m.max(1), None).is_ok()
+    }
+
     /// Multiply. `algo` was tuned for about as many rows; where it does not fit this many, or none is given, the
     /// library's favourite runs.
     pub fn run(&self, gpu: &Gpu, shape: &LtShape, args: &LtArgs, algo: Option<LtAlgo>) -> Result<(), CudaError> {
