@@ -385,7 +385,7 @@ impl OwnGemm {
     }
 
     /// Cycles that a variant should take: waves of tiles, each the longer of multiplying and loading.
-    fn cycles(&self, args: &GemmArgs, variant: GemmVariant) -> f64 {
+    pub(crate) fn cycles(&self, args: &GemmArgs, variant: GemmVariant) -> f64 {
         let Some(tile) = HOPPER_TILES.iter().find(|tile| is_tile(tile, variant)) else { return f64::INFINITY };
         let (together, split) = match variant.cluster {
             GemmCluster::None => (1, 1),

@@ -288,10 +288,13 @@ impl Linear {
             }
         }
         let args = self.gemm_args(&LinearArgs::unbound(*shape, rows), 0, 0);
-        let likeliest = self.own.choose(&args);
-        let mut variants = self.own.variants(&args);
-        variants.sort_by_key(|variant| *variant != likeliest);
-        for variant in variants {
+        let (mut hopper, mut others) = (Vec::new(), Vec::new());
+        for variant in self.own.variants(&args) {
+            if variant.hopper { hopper.push(variant) } else { others.push(variant) }
+        }
+        hopper.sort_by(|a, b| self.own.cycles(&args, *a).total_cmp(&self.own.cycles(&args, *b)));
+        hopper.truncate(VARIANTS);
+        for variant in hopper.into_iter().chain(others) {
             found.push((Candidate::Own { variant: Some(variant) }, format!("own {variant}")));
         }
         Ok(found)
@@ -407,6 +410,8 @@ impl Linear {
 
 /// Algorithms of cuBLASLt that are tried.
 const ALGORITHMS: usize = 16;
+/// Own variants for Hopper that are tried, of up to fifty: those that arithmetic favours.
+const VARIANTS: usize = 12;
 /// Blocks in a grid's second dimension.
 const MOST_GRID_ROWS: usize = 65_535;
 /// Threads of a block that scales.

@@ -127,7 +127,11 @@ impl GemmChoices {
     /// Write a file, whole or not at all.
     pub fn write(&self, path: &Path) -> std::io::Result<()> {
         let beside = path.with_extension(format!("{}.tmp", std::process::id()));
-        std::fs::write(&beside, serde_json::to_vec_pretty(self)?)?;
+        // A line for each choice: readable, and still small.
+        let lines = self.choices.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
+        let tuned_for = serde_json::to_string(&self.tuned_for)?;
+        let text = format!("{{\"tuned_for\":{tuned_for},\n\"choices\":[\n{}\n]}}\n", lines.join(",\n"));
+        std::fs::write(&beside, text)?;
         std::fs::rename(&beside, path)
     }
 
@@ -229,7 +233,7 @@ pub fn tune(
 }
 
 /// A replay should take about so long: short enough for hundreds of candidates, long enough for a clock.
-const REPLAY_MICROSECONDS: f64 = 200.0;
+const REPLAY_MICROSECONDS: f64 = 150.0;
 /// Timed replays of a candidate that is in the race.
 const REPLAYS: usize = 5;
 /// A candidate this much slower than the best so far is out after one replay.
@@ -339,15 +343,17 @@ impl Bench {
         };
         let weight_bytes =
             shape.n * shape.k * if shape.weights == Weights::Fp8 { 1 } else { linear.precision().bytes() };
+        let short = |value: f64| (value * 1e3).round() / 1e3;
+        let timing = |(_, kernel, time)| Timing { kernel, microseconds: short(time) };
         Ok(GemmChoice {
             shape: *shape,
             bucket,
             rows,
             winner,
-            microseconds,
-            tflops: 2.0 * (rows * shape.n) as f64 * shape.k as f64 / microseconds / 1e6,
-            weight_gb_per_s: weight_bytes as f64 / microseconds / 1e3,
-            candidates: timed.into_iter().map(|(_, kernel, microseconds)| Timing { kernel, microseconds }).collect(),
+            microseconds: short(microseconds),
+            tflops: short(2.0 * (rows * shape.n) as f64 * shape.k as f64 / microseconds / 1e6),
+            weight_gb_per_s: short(weight_bytes as f64 / microseconds / 1e3),
+            candidates: timed.into_iter().map(timing).collect(),
         })
     }
 
