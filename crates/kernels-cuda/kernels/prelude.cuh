@@ -148,6 +148,24 @@ template <typename T> DEVICE void unpack2(u32 pair, float &low, float &high) {
     high = to_float(b);
 }
 
+// Four e4m3 codes as two pairs, exactly: the bits of a code are those of a value that is a power of two too small.
+// The two codes without a value (0x7f, 0xff) become 480, not NaN.
+template <typename T> DEVICE void fp8_to_pairs(u32 codes, u32 &low, u32 &high);
+template <> DEVICE void fp8_to_pairs<bf16>(u32 codes, u32 &low, u32 &high) {
+    u32 a = __byte_perm(codes, 0, 0x1404), b = __byte_perm(codes, 0, 0x3424);
+    a = (a & 0x80008000) | ((a >> 4) & 0x07f007f0);
+    b = (b & 0x80008000) | ((b >> 4) & 0x07f007f0);
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(low) : "r"(a), "r"(0x7b807b80), "r"(0x80008000)); // times 2^120
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(high) : "r"(b), "r"(0x7b807b80), "r"(0x80008000));
+}
+template <> DEVICE void fp8_to_pairs<f16>(u32 codes, u32 &low, u32 &high) {
+    u32 a = __byte_perm(codes, 0, 0x1404), b = __byte_perm(codes, 0, 0x3424);
+    a = (a & 0x80008000) | ((a >> 1) & 0x3f803f80);
+    b = (b & 0x80008000) | ((b >> 1) & 0x3f803f80);
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(low) : "r"(a), "r"(0x5c005c00), "r"(0x80008000)); // times 2^8
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(high) : "r"(b), "r"(0x5c005c00), "r"(0x80008000));
+}
+
 // ---- warps and blocks -------------------------------------------------------------------------------------------
 DEVICE float warp_sum(float x) {
 #pragma unroll

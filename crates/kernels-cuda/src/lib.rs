@@ -21,6 +21,7 @@ mod nvtx;
 mod profiler;
 mod rows;
 mod sample;
+mod skinny;
 mod timeline;
 mod tune;
 mod weights;
@@ -41,6 +42,7 @@ pub use nvtx::Nvtx;
 pub use profiler::{NvtxChoice, Profiler, attached_profiler};
 pub use rows::{EmbedArgs, RopeArgs, RowOps};
 pub use sample::{Draw, SampleArgs, SampleOps};
+pub use skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning};
 pub use timeline::{Activity, ActivityKind, ApiCall, KernelTimeline, RecorderCost};
 pub use tune::{
     BUCKETS, CHOICES_FILE, GemmChoice, GemmChoices, LinearSite, Timing, TuneProgress, Tuned, TunedFor, bucket_index,

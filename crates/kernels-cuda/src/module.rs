@@ -36,6 +36,7 @@ pub const SOURCES: &[KernelSource] = &[
     source("linear.cu", include_str!("../kernels/linear.cu"), 80),
     source("rows.cu", include_str!("../kernels/rows.cu"), 80),
     source("sample.cu", include_str!("../kernels/sample.cu"), 80),
+    source("skinny.cu", include_str!("../kernels/skinny.cu"), 80),
     source("weights.cu", include_str!("../kernels/weights.cu"), 80),
 ];
 

@@ -1,0 +1,564 @@
+// Products of few rows with a large weight matrix, as decoding makes them: out[m][n] = x[m][k] . w[n][k]^T, m <= 64.
+// The weights are read once, and reading them is the whole cost, so everything here is about never letting memory wait:
+// each block owns a fixed share of the weights, starts fetching it before the kernel in front has ended, and has the
+// work around the product (norm in front; bias, residual, activation behind) done on the way.
+//
+// Tensor cores multiply. The weights are their 16-row operand, the rows of x the 8-wide one, which a single row fills
+// to an eighth: that costs nothing, and it makes an output the same however many rows are computed with it. The order
+// of k within a product is free as long as both operands agree on it, so each lane takes 16 neighbouring bytes of a
+// weight row and the matching elements of x.
+
+#define THREADS 256
+#define WARPS 8
+// Bytes of a weight row in one piece of work.
+#define CHUNK_BYTES 128
+
+// The same layout as the host's `Arguments`.
+struct SkinnyArgs {
+    const void *x;            // T [m][k]; with a norm: float [m][k]
+    const float *norm_weight; // null: x is taken as it is
+    const void *w;            // T or fp8 [n][k]
+    const float *scales;      // of the rows of w, or null
+    const float *bias;        // [n], or null
+    void *out;
+    float eps;
+    u32 m, n, k;
+    u32 output;     // what becomes of the sums, one of OUT_*
+    u32 x_at;       // offset into shared memory of x, where it stays for the whole kernel
+    u32 ring_at;    // slots that weights (and x, where it does not stay) pass through
+    u32 slot_bytes;
+    u32 stages;     // slots
+    u32 x_stays;
+    u32 l2_ahead;   // pieces of work per warp to be fetched into L2 beyond the ring
+    u32 early;      // pieces of work per warp not yet asked for when the next kernel may begin
+    u32 tile_rows;  // weight rows of one pass of the tile kernel
+};
+
+#define OUT_STORE 0
+#define OUT_STORE_F32 1
+#define OUT_ADD 2
+#define OUT_SILU 3
+
+// ---- shares of the output ---------------------------------------------------------------------------------------
+// A unit is an output column: a weight row, or with OUT_SILU a gate row and its up row.
+struct Share {
+    u32 first, count, groups;
+    DEVICE Share(const SkinnyArgs &a, u32 part, u32 parts, u32 group_units) {
+        u32 units = a.output == OUT_SILU ? a.n / 2 : a.n;
+        first = (u32)((u64)units * part / parts);
+        count = (u32)((u64)units * (part + 1) / parts) - first;
+        groups = (count + group_units - 1) / group_units;
+    }
+    DEVICE u32 begin(u32 group) const { return (u32)((u64)count * group / groups); }
+    DEVICE u32 size(u32 group) const { return begin(group + 1) - begin(group); }
+};
+
+// ---- what becomes of a sum --------------------------------------------------------------------------------------
+// Fetched before the sums are there, so that nothing is waited for at the end.
+struct Finish {
+    float scale[2], bias[2], old;
+    DEVICE void fetch(const SkinnyArgs &a, u32 token, u32 unit) {
+        u32 up = unit + (a.output == OUT_SILU ? a.n / 2 : 0);
+        scale[0] = a.scales ? a.scales[unit] : 1.0f;
+        scale[1] = a.scales ? a.scales[up] : 1.0f;
+        bias[0] = a.bias ? a.bias[unit] : 0.0f;
+        bias[1] = a.bias ? a.bias[up] : 0.0f;
+        old = a.output == OUT_ADD ? ((const float *)a.out)[(u64)token * a.n + unit] : 0.0f;
+    }
+    template <typename T> DEVICE void store(const SkinnyArgs &a, u32 token, u32 unit, float value, float up) const {
+        value = value * scale[0] + bias[0];
+        if (a.output == OUT_SILU) {
+            up = up * scale[1] + bias[1];
+            ((T *)a.out)[(u64)token * (a.n / 2) + unit] = Cast<T>::from(value / (1.0f + __expf(-value)) * up);
+        } else if (a.output == OUT_STORE) {
+            ((T *)a.out)[(u64)token * a.n + unit] = Cast<T>::from(value);
+        } else {
+            ((float *)a.out)[(u64)token * a.n + unit] = old + value;
+        }
+    }
+};
+
+// ---- operands in shared memory ----------------------------------------------------------------------------------
+// 16-byte pieces are swapped between neighbouring rows so that a quarter of a warp, which reads two rows, meets every
+// bank once.
+DEVICE u32 weight_offset(u32 row, u32 piece) { return row * CHUNK_BYTES + ((piece ^ ((row & 1) << 2)) << 4); }
+template <typename W> struct Layout {
+    static const u32 x_pieces = CHUNK_BYTES / sizeof(W) / 8; // 16-byte pieces of x that go with a chunk
+    static const u32 swap = sizeof(W) == 2 ? 4 : 1;
+    static DEVICE u32 x_offset(u32 token, u32 piece) { return (piece ^ ((token & 1) * swap)) << 4; }
+};
+
+// One half of a chunk: acc += tiles of 16 weight rows . rows of x. `stride` is between the lane's tiles, `live` of which
+// there are. Rows of x beyond the last are read as the last: their sums are not used.
+template <typename T, typename W, int TILES, int MT>
+DEVICE void multiply_half(float (&acc)[TILES][MT][4], const u8 *w, u32 stride, u32 live, const u8 *x, u32 x_pitch, u32 m,
+                          u32 half) {
+    const u32 lane = threadIdx.x & 31, row = lane >> 2, piece = (lane & 3) + half * 4;
+    const int STEPS = sizeof(W) == 2 ? 2 : 4; // products of depth 16
+    u32 a[TILES][STEPS][4];
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+        if (tile > 0 && tile >= live) break;
+        bytes16 low = *(const bytes16 *)(w + tile * stride + weight_offset(row, piece));
+        bytes16 high = *(const bytes16 *)(w + tile * stride + weight_offset(row + 8, piece));
+        const u32 l[4] = {low.x, low.y, low.z, low.w}, h[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            if (sizeof(W) == 2) {
+                a[tile][step][0] = l[2 * (step & 1)];
+                a[tile][step][1] = h[2 * (step & 1)];
+                a[tile][step][2] = l[2 * (step & 1) + 1];
+                a[tile][step][3] = h[2 * (step & 1) + 1];
+            } else {
+                fp8_to_pairs<T>(l[step], a[tile][step][0], a[tile][step][2]);
+                fp8_to_pairs<T>(h[step], a[tile][step][1], a[tile][step][3]);
+            }
+        }
+    }
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++) {
+        u32 token = mt * 8 + row;
+        token = token < m ? token : m - 1;
+        const u8 *from = x + (u64)token * x_pitch;
+        u32 b[2 * STEPS];
+#pragma unroll
+        for (int i = 0; i < STEPS / 2; i++) {
+            bytes16 v = *(const bytes16 *)(from + Layout<W>::x_offset(token, piece * (STEPS / 2) + i));
+            b[4 * i] = v.x, b[4 * i + 1] = v.y, b[4 * i + 2] = v.z, b[4 * i + 3] = v.w;
+        }
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            if (tile > 0 && tile >= live) break;
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) mma16816<T>(acc[tile][mt], a[tile][step], b[2 * step], b[2 * step + 1]);
+        }
+    }
+}
+
+// Wait for the oldest copies, all but those of `stages - 2` slots.
+DEVICE void wait_for_slot(u32 stages) {
+    switch (stages) {
+    case 3: copy_async_wait<1>(); break;
+    case 4: copy_async_wait<2>(); break;
+    case 5: copy_async_wait<3>(); break;
+    case 6: copy_async_wait<4>(); break;
+    case 7: copy_async_wait<5>(); break;
+    case 8: copy_async_wait<6>(); break;
+    case 10: copy_async_wait<8>(); break;
+    case 12: copy_async_wait<10>(); break;
+    default: copy_async_wait<0>();
+    }
+}
+
+// ---- x for the whole kernel -------------------------------------------------------------------------------------
+// Bytes of a row of x in shared memory: whole chunks, zeroes behind the end.
+template <typename W> DEVICE u32 kept_x_pitch(const SkinnyArgs &a) {
+    return (a.k * (u32)sizeof(W) + CHUNK_BYTES - 1) / CHUNK_BYTES * Layout<W>::x_pieces * 16;
+}
+
+template <typename T, typename W> DEVICE void keep_plain_x(const SkinnyArgs &a, u8 *x) {
+    const u32 pitch = kept_x_pitch<W>(a), pieces = pitch / 16, real = a.k / 8;
+    for (u32 token = 0; token < a.m; token++) {
+        for (u32 piece = threadIdx.x; piece < pieces; piece += THREADS) {
+            bytes16 v = {0, 0, 0, 0};
+            if (piece < real) v = ((const bytes16 *)a.x)[(u64)token * real + piece];
+            *(bytes16 *)(x + token * pitch + Layout<W>::x_offset(token, piece)) = v;
+        }
+    }
+}
+
+// x = norm(hidden) * weight. A row is shared by as many warps as there are to spare. `weight` is in shared memory once
+// the copies before `stages - 2` slots are; `squares` holds WARPS floats per row of x.
+template <typename T, typename W>
+DEVICE void keep_norm_x(const SkinnyArgs &a, u8 *x, const float *weight, float *squares) {
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, pitch = kept_x_pitch<W>(a);
+    u32 rows_at_once = 1;
+    while (rows_at_once < a.m && rows_at_once < WARPS) rows_at_once *= 2;
+    const u32 team = WARPS / rows_at_once, member = warp % team, quads = a.k / 4, padded = pitch / 8;
+    for (u32 token = warp / team; token < a.m; token += rows_at_once) {
+        const float4 *hidden = (const float4 *)((const float *)a.x + (u64)token * a.k);
+        float sum = 0.0f;
+#pragma unroll 4
+        for (u32 i = member * 32 + lane; i < quads; i += team * 32) {
+            float4 h = hidden[i];
+            sum += h.x * h.x + h.y * h.y + h.z * h.z + h.w * h.w;
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) squares[token * WARPS + member] = sum;
+    }
+    wait_for_slot(a.stages);
+    __syncthreads();
+    for (u32 token = warp / team; token < a.m; token += rows_at_once) {
+        const float4 *hidden = (const float4 *)((const float *)a.x + (u64)token * a.k);
+        float sum = 0.0f;
+        for (u32 i = 0; i < team; i++) sum += squares[token * WARPS + i];
+        float factor = rsqrtf(sum / (float)a.k + a.eps);
+#pragma unroll 4
+        for (u32 i = member * 32 + lane; i < padded; i += team * 32) {
+            bytes8 v = {0, 0};
+            if (i < quads) {
+                float4 h = hidden[i], g = ((const float4 *)weight)[i];
+                v.x = pack2<T>(h.x * factor * g.x, h.y * factor * g.y);
+                v.y = pack2<T>(h.z * factor * g.z, h.w * factor * g.w);
+            }
+            *(bytes8 *)(x + token * pitch + Layout<W>::x_offset(token, i / 2) + i % 2 * 8) = v;
+        }
+    }
+}
+
+// ---- up to 16 rows: every warp streams its own slices of k -------------------------------------------------------
+// A warp's way through its pieces of work: for each group of 16 weight rows, every eighth chunk of k.
+struct Walk {
+    const SkinnyArgs &a;
+    const Share &share;
+    u32 chunks, row_bytes, group, chunk, units;
+    u64 half_bytes;
+    const u8 *from; // first byte of this lane's first row of the group
+    DEVICE Walk(const SkinnyArgs &a, const Share &share, u32 chunks, u32 row_bytes)
+        : a(a), share(share), chunks(chunks), row_bytes(row_bytes), group(0), chunk(threadIdx.x >> 5) {
+        half_bytes = (u64)row_bytes * (a.output == OUT_SILU ? a.n / 2 : 8);
+        enter();
+        if (chunk >= chunks) group = share.groups;
+    }
+    DEVICE void enter() {
+        if (group >= share.groups) return;
+        units = share.size(group);
+        from = (const u8 *)a.w + (u64)(share.first + share.begin(group) + ((threadIdx.x & 31) >> 3)) * row_bytes +
+               (threadIdx.x & 7) * 16;
+    }
+    DEVICE bool done() const { return group >= share.groups; }
+    DEVICE void advance() {
+        chunk += WARPS;
+        if (chunk < chunks) return;
+        chunk = threadIdx.x >> 5;
+        group++;
+        enter();
+    }
+    // Lane's rows are lane / 8 + 4 i; whether there is such a row in the group, and where its piece is.
+    DEVICE bool has(int i) const {
+        u32 row = ((threadIdx.x & 31) >> 3) + 4 * i;
+        return (a.output == OUT_SILU ? row & 7 : row) < units;
+    }
+    DEVICE const u8 *piece(int i) const {
+        return from + chunk * CHUNK_BYTES + (u64)((i & 1) * 4) * row_bytes + (i >> 1) * half_bytes;
+    }
+    DEVICE bool inside() const { return chunk * CHUNK_BYTES + (threadIdx.x & 7) * 16 < row_bytes; }
+};
+
+DEVICE void copy_weights(const Walk &walk, u8 *slot) {
+    const u32 lane = threadIdx.x & 31;
+    const bool inside = walk.inside();
+    u8 *to = slot + weight_offset(lane >> 3, lane & 7);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (walk.has(i)) copy_async16(to + i * 4 * CHUNK_BYTES, inside ? walk.piece(i) : (const u8 *)walk.a.w, inside);
+    }
+}
+
+template <typename W> DEVICE void copy_x(const SkinnyArgs &a, u8 *to, u32 chunk, u32 worker, u32 workers) {
+    const u32 pieces = Layout<W>::x_pieces, real = a.k / 8;
+    for (u32 i = worker; i < a.m * pieces; i += workers) {
+        u32 token = i / pieces, piece = i % pieces, at = chunk * pieces + piece;
+        bool inside = at < real;
+        const u8 *from = (const u8 *)a.x + (inside ? ((u64)token * real + at) * 16 : 0);
+        copy_async16(to + token * pieces * 16 + Layout<W>::x_offset(token, piece), from, inside);
+    }
+}
+
+template <typename T, typename W, int MT> DEVICE void stream_rows(const SkinnyArgs &a) {
+    DYNAMIC_SHARED(memory);
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const bool silu = a.output == OUT_SILU;
+    const Share share(a, blockIdx.x, gridDim.x, silu ? 8 : 16);
+    const u32 row_bytes = a.k * (u32)sizeof(W), chunks = (row_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
+    const u32 mine = chunks > warp ? (chunks - warp + WARPS - 1) / WARPS : 0, items = share.groups * mine;
+    const u32 weight_bytes = 16 * CHUNK_BYTES, ahead = a.stages - 1;
+    const u32 told_at = items > a.early ? items - a.early : 0; // the next kernel may begin once so many are asked for
+    u8 *ring = memory + a.ring_at + warp * a.stages * a.slot_bytes, *kept_x = memory + a.x_at;
+    // The norm is done with its weights before the first sums are written.
+    float *squares = (float *)memory, *norm_weight = squares + MT * 8 * WARPS;
+    // Sums of the warps, twice, so that one barrier per group is enough: [2][WARPS][token][20, of which 16 are used].
+    float *partial = norm_weight;
+    const u32 partial_floats = MT * 8 * 20;
+
+    if (a.norm_weight) {
+        for (u32 i = threadIdx.x; i < a.k / 4; i += THREADS) copy_async16(norm_weight + i * 4, a.norm_weight + i * 4, true);
+    }
+    Walk walk(a, share, chunks, row_bytes);
+    u32 asked = 0;
+    for (; asked < ahead; asked++) {
+        if (!walk.done()) {
+            copy_weights(walk, ring + asked * a.slot_bytes);
+            walk.advance();
+        }
+        copy_async_commit();
+    }
+    Walk later = walk;
+    for (u32 i = 0; i < a.l2_ahead && !later.done(); i++, later.advance()) {
+        if ((lane & 7) == 0) {
+#pragma unroll
+            for (int row = 0; row < 4; row++) {
+                if (later.has(row)) prefetch_l2(later.piece(row));
+            }
+        }
+    }
+    if (asked >= told_at) allow_next();
+    wait_for_previous();
+
+    const u32 out_row = threadIdx.x & 15, token = threadIdx.x >> 4;
+    if (!a.x_stays) {
+        for (u32 i = 0; i < ahead; i++) {
+            if (i < items) copy_x<W>(a, ring + i * a.slot_bytes + weight_bytes, warp + i % mine * WARPS, lane, WARP);
+            copy_async_commit();
+        }
+    } else {
+        if (a.norm_weight) {
+            keep_norm_x<T, W>(a, kept_x, norm_weight, squares);
+        } else {
+            keep_plain_x<T, W>(a, kept_x);
+        }
+        __syncthreads();
+    }
+    const u32 x_chunk = Layout<W>::x_pieces * 16, x_pitch = a.x_stays ? kept_x_pitch<W>(a) : x_chunk;
+
+    u32 slot = 0, free_slot = ahead;
+    for (u32 group = 0; group < share.groups; group++) {
+        const u32 units = share.size(group), first = share.first + share.begin(group);
+        const bool writes = token < a.m && token < MT * 8 && out_row < units && (!silu || out_row < 8);
+        Finish finish;
+        if (writes) finish.fetch(a, token, first + out_row);
+        float acc[1][MT][4] = {};
+        for (u32 chunk = warp; chunk < chunks; chunk += WARPS) {
+            wait_for_slot(a.stages);
+            __syncwarp();
+            if (!walk.done()) {
+                u8 *to = ring + free_slot * a.slot_bytes;
+                copy_weights(walk, to);
+                if (!a.x_stays) copy_x<W>(a, to + weight_bytes, walk.chunk, lane, WARP);
+                walk.advance();
+            }
+            copy_async_commit();
+            if (++asked == told_at) allow_next();
+            const u8 *w = ring + slot * a.slot_bytes;
+            const u8 *x = a.x_stays ? kept_x + chunk * x_chunk : w + weight_bytes;
+            multiply_half<T, W, 1, MT>(acc, w, 0, 1, x, x_pitch, a.m, 0);
+            multiply_half<T, W, 1, MT>(acc, w, 0, 1, x, x_pitch, a.m, 1);
+            slot = slot + 1 == a.stages ? 0 : slot + 1;
+            free_slot = free_slot + 1 == a.stages ? 0 : free_slot + 1;
+        }
+        float *sums_of_group = partial + (group & 1) * WARPS * partial_floats;
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 to_token = mt * 8 + (lane & 3) * 2 + (i & 1), to_row = (lane >> 2) + (i >> 1) * 8;
+                if (to_token < a.m) sums_of_group[warp * partial_floats + to_token * 20 + to_row] = acc[0][mt][i];
+            }
+        }
+        __syncthreads();
+        if (writes) {
+            float value = 0.0f, up = 0.0f;
+#pragma unroll
+            for (int i = 0; i < WARPS; i++) value += sums_of_group[i * partial_floats + token * 20 + out_row];
+            if (silu) {
+#pragma unroll
+                for (int i = 0; i < WARPS; i++) up += sums_of_group[i * partial_floats + token * 20 + out_row + 8];
+            }
+            finish.store<T>(a, token, first + out_row, value, up);
+        }
+    }
+}
+
+// ---- up to 64 rows: warps share x -------------------------------------------------------------------------------
+// A pass covers up to 128 weight rows: warps 0-3 take the first half of each chunk, 4-7 the second, each for two tiles
+// of 16 weight rows. Where n is small, the blocks of a cluster share the same rows and split k, so that the whole of x
+// does not have to be read for a few weight rows each.
+template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs &a) {
+    DYNAMIC_SHARED(memory);
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row_warp = warp & 3, half = warp >> 2;
+    const bool silu = a.output == OUT_SILU;
+    const u32 rank = cluster_rank(), ranks = cluster_blocks();
+    const Share share(a, blockIdx.x / ranks, gridDim.x / ranks, silu ? a.tile_rows / 2 : a.tile_rows);
+    const u32 row_bytes = a.k * (u32)sizeof(W), chunks = (row_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
+    const u32 first_chunk = chunks * rank / ranks, mine = chunks * (rank + 1) / ranks - first_chunk;
+    const u32 items = share.groups * mine, ahead = a.stages - 1, weight_bytes = a.tile_rows * CHUNK_BYTES;
+    const u32 told_at = items > a.early ? items - a.early : 0;
+    u8 *ring = memory + a.ring_at;
+    float *sums = (float *)memory; // [token][tile_rows + 4]
+    const u32 pitch = a.tile_rows + 4;
+
+    // This thread's rows of a pass are thread / 8 + 32 i.
+    const u32 piece = threadIdx.x & 7;
+    u32 group = 0, chunk = 0;
+    const u8 *from[4];
+    auto enter = [&]() {
+        u32 units = share.size(group), first = share.first + share.begin(group);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 row = (threadIdx.x >> 3) + 32 * i;
+            u32 unit = silu ? (row >> 4) * 8 + (row & 7) : row;
+            u64 weight_row = first + unit + (silu && (row & 8) ? a.n / 2 : 0);
+            from[i] = row < a.tile_rows && unit < units ? (const u8 *)a.w + weight_row * row_bytes + piece * 16 : nullptr;
+        }
+    };
+    auto ask_weights = [&](u8 *slot) {
+        u32 offset = (first_chunk + chunk) * CHUNK_BYTES;
+        bool inside = offset + piece * 16 < row_bytes;
+        u8 *to = slot + weight_offset(threadIdx.x >> 3, piece);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (from[i]) copy_async16(to + i * 32 * CHUNK_BYTES, inside ? from[i] + offset : (const u8 *)a.w, inside);
+        }
+    };
+    auto advance = [&]() {
+        if (++chunk == mine) {
+            chunk = 0;
+            if (++group < share.groups) enter();
+        }
+    };
+    if (items > 0) enter();
+    u32 asked = 0;
+    for (; asked < ahead; asked++) {
+        if (asked < items) {
+            ask_weights(ring + asked * a.slot_bytes);
+            advance();
+        }
+        copy_async_commit();
+    }
+    if (asked >= told_at) allow_next();
+    wait_for_previous();
+    for (u32 i = 0; i < ahead; i++) {
+        if (i < items) copy_x<W>(a, ring + i * a.slot_bytes + weight_bytes, first_chunk + i % mine, threadIdx.x, THREADS);
+        copy_async_commit();
+    }
+
+    u32 slot = 0, free_slot = ahead, item = ahead;
+    for (u32 now = 0; now < share.groups; now++) {
+        const u32 units = share.size(now), first = share.first + share.begin(now);
+        const u32 tiles = silu ? (units + 7) / 8 : (units + 15) / 16;
+        const u32 live = tiles > row_warp ? (tiles - row_warp + 3) / 4 : 0;
+        float acc[2][MT][4] = {};
+        for (u32 i = 0; i < mine; i++) {
+            wait_for_slot(a.stages);
+            __syncthreads();
+            if (item < items) {
+                u8 *to = ring + free_slot * a.slot_bytes;
+                ask_weights(to);
+                copy_x<W>(a, to + weight_bytes, first_chunk + chunk, threadIdx.x, THREADS);
+                advance();
+            }
+            item++;
+            copy_async_commit();
+            if (++asked == told_at) allow_next();
+            if (live > 0) {
+                const u8 *w = ring + slot * a.slot_bytes;
+                multiply_half<T, W, 2, MT>(acc, w + row_warp * 16 * CHUNK_BYTES, 64 * CHUNK_BYTES, live, w + weight_bytes,
+                                           Layout<W>::x_pieces * 16, a.m, half);
+            }
+            slot = slot + 1 == a.stages ? 0 : slot + 1;
+            free_slot = free_slot + 1 == a.stages ? 0 : free_slot + 1;
+        }
+        // The second half's sums go to shared memory, the first half's are added to them.
+#pragma unroll
+        for (u32 turn = 0; turn < 2; turn++) {
+            if (half != turn) {
+#pragma unroll
+                for (int tile = 0; tile < 2; tile++) {
+                    if (tile >= live) break;
+#pragma unroll
+                    for (int mt = 0; mt < MT; mt++) {
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            u32 token = mt * 8 + (lane & 3) * 2 + (i & 1);
+                            u32 row = (row_warp + tile * 4) * 16 + (lane >> 2) + (i >> 1) * 8;
+                            float *to = sums + token * pitch + row;
+                            if (token < a.m) *to = turn == 0 ? acc[tile][mt][i] : *to + acc[tile][mt][i];
+                        }
+                    }
+                }
+            }
+            if (turn == 0) __syncthreads();
+        }
+        if (ranks > 1) {
+            cluster_barrier();
+        } else {
+            __syncthreads();
+        }
+        for (u32 i = rank * THREADS + threadIdx.x; i < units * a.m; i += ranks * THREADS) {
+            u32 token = i / units, unit = i % units;
+            Finish finish;
+            finish.fetch(a, token, first + unit);
+            const float *at = sums + token * pitch + (silu ? (unit >> 3) * 16 + (unit & 7) : unit);
+            float value = 0.0f, up = 0.0f;
+            for (u32 other = 0; other < ranks; other++) {
+                value += ranks > 1 ? load_cluster(at, other) : *at;
+                if (silu) up += ranks > 1 ? load_cluster(at + 8, other) : at[8];
+            }
+            finish.store<T>(a, token, first + unit, value, up);
+        }
+        // The sums are written again in the next pass, and a block that has ended can't be read.
+        if (ranks > 1) cluster_barrier();
+    }
+}
+
+// ---- single precision: plain multiplications ---------------------------------------------------------------------
+// A warp per output column and eight rows of x at a time.
+KERNEL __launch_bounds__(THREADS) skinny_f32(SkinnyArgs a) {
+    __shared__ float factors[64];
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const bool silu = a.output == OUT_SILU;
+    const Share share(a, blockIdx.x, gridDim.x, 1);
+    allow_next();
+    wait_for_previous();
+    const float *x = (const float *)a.x, *w = (const float *)a.w;
+    for (u32 token = warp; token < a.m; token += WARPS) {
+        float sum = 0.0f;
+        if (a.norm_weight) {
+            for (u32 i = lane; i < a.k; i += 32) sum += x[(u64)token * a.k + i] * x[(u64)token * a.k + i];
+            sum = warp_sum(sum);
+        }
+        if (lane == 0) factors[token] = a.norm_weight ? rsqrtf(sum / (float)a.k + a.eps) : 1.0f;
+    }
+    __syncthreads();
+    for (u32 i = warp; i < share.count; i += WARPS) {
+        const u32 unit = share.first + i;
+        const float *row = w + (u64)unit * a.k, *up_row = silu ? row + (u64)(a.n / 2) * a.k : row;
+        for (u32 base = 0; base < a.m; base += 8) {
+            float sums[8] = {}, ups[8] = {};
+            for (u32 c = lane * 4; c < a.k; c += 128) {
+                float4 v = *(const float4 *)(row + c), g = {1.0f, 1.0f, 1.0f, 1.0f};
+                float4 u = silu ? *(const float4 *)(up_row + c) : v;
+                if (a.norm_weight) g = *(const float4 *)(a.norm_weight + c);
+#pragma unroll
+                for (int t = 0; t < 8; t++) {
+                    if (base + t < a.m) {
+                        float4 h = *(const float4 *)(x + (u64)(base + t) * a.k + c);
+                        float f = factors[base + t];
+                        h.x = h.x * f * g.x, h.y = h.y * f * g.y, h.z = h.z * f * g.z, h.w = h.w * f * g.w;
+                        sums[t] += h.x * v.x + h.y * v.y + h.z * v.z + h.w * v.w;
+                        ups[t] += h.x * u.x + h.y * u.y + h.z * u.z + h.w * u.w;
+                    }
+                }
+            }
+#pragma unroll
+            for (int t = 0; t < 8; t++) {
+                float value = warp_sum(sums[t]), up = silu ? warp_sum(ups[t]) : 0.0f;
+                if (lane == t && base + t < a.m) {
+                    Finish finish;
+                    finish.fetch(a, base + t, unit);
+                    finish.store<float>(a, base + t, unit, value, up);
+                }
+            }
+        }
+    }
+}
+
+#define SKINNY(name, T, W)                                                                                             \
+    KERNEL __launch_bounds__(THREADS, 3) skinny8_##name(SkinnyArgs a) { stream_rows<T, W, 1>(a); }                      \
+    KERNEL __launch_bounds__(THREADS, 2) skinny16_##name(SkinnyArgs a) { stream_rows<T, W, 2>(a); }                     \
+    KERNEL __launch_bounds__(THREADS, 2) skinny32_##name(SkinnyArgs a) { tile_rows<T, W, 4>(a); }                       \
+    KERNEL __launch_bounds__(THREADS, 2) skinny64_##name(SkinnyArgs a) { tile_rows<T, W, 8>(a); }
+SKINNY(bf16, bf16, bf16)
+SKINNY(f16, f16, f16)
+SKINNY(fp8_bf16, bf16, fp8)
+SKINNY(fp8_f16, f16, fp8)
