@@ -17,6 +17,7 @@ use crate::lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
 use crate::memory::{DeviceBuffer, DevicePtr};
 use crate::module::Function;
 use crate::rows::RowOps;
+use crate::skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput};
 use crate::tune::{BUCKETS, bucket_index};
 
 /// Whether cuBLASLt may be used.
@@ -161,6 +162,11 @@ pub enum Candidate {
         /// The likeliest where none is named.
         variant: Option<GemmVariant>,
     },
+    /// Strobe's own kernels for few rows. They take e4m3 weights with plain activations.
+    Skinny {
+        /// The norm in front is done by the kernel itself.
+        folds_norm: bool,
+    },
 }
 
 /// Sums of bare codes wait here for their scales, so many rows at a time as fit.
@@ -172,6 +178,7 @@ pub struct Linear {
     plugin: GemmPlugin,
     lt: Option<Lt>,
     own: OwnGemm,
+    skinny: Skinny,
     rows: RowOps,
     scale_store: Function,
     scale_store_f32: Function,
@@ -197,6 +204,7 @@ impl Linear {
             plugin,
             lt,
             own: OwnGemm::new(gpu)?,
+            skinny: Skinny::new(gpu)?,
             rows: RowOps::new(gpu, precision)?,
             scale_store: gpu.function("linear.cu", typed)?,
             scale_store_f32: gpu.function("linear.cu", "scale_store_f32")?,
@@ -237,13 +245,17 @@ impl Linear {
     fn kernel(&self, shape: &LinearShape, m: usize) -> Candidate {
         let planned = self.plan.get(shape).and_then(|buckets| {
             let index = bucket_index(m);
-            buckets[index].or_else(|| buckets[..index].iter().rev().find_map(|candidate| *candidate))
+            let below = || buckets[..index].iter().rev().find_map(|candidate| *candidate);
+            // Kernels for few rows are no guess for more.
+            buckets[index].or_else(|| below().filter(|kernel| !matches!(kernel, Candidate::Skinny { .. })))
         });
         planned.unwrap_or_else(|| self.likeliest(shape, m))
     }
 
     fn likeliest(&self, shape: &LinearShape, m: usize) -> Candidate {
+        let few = Candidate::Skinny { folds_norm: false };
         match &self.lt {
+            _ if m <= LIKELY_FEW && self.fits_skinny(shape, m, false) => few,
             Some(lt) if lt.has_algorithm(&self.lt_shape(shape, false), m) => Candidate::CublasLt { algorithm: None },
             _ => Candidate::Own { variant: None },
         }
@@ -261,6 +273,7 @@ impl Linear {
                 Route { folds_norm: false, fp8_input, folds_silu: false }
             }
             Candidate::Own { .. } => Route { folds_norm: false, fp8_input, folds_silu: silu },
+            Candidate::Skinny { folds_norm } => Route { folds_norm: *folds_norm, fp8_input: false, folds_silu: silu },
         }
     }
 
@@ -274,6 +287,12 @@ impl Linear {
     /// What can run `rows` rows of a shape, with names; those that are likely to win come early.
     pub(crate) fn candidates(&self, shape: &LinearShape, rows: usize) -> Result<Vec<(Candidate, String)>, CudaError> {
         let mut found: Vec<(Candidate, String)> = Vec::new();
+        if shape.norm && self.fits_skinny(shape, rows, true) {
+            found.push((Candidate::Skinny { folds_norm: true }, "skinny with norm".into()));
+        }
+        if self.fits_skinny(shape, rows, false) {
+            found.push((Candidate::Skinny { folds_norm: false }, "skinny".into()));
+        }
         if let Some(lt) = &self.lt {
             let whole = lt.algorithms(&self.lt_shape(shape, false), rows, ALGORITHMS)?;
             for (i, algorithm) in whole.iter().enumerate() {
@@ -319,7 +338,23 @@ impl Linear {
             Candidate::CublasLt { algorithm } => self.run_lt(gpu, args, algorithm),
             Candidate::CublasLtScaled { algorithm } => self.run_lt_scaled(gpu, args, algorithm),
             Candidate::Own { variant } => self.run_own(gpu, args, variant),
+            Candidate::Skinny { .. } => self.run_skinny(gpu, args),
         }
+    }
+
+    fn fits_skinny(&self, shape: &LinearShape, m: usize, norm: bool) -> bool {
+        let input = if norm { SkinnyInput::Norm { hidden: 0, weight: 0, eps: 0.0 } } else { SkinnyInput::Plain(0) };
+        m <= self.skinny.max_m()
+            && self.skinny.supports(&skinny_args(&LinearArgs::unbound(*shape, m), input), self.precision)
+    }
+
+    fn run_skinny(&self, gpu: &Gpu, args: &LinearArgs) -> Result<(), CudaError> {
+        let input = match args.input {
+            LinearInput::Plain(x) => SkinnyInput::Plain(x),
+            LinearInput::Norm { hidden, weight, eps } => SkinnyInput::Norm { hidden, weight, eps },
+            LinearInput::Fp8 { .. } => return Err(missing(args)),
+        };
+        self.skinny.run(gpu, &skinny_args(args, input), self.precision)
     }
 
     fn lt_shape(&self, shape: &LinearShape, bare_codes: bool) -> LtShape {
@@ -408,6 +443,27 @@ impl Linear {
     }
 }
 
+fn skinny_args(args: &LinearArgs, input: SkinnyInput) -> SkinnyArgs {
+    let LinearShape { n, k, epilogue, weights, bias, .. } = args.shape;
+    SkinnyArgs {
+        input,
+        w: args.w,
+        w_scales: (weights == Weights::Fp8).then_some(args.w_scales),
+        bias: bias.then_some(args.bias),
+        out: match epilogue {
+            Epilogue::Store => SkinnyOutput::Store(args.out),
+            Epilogue::StoreF32 => SkinnyOutput::StoreF32(args.out),
+            Epilogue::AddResidual => SkinnyOutput::AddResidual(args.out),
+            Epilogue::SiluMul => SkinnyOutput::SiluMul(args.out),
+        },
+        m: args.m,
+        n,
+        k,
+    }
+}
+
+/// Without a plan, up to so many rows go to the kernels for few.
+const LIKELY_FEW: usize = 16;
 /// Algorithms of cuBLASLt that are tried.
 const ALGORITHMS: usize = 16;
 /// Own variants for Hopper that are tried, of up to fifty: those that arithmetic favours.
