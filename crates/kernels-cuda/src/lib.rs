@@ -4,6 +4,7 @@
 //! CUDA toolkit is needed to build this crate, and no CUDA library to run what does not touch a GPU: every library is
 //! opened when it is first wanted.
 
+mod attention;
 mod compile;
 mod cupti;
 mod dtype;
@@ -26,6 +27,7 @@ mod timeline;
 mod tune;
 mod weights;
 
+pub use attention::{Attention, AttentionConfig, DecodeArgs, PrefillArgs, RopeAngles};
 pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, kernel_cache_dir, nvrtc_version};
 pub use cupti::Recorder;
 pub use dtype::{KvDtype, Precision};

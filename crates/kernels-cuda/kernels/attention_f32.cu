@@ -1,0 +1,136 @@
+// Attention in 32 bits, for prompts and single rows alike: no tensor cores, but exact products.
+//
+// A block takes eight rows (query tokens times query heads of one kv head). Scores: one key for each thread; sums: one or
+// two dimensions for each thread.
+
+struct AttentionF32Params {
+    const float *qkv;
+    const void *kv;
+    const SeqSpan *spans;
+    const u32 *tiles; // pairs: span, and tile of its rows; null: one tile for each span
+    const u32 *block_tables;
+    float *out;
+    u64 qkv_stride; // elements
+    u64 out_stride;
+    u32 heads;
+    u32 kv_heads;
+    u32 head_dim;
+    u32 block_shift; // log2 of the tokens of a cache block
+    u32 window;      // 0 is none
+    u32 tokens;      // of a tile
+    float scale;     // of scores, times log2(e)
+};
+
+DEVICE float4 load4(const float *p) { return *(const float4 *)p; }
+DEVICE float4 load4(const fp8 *p) {
+    fp8 a = p[0], b = p[1], c = p[2], d = p[3];
+    return float4{to_float(a), to_float(b), to_float(c), to_float(d)};
+}
+
+template <typename KV> DEVICE void attention_f32(const AttentionF32Params &p) {
+    constexpr int ROWS = 8, KEYS = 128, MAX_DIM = 256;
+    __shared__ __align__(16) float queries[ROWS][MAX_DIM];
+    __shared__ float scores[ROWS][KEYS];
+    __shared__ float shrink[ROWS];
+    __shared__ u32 cache_rows[KEYS];
+    u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+    u32 group = p.heads / p.kv_heads;
+    u32 width = min(group, (u32)ROWS); // heads of a tile
+    u32 chunks = (group + width - 1) / width;
+    u32 tile = blockIdx.x / (p.kv_heads * chunks), rest = blockIdx.x - tile * p.kv_heads * chunks;
+    u32 kv_head = rest / chunks, first_in_group = (rest - kv_head * chunks) * width;
+    u32 first_head = kv_head * group + first_in_group;
+    u32 heads = min(width, group - first_in_group);
+
+    wait_for_previous();
+    allow_next();
+    SeqSpan span = p.spans[p.tiles != nullptr ? p.tiles[2 * tile] : tile];
+    u32 first_token = p.tiles != nullptr ? p.tiles[2 * tile + 1] * p.tokens : 0;
+    if (first_token >= span.q_len) return;
+    u32 rows = min(p.tokens, span.q_len - first_token) * heads;
+    u32 first_position = span.kv_len == 0 ? 0 : span.kv_len - span.q_len + first_token;
+    u32 end = span.kv_len == 0 ? 0 : first_position + (rows - 1) / heads + 1;
+    u32 begin = p.window != 0 && first_position + 1 > p.window ? first_position + 1 - p.window : 0;
+    const u32 *table = p.block_tables + span.table_start;
+    const KV *keys = (const KV *)p.kv;
+    const KV *values = keys + ((u64)p.kv_heads << p.block_shift) * p.head_dim;
+    const float *qkv = p.qkv + (u64)(span.q_start + first_token) * p.qkv_stride + first_head * p.head_dim;
+    float *out = p.out + (u64)(span.q_start + first_token) * p.out_stride + first_head * p.head_dim;
+    for (u32 i = thread; i < ROWS * p.head_dim; i += KEYS) {
+        u32 row = i / p.head_dim, dim = i - row * p.head_dim;
+        queries[row][dim] = row < rows ? qkv[(row / heads) * p.qkv_stride + (row % heads) * p.head_dim + dim] : 0.0f;
+    }
+    float sum[ROWS][MAX_DIM / KEYS] = {};
+    float maximum[2] = {-infinity(), -infinity()}, total[2] = {}; // of rows warp and warp + 4
+    for (u32 base = begin; base < end; base += KEYS) {
+        u32 key = min(base + thread, end - 1), count = min((u32)KEYS, end - base);
+        u32 cache_row = ((table[key >> p.block_shift] * 2 * p.kv_heads + kv_head) << p.block_shift) +
+                        (key & ((1u << p.block_shift) - 1));
+        cache_rows[thread] = cache_row;
+        __syncthreads(); // also: queries are there, and the scores of the last keys are used up
+        const KV *k = keys + (u64)cache_row * p.head_dim;
+        float score[ROWS] = {};
+        for (u32 dim = 0; dim < p.head_dim; dim += 4) {
+            float4 x = load4(k + dim);
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) {
+                float4 q = load4(&queries[row][dim]);
+                score[row] += x.x * q.x + x.y * q.y + x.z * q.z + x.w * q.w;
+            }
+        }
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            u32 last = first_position + min((u32)row, rows - 1) / heads;
+            bool seen = base + thread <= last && (p.window == 0 || last - key < p.window);
+            scores[row][thread] = seen ? score[row] * p.scale : -infinity();
+        }
+        __syncthreads();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float *row = scores[warp + 4 * half];
+            float highest = maximum[half];
+            for (u32 i = lane; i < KEYS; i += WARP) highest = fmaxf(highest, row[i]);
+            highest = warp_max(highest);
+            float offset = highest == -infinity() ? 0.0f : highest, added = 0.0f;
+            for (u32 i = lane; i < KEYS; i += WARP) {
+                row[i] = exp2f(row[i] - offset);
+                added += row[i];
+            }
+            float factor = exp2f(maximum[half] - offset);
+            maximum[half] = highest;
+            total[half] = total[half] * factor + warp_sum(added);
+            if (lane == 0) shrink[warp + 4 * half] = factor;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int part = 0; part < MAX_DIM / KEYS; part++) {
+            u32 dim = thread + part * KEYS;
+            if (dim >= p.head_dim) continue;
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) sum[row][part] *= shrink[row];
+            for (u32 i = 0; i < count; i++) {
+                float x = to_float(values[(u64)cache_rows[i] * p.head_dim + dim]);
+#pragma unroll
+                for (int row = 0; row < ROWS; row++) sum[row][part] += scores[row][i] * x;
+            }
+        }
+        __syncthreads();
+    }
+    if (lane == 0) {
+        shrink[warp] = total[0] > 0.0f ? 1.0f / total[0] : 0.0f;
+        shrink[warp + 4] = total[1] > 0.0f ? 1.0f / total[1] : 0.0f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int part = 0; part < MAX_DIM / KEYS; part++) {
+        u32 dim = thread + part * KEYS;
+        if (dim >= p.head_dim) continue;
+#pragma unroll
+        for (int row = 0; row < ROWS; row++)
+            if (row < rows)
+                out[(row / heads) * p.out_stride + (row % heads) * p.head_dim + dim] = sum[row][part] * shrink[row];
+    }
+}
+
+KERNEL __launch_bounds__(128) attention_rows_f32(AttentionF32Params p) { attention_f32<float>(p); }
+KERNEL __launch_bounds__(128) attention_rows_f32_fp8(AttentionF32Params p) { attention_f32<fp8>(p); }
