@@ -6,11 +6,12 @@ use std::process::ExitCode;
 
 use strobe_kernels_cuda::{CapturedGraph, CudaError, Event, Gpu};
 
+mod gemm;
 mod lt;
 
 type Topic = (&'static str, fn(&Gpu) -> Result<(), CudaError>);
 
-const TOPICS: &[Topic] = &[("lt", lt::run)];
+const TOPICS: &[Topic] = &[("gemm", gemm::run), ("lt", lt::run)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
