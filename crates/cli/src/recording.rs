@@ -1,13 +1,18 @@
 //! From the engine's recordings to a trace.
 
+mod gpu;
+
 use std::sync::LazyLock;
 
 use strobe_analyze::{Context, Options};
 use strobe_engine::EngineInfo;
-use strobe_engine::recorder::Recording;
+use strobe_engine::recorder::{Recording, StepEvent};
 use strobe_engine::window::Window;
+use strobe_kernels_cuda::GpuSamples;
+use strobe_model::program::{Cost, Node};
 use strobe_trace::{
-    Device, Distinct, Iteration, Meta, NONE, OpKind, OpRow, Process, RangeKind, RangeRow, Thread, Trace, Work,
+    Device, Distinct, GraphMode, Iteration, Meta, NONE, OpKind, OpRow, Process, RangeKind, RangeRow, StrId, Thread,
+    Trace, Work,
 };
 
 use crate::machine::MeasuredPeaks;
@@ -24,8 +29,10 @@ pub struct TraceContext<'a> {
     pub peaks: Option<&'a MeasuredPeaks>,
     /// Name of the model.
     pub model: &'a str,
-    /// Also record a range per layer.
+    /// Also record a range per layer. On a GPU the ops themselves say their layer.
     pub layer_ranges: bool,
+    /// What the GPU reported of itself during the run.
+    pub samples: Option<&'a GpuSamples>,
 }
 
 /// A recorded trace, ready to be analysed.
@@ -47,72 +54,38 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
     let mut trace = Trace::default();
     let pid = i64::from(std::process::id());
     let tid = recordings.first().map_or(pid, |recording| i64::from(recording.thread));
-    trace.devices = vec![Device { name: crate::machine::cpu_name(), is_cpu: true, ..Device::default() }];
+    let on_gpu = recordings.iter().find_map(|recording| recording.gpu.as_ref());
+    trace.devices = vec![match on_gpu {
+        Some(recorded) => gpu::device(&recorded.device),
+        None => Device { name: crate::machine::cpu_name(), is_cpu: true, ..Device::default() },
+    }];
     trace.processes = vec![Process { pid, name: "strobe".into(), ..Process::default() }];
     trace.threads = vec![Thread { process: 0, tid, name: "strobe-engine".into() }];
-    let names: Vec<_> = info
-        .program
-        .iter()
-        .zip(info.kernels.iter())
-        .map(|(node, kernel)| {
-            (trace.strings.intern(node.name), trace.strings.intern(node.category()), trace.strings.intern(kernel))
-        })
-        .collect();
-    let mut works = Distinct::default();
+    let kernels: Vec<_> = info.kernels.iter().map(|kernel| trace.strings.intern(kernel)).collect();
+    let mut meanings = Meanings::new(&mut trace, &info.program);
+    let mut rows = gpu::Rows::default();
     for recording in recordings {
-        for step in &recording.steps {
-            let t = &step.times;
-            let [start, fetched, planned, scheduled, prepared, forwarded, sampled, end] =
-                [t.start, t.fetched, t.planned, t.scheduled, t.prepared, t.forwarded, t.sampled, t.end]
-                    .map(|time| time as i64);
-            trace.iterations.push(Iteration {
-                iter: step.iteration,
-                start,
-                end,
-                context_requests: step.context_requests,
-                generation_requests: step.generation_requests,
-                context_tokens: step.context_tokens,
-                generation_tokens: step.generation_tokens,
-                window: recording.index as u32,
-            });
-            let forward = format!(
-                "[Executor] _forward_step {}: {} ctx reqs, {} gen reqs",
-                step.iteration, step.context_requests, step.generation_requests
-            );
-            let phases = [
-                ("_fetch_new_requests", RangeKind::Schedule, start, fetched),
-                ("_schedule", RangeKind::Schedule, fetched, planned),
-                ("prepare_resources", RangeKind::Prepare, planned, scheduled),
-                ("_prepare_inputs", RangeKind::Prepare, scheduled, prepared),
-                (forward.as_str(), RangeKind::ForwardStep, prepared, forwarded),
-                ("_forward_step", RangeKind::Other, prepared, forwarded),
-                ("_sample_async", RangeKind::Sample, forwarded, sampled),
-                ("_handle_responses", RangeKind::Respond, sampled, end),
-            ];
-            for (name, kind, start, end) in phases {
-                add_range(&mut trace, name, kind, number(step.iteration), start, end);
-            }
+        let spans = gpu::Spans::of(&recording.steps, recording.gpu.as_ref().map(|gpu| &gpu.timeline));
+        for (step, &span) in recording.steps.iter().zip(&spans.steps) {
+            add_step(&mut trace, recording.index, step, span, spans.overlap);
+        }
+        if let Some(recorded) = &recording.gpu {
+            rows.add(&mut trace, &mut meanings, recording, &recorded.timeline);
+            continue;
         }
         for event in &recording.ops {
-            let Some((node, &(op, category, kernel))) =
-                info.program.get(event.node as usize).zip(names.get(event.node as usize))
-            else {
-                continue;
-            };
-            let work = works.number(Work {
-                op,
-                category,
-                layer: node.layer.map(u32::from),
-                shape: event.cost.shape,
-                bytes: event.cost.bytes,
-                flops: event.cost.flops,
-            });
+            let Some(&kernel) = kernels.get(event.node as usize) else { continue };
             let op = OpRow::new(OpKind::CpuOp, kernel, event.start as i64, event.end as i64);
+            let work = meanings.work(event.node, &event.cost);
             trace.ops.push(OpRow { work, iteration: number(event.iteration), ..op });
         }
     }
-    trace.works = works.into_values();
-    if context.layer_ranges {
+    trace.works = meanings.works.into_values();
+    rows.finish(&mut trace);
+    if let Some(samples) = context.samples {
+        trace.counters = gpu::counters(samples);
+    }
+    if context.layer_ranges && on_gpu.is_none() {
         add_layer_ranges(&mut trace);
     }
     let window = |index: usize, window: Window, complete| strobe_trace::Window {
@@ -123,22 +96,91 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
     };
     let recorded = recordings.iter().map(|r| window(r.index, r.window, r.complete));
     let unreached = context.unreached.iter().enumerate().map(|(i, w)| window(recordings.len() + i, *w, false));
+    let mut extra: std::collections::BTreeMap<String, String> = [
+        ("model".to_string(), context.model.to_string()),
+        ("simd_tier".to_string(), info.tier.name().to_string()),
+        ("threads".to_string(), info.threads.to_string()),
+    ]
+    .into();
+    extra.extend(recordings.iter().filter_map(|recording| {
+        let cost = recording.gpu.as_ref()?.timeline.cost;
+        Some((format!("recorder of window {}", recording.window), cost.to_string()))
+    }));
+    let notices = recordings.iter().filter_map(|recording| recording.gpu.as_ref());
     trace.meta = Meta {
+        notices: notices.flat_map(|recorded| gpu::notices(&recorded.timeline)).collect(),
+        graph_mode: on_gpu.map(|_| GraphMode::Node),
         session_start_utc_ns: Some(info.clock.utc_ns() as i64),
         producer: format!("strobe {}", env!("CARGO_PKG_VERSION")),
         partial: context.partial,
         windows: recorded.chain(unreached).collect(),
         peaks: context.peaks.map(MeasuredPeaks::for_trace),
-        extra: [
-            ("model".to_string(), context.model.to_string()),
-            ("simd_tier".to_string(), info.tier.name().to_string()),
-            ("threads".to_string(), info.threads.to_string()),
-        ]
-        .into(),
+        extra,
         ..Meta::default()
     };
     trace.finish();
     trace
+}
+
+/// What ops mean in the model: their names, categories and layers, with what they had to do.
+struct Meanings<'a> {
+    program: &'a [Node],
+    /// Name and category of each op.
+    names: Vec<(StrId, StrId)>,
+    works: Distinct<Work>,
+}
+
+impl<'a> Meanings<'a> {
+    fn new(trace: &mut Trace, program: &'a [Node]) -> Meanings<'a> {
+        let mut intern = |text: &str| trace.strings.intern(text);
+        let names = program.iter().map(|node| (intern(node.name), intern(node.category()))).collect();
+        Meanings { program, names, works: Distinct::default() }
+    }
+
+    /// The number of what op `node` means when it has to do `cost`.
+    fn work(&mut self, node: u32, cost: &Cost) -> u32 {
+        let found = self.program.get(node as usize).zip(self.names.get(node as usize));
+        let Some((node, &(op, category))) = found else { return NONE };
+        let layer = node.layer.map(u32::from);
+        self.works.number(Work { op, category, layer, shape: cost.shape, bytes: cost.bytes, flops: cost.flops })
+    }
+}
+
+/// The iteration and its phases. When steps overlap, the phases in an iteration's time are those of its neighbours too,
+/// so they carry no number and time decides.
+fn add_step(trace: &mut Trace, window: usize, step: &StepEvent, span: gpu::StepSpan, overlap: bool) {
+    trace.iterations.push(Iteration {
+        iter: step.iteration,
+        start: span.start,
+        end: span.end,
+        context_requests: step.context_requests,
+        generation_requests: step.generation_requests,
+        context_tokens: step.context_tokens,
+        generation_tokens: step.generation_tokens,
+        window: window as u32,
+    });
+    let t = &step.times;
+    let [start, fetched, planned, scheduled, prepared, forwarded, sampled, end] =
+        [t.start, t.fetched, t.planned, t.scheduled, t.prepared, t.forwarded, t.sampled, t.end].map(|time| time as i64);
+    let forward = format!(
+        "[Executor] _forward_step {}: {} ctx reqs, {} gen reqs",
+        step.iteration, step.context_requests, step.generation_requests
+    );
+    let (launch_start, launch_end) = span.launches.unwrap_or((prepared, forwarded));
+    let phases = [
+        ("_fetch_new_requests", RangeKind::Schedule, start, fetched),
+        ("_schedule", RangeKind::Schedule, fetched, planned),
+        ("prepare_resources", RangeKind::Prepare, planned, scheduled),
+        ("_prepare_inputs", RangeKind::Prepare, scheduled, prepared),
+        (forward.as_str(), RangeKind::ForwardStep, launch_start, launch_end),
+        ("_forward_step", RangeKind::Other, launch_start, launch_end),
+        ("_sample_async", RangeKind::Sample, forwarded, sampled),
+        ("_handle_responses", RangeKind::Respond, sampled, end),
+    ];
+    let iteration = if overlap { NONE } else { number(step.iteration) };
+    for (name, kind, start, end) in phases {
+        add_range(trace, name, kind, iteration, start, end);
+    }
 }
 
 /// The iteration's number as traces hold it.

@@ -1,6 +1,7 @@
 //! What a GPU did in a profile window, and which op each part of it belongs to.
 
 use std::collections::HashMap;
+use std::fmt;
 
 /// Everything recorded between the start and the stop of a window. Times are nanoseconds of the clock that the recorder
 /// was given.
@@ -128,6 +129,21 @@ pub struct RecorderCost {
     pub records: u64,
     /// Bytes of records.
     pub bytes: u64,
+}
+
+impl fmt::Display for RecorderCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        write!(
+            f,
+            "on {:.2} ms, off and decoding {:.2} ms, CUPTI's own overhead in between {:.2} ms; {} records, {:.2} MB",
+            ms(self.start_ns),
+            ms(self.stop_ns),
+            ms(self.inside_ns),
+            self.records,
+            self.bytes as f64 / 1e6
+        )
+    }
 }
 
 /// What one launch of a graph was: which graph, for which iteration.

@@ -140,6 +140,7 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
                 peaks: Some(peaks),
                 model: &model.config.model_name,
                 layer_ranges: recording::layer_ranges_wanted(),
+                samples: None,
             },
         )
     });

@@ -17,4 +17,4 @@ mod strobe;
 mod write;
 
 pub use read::read;
-pub use write::write;
+pub use write::{copy_name, write};

@@ -777,7 +777,8 @@ fn free_number(wanted: i64, taken: &mut HashSet<i64>) -> i64 {
     number
 }
 
-fn copy_name(kind: u8) -> String {
+/// What a copy is called by its kind, e.g. `[CUDA memcpy Host-to-Device]`. Kinds are CUPTI's numbers.
+pub fn copy_name(kind: u8) -> String {
     format!("[CUDA memcpy {}]", schema::COPY_LABELS.get(usize::from(kind)).unwrap_or(&"Unknown"))
 }
 
