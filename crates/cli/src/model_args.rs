@@ -7,6 +7,7 @@ use clap::Args;
 use strobe_engine::engine_dir::{LoadedModel, WEIGHTS_FILE};
 use strobe_engine::{EngineConfig, ModelRef, weights};
 use strobe_kernels_cpu::{Cpu, Tier};
+use strobe_model::Tokenizer;
 
 use crate::build_args::BuildArgs;
 use crate::{machine, progress};
@@ -72,6 +73,29 @@ impl ModelArgs {
             (Some(_), Some(_)) => bail!("give --engine-dir or --model, not both"),
             (None, None) => bail!("give --engine-dir DIR (made by `strobe build`) or --model PRESET|DIR"),
         }
+    }
+}
+
+/// What a model is, without its weights.
+pub struct DescribedModel {
+    pub config: EngineConfig,
+    pub tokenizer: Option<Tokenizer>,
+    /// The engine directory it was read from.
+    pub dir: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// What the model is, for runtimes that load the weights by themselves.
+    pub fn describe(&self, build: &BuildArgs, batch: usize, tokens: usize) -> Result<DescribedModel> {
+        let (None, Some(name)) = (&self.engine_dir, &self.model) else {
+            // Mapping an engine's weights costs nothing; a call that names neither or both is refused there.
+            let loaded = self.load(&mut Cpu::new(Tier::Scalar, 1), build, Some(batch), Some(tokens))?;
+            return Ok(DescribedModel { config: loaded.config, tokenizer: loaded.tokenizer, dir: loaded.dir });
+        };
+        let model = ModelRef::open(name, build.seed())?;
+        build.refuse_seed_of_checkpoint(&model)?;
+        let config = model.engine_config(build.config(&model, Some(batch), Some(tokens)))?;
+        Ok(DescribedModel { config, tokenizer: model.tokenizer, dir: None })
     }
 }
 

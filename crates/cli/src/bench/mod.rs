@@ -15,6 +15,7 @@ use strobe_engine::engine_dir::LoadedModel;
 use strobe_engine::window::Window;
 use strobe_engine::{Engine, EngineInfo, EngineOptions};
 use strobe_kernels_cpu::Cpu;
+use strobe_model::Tokenizer;
 use strobe_workload::{MetricOptions, PercentileRule, Prompt, Sample, check_ids, metrics};
 
 use crate::machine::{BandwidthFrame, Machine, MeasuredPeaks};
@@ -40,14 +41,13 @@ pub struct Spec {
 }
 
 /// Turn samples into jobs: tokenize text, check ids.
-pub fn jobs(dataset: &Path, samples: Vec<Sample>, model: &LoadedModel) -> Result<Vec<Job>> {
-    let vocab = model.config.model.vocab_size;
+pub fn jobs(dataset: &Path, samples: Vec<Sample>, vocab: usize, tokenizer: Option<&Tokenizer>) -> Result<Vec<Job>> {
     check_ids(dataset, &samples, vocab as u32)?;
     let job = |(index, sample): (usize, Sample)| -> Result<Job> {
         let prompt = match sample.prompt {
             Prompt::Ids(ids) => ids,
             Prompt::Text(text) => {
-                let Some(tokenizer) = &model.tokenizer else {
+                let Some(tokenizer) = tokenizer else {
                     bail!(
                         "sample {index} of the dataset is text, but the model has no tokenizer.json; give input_ids, or add the tokenizer and rebuild"
                     );

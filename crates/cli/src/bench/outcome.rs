@@ -69,6 +69,15 @@ impl RepeatFigures {
     }
 }
 
+/// Spread of each figure over the repetitions; nothing for a single run.
+pub fn spreads(repeats: &[RepeatFigures]) -> Vec<(&'static str, Spread)> {
+    let Some(first) = repeats.first().filter(|_| repeats.len() > 1) else { return Vec::new() };
+    let values = |name: &str| -> Vec<f64> {
+        repeats.iter().flat_map(RepeatFigures::rows).filter(|row| row.0 == name).map(|row| row.1).collect()
+    };
+    first.rows().iter().map(|(name, _)| (*name, spread(&values(name)))).collect()
+}
+
 /// Everything a benchmark found.
 pub struct Outcome {
     pub metrics: anyhow::Result<Metrics>,
@@ -134,15 +143,6 @@ impl Outcome {
         self.probed().then(|| overhead::measure(&self.run.iterations)).flatten()
     }
 
-    /// Spread of each figure over the repetitions.
-    pub fn spreads(&self) -> Vec<(&'static str, Spread)> {
-        let Some(first) = self.repeats.first().filter(|_| self.repeats.len() > 1) else { return Vec::new() };
-        let values = |name: &str| -> Vec<f64> {
-            self.repeats.iter().flat_map(RepeatFigures::rows).filter(|row| row.0 == name).map(|row| row.1).collect()
-        };
-        first.rows().iter().map(|(name, _)| (*name, spread(&values(name)))).collect()
-    }
-
     /// What a report says that does not follow from the records.
     pub fn context(&self) -> ReportContext {
         let build = &self.config.build;
@@ -169,7 +169,8 @@ impl Outcome {
         );
         put("iterations", json!(self.run.iterations.len()));
         if self.repeats.len() > 1 {
-            let spreads: Map<_, _> = self.spreads().into_iter().map(|(name, s)| (name.to_string(), json!(s))).collect();
+            let spreads: Map<_, _> =
+                spreads(&self.repeats).into_iter().map(|(name, s)| (name.to_string(), json!(s))).collect();
             put("repeats", json!(self.repeats));
             put("spread", Value::Object(spreads));
         }

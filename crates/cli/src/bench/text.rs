@@ -9,12 +9,13 @@ use strobe_report::table::{Cell, Table};
 use strobe_trace::{IterationKind, Trace};
 use strobe_workload::{anchor_text, strobe_text};
 
-use super::outcome::Outcome;
+use super::outcome::{Outcome, RepeatFigures, spreads};
 use crate::recording;
 
 const RULE: &str = "===========================================================";
 
-fn heading(text: &mut String, title: &str) {
+/// A title between two rules.
+pub fn heading(text: &mut String, title: &str) {
     let _ = writeln!(text, "{RULE}\n= {title}\n{RULE}");
 }
 
@@ -123,24 +124,7 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
         let _ =
             writeln!(text, "{} tokens were computed again after pauses; MFU leaves them out", human::count(recomputed));
     }
-    let spreads = outcome.spreads();
-    if !spreads.is_empty() {
-        text.push('\n');
-        heading(text, &format!("SPREAD OVER {} RUNS (the report above is the last one)", outcome.repeats.len()));
-        let mut table = Table::new(["figure", "min", "median", "max", "stdev", "cv"]);
-        for (name, s) in spreads {
-            let optional = |value: Option<f64>| value.map_or(human::NOT_KNOWN.to_string(), |v| format!("{v:.4}"));
-            table.push([
-                name.to_string(),
-                format!("{:.4}", s.min),
-                format!("{:.4}", s.median),
-                format!("{:.4}", s.max),
-                optional(s.stdev),
-                s.cv.map_or(human::NOT_KNOWN.to_string(), human::percent),
-            ]);
-        }
-        text.push_str(&table.render(width));
-    }
+    spread_section(text, &outcome.repeats, width);
     if outcome.probed() && outcome.overhead().is_none() {
         text.push_str("\nProfiler overhead: not measured, no three neighbouring iterations had the same batch; use longer outputs\n");
     }
@@ -159,6 +143,29 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             human::ns(o.on_ms * 1e6)
         );
     }
+}
+
+/// How the figures differ between repetitions; nothing for a single run.
+pub fn spread_section(text: &mut String, repeats: &[RepeatFigures], width: usize) {
+    let spreads = spreads(repeats);
+    if spreads.is_empty() {
+        return;
+    }
+    text.push('\n');
+    heading(text, &format!("SPREAD OVER {} RUNS (the report above is the last one)", repeats.len()));
+    let mut table = Table::new(["figure", "min", "median", "max", "stdev", "cv"]);
+    for (name, s) in spreads {
+        let optional = |value: Option<f64>| value.map_or(human::NOT_KNOWN.to_string(), |v| format!("{v:.4}"));
+        table.push([
+            name.to_string(),
+            format!("{:.4}", s.min),
+            format!("{:.4}", s.median),
+            format!("{:.4}", s.max),
+            optional(s.stdev),
+            s.cv.map_or(human::NOT_KNOWN.to_string(), human::percent),
+        ]);
+    }
+    text.push_str(&table.render(width));
 }
 
 /// Rows of the per-iteration table before it is cut in the middle.

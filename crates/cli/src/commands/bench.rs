@@ -10,14 +10,16 @@ use strobe_engine::staged_dir::{self, StagedDir};
 use strobe_engine::window::{WINDOW_VARIABLES, choose_spec, parse_windows};
 use strobe_engine::{CacheSize, EngineOptions, Policy, SamplingParams};
 use strobe_kernels_cpu::Cpu;
-use strobe_workload::{Arrival, PercentileRule, arrival_times_ns, read_dataset};
+use strobe_workload::{Arrival, MetricOptions, PercentileRule, Sample, arrival_times_ns, metrics, read_dataset};
 
 use crate::bench::client::Load;
+use crate::bench::outcome::RepeatFigures;
 use crate::bench::write::{self, Files};
 use crate::bench::{self, Spec, text};
-use crate::build_args::{BuildArgs, Switch};
+use crate::build_args::{BuildArgs, DEFAULT_MAX_BATCH_SIZE, Switch};
 use crate::device::{Device, DeviceArgs};
 use crate::model_args::{CpuArgs, ModelArgs};
+use crate::runtime::{self, Runtime};
 use crate::{machine, output, progress, run_dir};
 
 const EXAMPLES: &str = "EXAMPLES:
@@ -25,7 +27,8 @@ const EXAMPLES: &str = "EXAMPLES:
   strobe bench throughput --model tinyllama-1.1b --dataset d.jsonl --profile 10-20 --output-dir RUN
   strobe bench throughput --engine-dir E --dataset d.jsonl --request-rate 2 --arrival poisson --streaming
   strobe bench latency --engine-dir E --dataset d.jsonl --num-requests 8
-  strobe bench throughput --engine-dir E --dataset d.jsonl --measure-profiler-overhead";
+  strobe bench throughput --engine-dir E --dataset d.jsonl --measure-profiler-overhead
+  strobe bench throughput --model tinyllama-1.1b --dataset d.jsonl --runtime pytorch-graph --max-batch-size 1024";
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
@@ -161,6 +164,12 @@ struct BenchArgs {
     /// Where the weights of an engine directory are read from: huge pages of their own, or the mapped file
     #[arg(long, value_enum, default_value = "auto", help_heading = "Engine")]
     weights_memory: WeightsMemory,
+    /// What runs the model: strobe, or PyTorch on the same requests for comparison
+    #[arg(long, value_enum, default_value = "strobe", help_heading = "Engine")]
+    runtime: Runtime,
+    /// The Python with torch and transformers for --runtime pytorch and pytorch-graph [default: python3]
+    #[arg(long, value_name = "PATH", help_heading = "Engine")]
+    python: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -217,7 +226,15 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     let arrival = arrival(&args)?;
     let concurrency = concurrency(&args, latency)?;
     let params = sampling(&args)?;
-    if let Device::Cuda(index) = args.device.resolve()? {
+    if args.runtime != Runtime::Strobe {
+        refuse_of_other_runtimes(&args, !windows.is_empty())?;
+    } else if args.python.is_some() {
+        bail!("--python is for --runtime pytorch and pytorch-graph");
+    }
+    let device = args.device.resolve()?;
+    if args.runtime == Runtime::Strobe
+        && let Device::Cuda(index) = device
+    {
         bail!("GPU {index} is there, but the engine runs on the CPU only; use --device cpu");
     }
     if args.repeat == 0 {
@@ -262,6 +279,10 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         }
         samples.truncate(args.num_requests);
     }
+    if args.runtime != Runtime::Strobe {
+        let in_words = describe_load(&arrival, concurrency, args.random_seed);
+        return other_runtime(&args, latency, device, concurrency, samples, &files, output_dir, in_words);
+    }
     let mut cpu = args.cpu.open()?;
     let mut model = args.model.load(&mut cpu, &args.build, args.max_batch_size, args.max_num_tokens)?;
     let vocab = model.config.model.vocab_size;
@@ -271,7 +292,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     if args.eos_id >= vocab as i64 || args.eos_id < -1 {
         bail!("--eos-id: expected -1 or an id below {vocab}, found {}", args.eos_id);
     }
-    let jobs = bench::jobs(&args.dataset, samples, &model)?;
+    let jobs = bench::jobs(&args.dataset, samples, vocab, model.tokenizer.as_ref())?;
     settle_weights(&mut model, args.weights_memory, &mut cpu)?;
     let staged = output_dir
         .as_ref()
@@ -310,10 +331,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         repeat: args.repeat,
         windows,
         streaming: args.streaming || latency,
-        rule: match args.percentiles {
-            PercentileChoice::Linear => PercentileRule::Linear,
-            PercentileChoice::Nearest => PercentileRule::Nearest,
-        },
+        rule: rule(&args),
         dataset: Some(args.dataset.display().to_string()),
         command: command_line(),
         arrival: in_words,
@@ -336,6 +354,113 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     match &outcome.metrics {
         Err(error) if !outcome.run.partial => bail!("the run gave no metrics: {error:#}"),
         _ => Ok(()),
+    }
+}
+
+/// Options that only mean something to strobe's own engine.
+fn refuse_of_other_runtimes(args: &BenchArgs, profiled: bool) -> Result<()> {
+    let given = [
+        ("--profile (or one of its variables)", profiled || args.profile.is_some()),
+        ("--trace-out", args.trace_out.is_some()),
+        ("--measure-profiler-overhead", args.measure_profiler_overhead),
+        ("--request-rate", args.request_rate.is_some()),
+        ("--temperature", args.temperature != 0.0),
+        ("--eos-id", args.eos_id != -1),
+        ("--stop-ids", !args.stop_ids.is_empty()),
+        ("--min-tokens", args.min_tokens != 0),
+        ("--scheduler-policy", args.scheduler_policy != PolicyChoice::GuaranteedNoEvict),
+        ("--kv-cache-free-mem-fraction", args.kv_cache_free_mem_fraction.is_some()),
+        ("--kv-cache-blocks", args.kv_cache_blocks.is_some()),
+        ("--kv-cache-reuse", args.kv_cache_reuse.on()),
+        ("--chunked-context", !args.chunked_context.on()),
+        ("--weights-memory", args.weights_memory != WeightsMemory::Auto),
+        ("--log-iteration-data", args.log_iteration_data),
+        ("--max-seq-len", args.build.max_seq_len.is_some()),
+        ("--tokens-per-block", args.build.tokens_per_block.is_some()),
+        ("--gemm-plugin", args.build.gemm_plugin.is_some()),
+        ("--context-fmha", args.build.context_fmha.is_some()),
+        ("--paged-kv-cache", args.build.paged_kv_cache.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        Some((name, _)) => bail!("{name} is for --runtime strobe; {} does not have it", args.runtime.name()),
+        None => Ok(()),
+    }
+}
+
+/// Prompt tokens in a step of another runtime when nobody says: products are at full speed from there on.
+const OTHERS_MAX_NUM_TOKENS: usize = 8192;
+
+/// The same benchmark on PyTorch.
+fn other_runtime(
+    args: &BenchArgs,
+    latency: bool,
+    device: Device,
+    concurrency: usize,
+    samples: Vec<Sample>,
+    files: &Files,
+    output_dir: Option<PathBuf>,
+    arrival: String,
+) -> Result<()> {
+    let batch = args.max_batch_size.unwrap_or(DEFAULT_MAX_BATCH_SIZE).min(concurrency).max(1);
+    let prefill_tokens = args.max_num_tokens.unwrap_or(OTHERS_MAX_NUM_TOKENS);
+    let model = args.model.describe(&args.build, batch, prefill_tokens.max(batch))?;
+    let jobs = bench::jobs(&args.dataset, samples, model.config.model.vocab_size, model.tokenizer.as_ref())?;
+    let threads = args.cpu.open()?.threads();
+    let python = args.python.clone().unwrap_or_else(|| PathBuf::from("python3"));
+    let (facts, mut runs) = runtime::execute(&runtime::Task {
+        runtime: args.runtime,
+        python: &python,
+        device,
+        config: &model.config,
+        jobs: &jobs,
+        batch,
+        prefill_tokens,
+        closed_loop: concurrency != usize::MAX,
+        warmup: args.warmup > 0,
+        repeat: args.repeat,
+        threads,
+    })?;
+    let rule = rule(args);
+    let options = MetricOptions { rule, world_size: 1, streaming: args.streaming || latency };
+    let all = runs.iter().map(|run| metrics(&run.records, &options)).collect::<Result<Vec<_>, _>>()?;
+    let repeats = all.iter().map(|metrics| RepeatFigures::of(metrics, &[])).collect();
+    let (Some(metrics), Some(run)) = (all.into_iter().last(), runs.pop()) else { bail!("the runner ran nothing") };
+    let outcome = runtime::report::Outcome {
+        runtime: args.runtime,
+        machine: machine::Machine::of("PyTorch's", facts.threads),
+        facts,
+        config: model.config,
+        engine_dir: model.dir,
+        metrics,
+        run,
+        repeats,
+        rule,
+        batch,
+        prefill_tokens,
+        dataset: args.dataset.display().to_string(),
+        command: command_line(),
+        arrival,
+    };
+    let report = outcome.report();
+    if let Some(dir) = &output_dir {
+        let staged = StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
+        outcome.write(&report, staged)?;
+    }
+    outcome.write_files(&report, files, model.tokenizer.as_ref())?;
+    match args.json {
+        true => output::line(&format!("{report:#}")),
+        false => output::print(&outcome.text(output::width())),
+    }
+    if let Some(dir) = &output_dir {
+        output::note(&format!("run directory: {}", dir.display()));
+    }
+    Ok(())
+}
+
+fn rule(args: &BenchArgs) -> PercentileRule {
+    match args.percentiles {
+        PercentileChoice::Linear => PercentileRule::Linear,
+        PercentileChoice::Nearest => PercentileRule::Nearest,
     }
 }
 

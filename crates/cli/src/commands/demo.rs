@@ -237,7 +237,7 @@ fn make_dataset(path: &Path) -> Result<()> {
 
 fn measure(args: &Args, engine: &Path, dataset: &Path, peaks: &MeasuredPeaks, side: &Side) -> Result<Outcome> {
     let model = LoadedModel::open(engine)?;
-    let jobs = bench::jobs(dataset, read_dataset(dataset)?, &model)?;
+    let jobs = bench::jobs(dataset, read_dataset(dataset)?, model.config.model.vocab_size, model.tokenizer.as_ref())?;
     let spec = Spec {
         load: Load {
             arrivals_ns: vec![0; jobs.len()],

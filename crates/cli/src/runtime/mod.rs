@@ -1,0 +1,278 @@
+//! Other runtimes on the same dataset: PyTorch, through a small Python program that reports when each token was there.
+
+pub mod report;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::json;
+use strobe_engine::recorder::StepTimes;
+use strobe_engine::{EngineConfig, IterationRecord, WeightsOrigin};
+use strobe_workload::RequestRecord;
+
+use crate::bench::client::Job;
+use crate::device::Device;
+use crate::{interrupt, progress};
+
+const RUNNER: &str = include_str!("runner.py");
+
+/// What runs the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Runtime {
+    /// strobe's own engine
+    #[default]
+    Strobe,
+    /// Hugging Face transformers: `generate` on one batch after another
+    Pytorch,
+    /// PyTorch at its best without a serving engine: a hand-written step in a CUDA graph, requests refilled as they end
+    PytorchGraph,
+}
+
+impl Runtime {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Runtime::Strobe => "strobe",
+            Runtime::Pytorch => "pytorch",
+            Runtime::PytorchGraph => "pytorch-graph",
+        }
+    }
+}
+
+/// What another runtime is to do.
+pub struct Task<'a> {
+    pub runtime: Runtime,
+    pub python: &'a Path,
+    pub device: Device,
+    pub config: &'a EngineConfig,
+    pub jobs: &'a [Job],
+    /// Most requests in a step.
+    pub batch: usize,
+    /// Most prompt tokens in a step of `pytorch-graph`.
+    pub prefill_tokens: usize,
+    /// Whether requests are sent one by one as others end, rather than all at the start.
+    pub closed_loop: bool,
+    pub warmup: bool,
+    pub repeat: usize,
+    pub threads: usize,
+}
+
+/// What the runner says of itself when the model is loaded.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Facts {
+    pub torch: String,
+    pub python: String,
+    pub description: String,
+    pub device_name: Option<String>,
+    pub device_bytes: Option<u64>,
+    pub threads: usize,
+    pub load_seconds: f64,
+    pub warmup_seconds: f64,
+    pub weight_bytes: u64,
+    /// Of a cache that is reserved at the start; 0 when it grows.
+    pub kv_bytes: u64,
+}
+
+/// One run over the dataset.
+#[derive(Default)]
+pub struct Run {
+    pub records: Vec<RequestRecord>,
+    pub iterations: Vec<IterationRecord>,
+    /// Most device memory that was allocated, where known.
+    pub peak_bytes: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+enum Event {
+    Ready(Facts),
+    Run,
+    Request {
+        id: u64,
+        first_scheduled_ns: u64,
+        token_times_ns: Vec<u64>,
+        output_ids: Vec<u32>,
+    },
+    /// Start, end, requests in their prompt, requests that generate, prompt tokens.
+    Done {
+        steps: Vec<(u64, u64, u32, u32, u32)>,
+        peak_bytes: Option<u64>,
+    },
+    Error {
+        message: String,
+    },
+}
+
+/// How often an interrupt is looked for.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Run the dataset; the runs come back in order.
+pub fn execute(task: &Task<'_>) -> Result<(Facts, Vec<Run>)> {
+    let python = task.python.display();
+    let mut child = Command::new(task.python)
+        .args(["-c", RUNNER])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run `{python}`; name a Python that has torch with --python PATH"))?;
+    let (Some(mut stdin), Some(stdout), Some(mut stderr)) =
+        (child.stdin.take(), child.stdout.take(), child.stderr.take())
+    else {
+        bail!("`{python}` has no standard streams");
+    };
+    let input = input(task)?;
+    // Threads of their own, so that neither side waits for the other to make room in a pipe.
+    let writer = std::thread::spawn(move || {
+        let _ = stdin.write_all(input.as_bytes()); // a runner that has ended says why by itself
+    });
+    let complaints = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = stderr.read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    let (sender, lines) = mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(|line| line.ok()) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let result = listen(task, &lines);
+    if result.is_err() {
+        let _ = child.kill(); // it may have ended by itself
+    }
+    let status = child.wait().with_context(|| format!("waiting for `{python}`"))?;
+    let joined = (writer.join(), reader.join(), complaints.join());
+    let said = joined.2.unwrap_or_default();
+    match result? {
+        Some(done) if status.success() => Ok(done),
+        _ => {
+            let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it did not say why");
+            bail!("the runner of --runtime {} ended early ({status}): {}", task.runtime.name(), last.trim())
+        }
+    }
+}
+
+/// The runner's input: what to do, then the requests.
+fn input(task: &Task<'_>) -> Result<String> {
+    let (checkpoint, seed) = match task.config.weights {
+        WeightsOrigin::Random { seed } => (None, seed),
+        WeightsOrigin::Checkpoint => (Some(&task.config.model_name), 0),
+    };
+    if let Some(dir) = checkpoint.filter(|dir| !Path::new(dir).is_dir()) {
+        bail!(
+            "the checkpoint {dir} is not here any more, and PyTorch can't read engine directories; name it with --model"
+        );
+    }
+    let first = json!({
+        "runtime": task.runtime.name(),
+        "device": task.device.to_string(),
+        "dtype": task.config.build.dtype.name(),
+        "model": task.config.model,
+        "checkpoint": checkpoint,
+        "seed": seed,
+        "batch": task.batch,
+        "prefill_tokens": task.prefill_tokens,
+        "warmup": task.warmup,
+        "repeat": task.repeat,
+        "threads": task.threads,
+    });
+    let mut text = format!("{first}\n");
+    for (id, job) in task.jobs.iter().enumerate() {
+        let line = json!({"id": id, "input_ids": job.prompt, "output_tokens": job.output_tokens});
+        text.push_str(&format!("{line}\n"));
+    }
+    Ok(text)
+}
+
+/// Take events until the last run is done; `None` when the runner ended before that.
+fn listen(task: &Task<'_>, lines: &mpsc::Receiver<String>) -> Result<Option<(Facts, Vec<Run>)>> {
+    let mut facts = None;
+    let mut runs: Vec<Run> = Vec::new();
+    let mut finished = 0;
+    let spinner = progress::spinner("loading torch and the model");
+    while finished < task.repeat {
+        let line = match lines.recv_timeout(TICK) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) if !interrupt::requested() => continue,
+            Err(RecvTimeoutError::Timeout) => bail!(interrupt::Interrupted),
+            Err(RecvTimeoutError::Disconnected) if interrupt::requested() => bail!(interrupt::Interrupted),
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+        };
+        let shown = || line.chars().take(200).collect::<String>();
+        let event: Event = serde_json::from_str(&line)
+            .with_context(|| format!("the runner of --runtime {} said `{}`", task.runtime.name(), shown()))?;
+        match event {
+            Event::Error { message } => bail!("--runtime {}: {message}", task.runtime.name()),
+            Event::Ready(said) => facts = Some(said),
+            Event::Run => {
+                spinner.set_message(format!("run {} of {}", runs.len() + 1, task.repeat));
+                runs.push(Run::default());
+            }
+            Event::Request { id, first_scheduled_ns, token_times_ns, output_ids } => {
+                let (Some(run), Some(job)) = (runs.last_mut(), task.jobs.get(id as usize)) else {
+                    bail!("the runner answered a request that was not asked: {id}");
+                };
+                let sent = if task.closed_loop { first_scheduled_ns } else { 0 };
+                run.records.push(RequestRecord {
+                    id,
+                    task_id: job.task_id,
+                    num_input_tokens: job.prompt.len() as u32,
+                    arrival_ns: sent,
+                    sent_ns: sent,
+                    queued_ns: sent,
+                    first_scheduled_ns: Some(first_scheduled_ns),
+                    token_times_ns,
+                    output_ids,
+                    finish_reason: "length".into(),
+                    error: None,
+                    iterations: None,
+                    preemptions: 0,
+                    reused_tokens: 0,
+                });
+            }
+            Event::Done { steps, peak_bytes } => {
+                let Some(run) = runs.last_mut() else { bail!("the runner ended a run that had not begun") };
+                if run.records.len() != task.jobs.len() {
+                    bail!("the runner answered {} of {} requests", run.records.len(), task.jobs.len());
+                }
+                run.peak_bytes = peak_bytes;
+                run.iterations = steps.iter().enumerate().map(|(iter, step)| iteration(iter as u64, *step)).collect();
+                finished += 1;
+            }
+        }
+    }
+    spinner.finish_and_clear();
+    Ok(facts.map(|facts| (facts, runs)))
+}
+
+/// A step of which only the start and the end are known: all of it is the forward pass.
+fn iteration(iter: u64, (start, end, context, generation, tokens): (u64, u64, u32, u32, u32)) -> IterationRecord {
+    let times = StepTimes {
+        start,
+        fetched: start,
+        planned: start,
+        scheduled: start,
+        prepared: start,
+        forwarded: end,
+        sampled: end,
+        end,
+    };
+    IterationRecord {
+        iter,
+        times,
+        active: context + generation,
+        context_requests: context,
+        generation_requests: generation,
+        context_tokens: tokens,
+        new_tokens: context + generation,
+        ..IterationRecord::default()
+    }
+}
