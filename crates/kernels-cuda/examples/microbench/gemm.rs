@@ -192,8 +192,9 @@ fn check_all(gpu: &Gpu, own: &OwnGemm) -> Result<usize, CudaError> {
                     }
                     let relative = (error / total.max(1e-30)).sqrt();
                     let limit = match (wide, precision, kind) {
-                        (_, _, Kind::Fp8) => 4e-3,
-                        (true, _, _) => 2e-5,
+                        // Hopper's tensor cores cut sums of 8-bit products to some 14 bits.
+                        (_, _, Kind::Fp8) => 1e-2,
+                        (true, _, _) => 5e-5,
                         (false, Precision::F16, _) => 6e-4,
                         _ => 4e-3,
                     };
