@@ -63,6 +63,12 @@ DEVICE void barriers_are_initialised() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// All of the cluster have got here; says nothing of what they wrote.
+DEVICE void cluster_meet() {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    asm volatile("barrier.cluster.wait;" ::: "memory");
+}
+// The same, and they see what the others wrote.
 DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -170,12 +176,14 @@ MULTIPLY_ALL(fp8, "k32.f32.e4m3.e4m3", "")
 #endif
 
 // ---- the kernel -------------------------------------------------------------------------------------------------
-// WM x WN warpgroups, each 64 rows by N columns, STAGES tiles in flight.
-template <int WM, int WN, int N, int STAGES> struct Tile {
+// WM x WN warpgroups, each 64 rows by N columns, STAGES tiles in flight. A large tile has a multiprocessor for itself. Of
+// small ones there is room for two: one loads while the other finishes, be it of the same launch or of the next.
+template <int WM, int WN, int N, int STAGES, bool SMALL> struct Tile {
     static constexpr int ROWS = 64 * WM, COLUMNS = WN * N;
     static constexpr int X_BYTES = ROWS * 128, W_BYTES = COLUMNS * 128;
     static constexpr int BOX_ROWS = N / 2; // w comes in boxes of half a warpgroup's columns: of the gate and of up, or both halves
-    static constexpr int STAGING = STAGES * (X_BYTES + W_BYTES), BARRIERS = STAGING + 8 * 4096;
+    static constexpr int WARP_STAGING = SMALL ? 2048 : 4096;
+    static constexpr int STAGING = STAGES * (X_BYTES + W_BYTES), BARRIERS = STAGING + 8 * WARP_STAGING;
     static constexpr int BYTES = BARRIERS + STAGES * 16;
 };
 
@@ -195,10 +203,10 @@ template <int ROWS> DEVICE Place place_of(u32 tile, u32 row_tiles, u32 column_ti
 DEVICE float silu_of(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // What is left to do once a warpgroup has its 64 x N sums: by the warp's own 16 rows, 32 columns at a time.
-template <int N, bool SPLIT> struct Epilogue {
+template <int N, bool SMALL, bool SPLIT> struct Epilogue {
     const GemmParams &p;
     const TensorMap *out_map;
-    u32 staging;   // two buffers of 2048 bytes of this warp
+    u32 staging;   // this warp's buffers: 32 columns take 2048 bytes in 32 bits, 1024 in 16
     u32 partial;   // of this thread, in every block of the cluster: sums of column group c are 2048 c bytes on
     u32 rank, row, column, column_up; // first row of the warp, first column in w of the warpgroup
     u32 lane;
@@ -238,11 +246,15 @@ template <int N, bool SPLIT> struct Epilogue {
     }
 
     DEVICE void write(const float (&v)[4][4], u32 out_column) {
-        u32 buffer = staging + 2048 * turn;
+        const bool wide = p.out > OUT_F16, alone = SMALL && wide;
+        const u32 buffer = staging + (alone ? 0 : turn * (wide ? 2048 : 1024));
         turn ^= 1;
-        if (lane == 0) stores_wait<1>();
+        if (lane == 0) {
+            if (alone) stores_wait<0>();
+            else stores_wait<1>();
+        }
         __syncwarp();
-        if (p.out <= OUT_F16) {
+        if (!wide) {
             // Rows of 64 bytes; pairs of rows swizzle their four 16-byte parts.
             u32 line = lane & 15, part = lane >> 4;
             for (int i = 0; i < 4; i += 2) {
@@ -299,9 +311,9 @@ template <int N, bool SPLIT> struct Epilogue {
     }
 };
 
-template <int WM, int WN, int N, int STAGES>
+template <int WM, int WN, int N, int STAGES, bool SMALL>
 DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap &out_map, const GemmParams &p) {
-    typedef Tile<WM, WN, N, STAGES> Shape;
+    typedef Tile<WM, WN, N, STAGES, SMALL> Shape;
     DYNAMIC_SHARED(memory);
     const u32 x_tiles = shared_address(memory), w_tiles = x_tiles + STAGES * Shape::X_BYTES;
     const u32 full = x_tiles + Shape::BARRIERS, empty = full + STAGES * 8;
@@ -320,7 +332,7 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
         barriers_are_initialised();
     }
     __syncthreads();
-    if (p.pair) cluster_sync();
+    if (p.pair) cluster_meet();
 
     const u32 width = p.silu ? p.n / 2 : p.n, tile_width = p.silu ? Shape::COLUMNS / 2 : Shape::COLUMNS;
     const u32 column_tiles = (width + tile_width - 1) / tile_width;
@@ -331,9 +343,9 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
     const u32 k_end = p.split > 1 ? p.k_steps * (rank + 1) / p.split : p.k_steps;
     const int k_step = 128 / sizeof(Element);
 
-    if (group == 0) {
-        give_registers_back<40>();
-        if (threadIdx.x == 0) {
+    if (group == 2) {
+        if (!SMALL) give_registers_back<40>();
+        if (threadIdx.x == 256) {
             auto load_w = [&](u32 stage, u32 column_tile, u32 k) {
 #pragma unroll
                 for (int box = 0; box < 2 * WN; box++) {
@@ -381,14 +393,14 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
         }
         __syncwarp();
         // The other blocks of a cluster still read this one's memory or arrive at its barriers.
-        if (cluster > 1) cluster_sync();
         if (p.split > 1) cluster_sync();
+        if (cluster > 1) cluster_meet();
     } else {
-        take_registers<232>();
-        const u32 worker = group - 1, warp = (threadIdx.x / 32) & 3;
+        if (!SMALL) take_registers<232>();
+        const u32 worker = group, warp = (threadIdx.x / 32) & 3;
         const u32 worker_row = worker % WM, worker_column = worker / WM;
         const u64 x_at = tile_descriptor(x_tiles + worker_row * 64 * 128), w_at = tile_descriptor(w_tiles + worker_column * N * 128);
-        const u32 staging = x_tiles + Shape::STAGING + (worker * 4 + warp) * 4096;
+        const u32 staging = x_tiles + Shape::STAGING + (worker * 4 + warp) * Shape::WARP_STAGING;
         float d[N / 2];
         auto release = [&](u32 stage) {
             if (p.pair) {
@@ -433,23 +445,24 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
 #pragma unroll
                 for (int c = 0; c < N / 8; c++) store_shared4(partial + 2048 * c, d[4 * c], d[4 * c + 1], d[4 * c + 2], d[4 * c + 3]);
                 cluster_sync();
-                Epilogue<N, true> rest{p, &out_map, staging, partial, rank, row, column, width + column, lane, turn, 1.0f, 1.0f};
+                Epilogue<N, SMALL, true> rest{p, &out_map, staging, partial, rank, row, column, width + column, lane, turn, 1.0f, 1.0f};
                 rest.run(d, column);
             } else {
-                Epilogue<N, false> rest{p, &out_map, staging, 0, rank, row, column, width + column, lane, turn, 1.0f, 1.0f};
+                Epilogue<N, SMALL, false> rest{p, &out_map, staging, 0, rank, row, column, width + column, lane, turn, 1.0f, 1.0f};
                 rest.run(d, column);
                 turn = rest.turn;
             }
         }
         if (lane == 0) stores_wait<0>();
-        if (cluster > 1) cluster_sync();
+        if (cluster > 1) cluster_meet();
     }
 }
 
-#define GEMM(NAME, WM, WN, N, STAGES)                                                                                   \
-    KERNEL __launch_bounds__(384, 1) NAME(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, \
-                                          const __grid_constant__ TensorMap out_map, const __grid_constant__ GemmParams p) { \
-        gemm<WM, WN, N, STAGES>(x_map, w_map, out_map, p);                                                               \
+#define GEMM(NAME, WM, WN, N, STAGES, SMALL)                                                                            \
+    KERNEL __launch_bounds__(SMALL ? 288 : 384, SMALL ? 2 : 1)                                                                        \
+        NAME(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,                           \
+             const __grid_constant__ TensorMap out_map, const __grid_constant__ GemmParams p) {                          \
+        gemm<WM, WN, N, STAGES, SMALL>(x_map, w_map, out_map, p);                                                        \
     }
 #define JOIN2(a, b) a##_##b
 #define JOIN(a, b) JOIN2(a, b)
@@ -460,9 +473,11 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
 #else
 #define NAME(tile) JOIN(JOIN(gemm, tile), fp8)
 #endif
-GEMM(NAME(128x256), 2, 1, 256, 4)
-GEMM(NAME(128x192), 2, 1, 192, 4)
-GEMM(NAME(128x160), 2, 1, 160, 5)
-GEMM(NAME(128x128), 2, 1, 128, 6)
-GEMM(NAME(64x256), 1, 2, 128, 4)
-GEMM(NAME(64x128), 1, 2, 64, 8)
+GEMM(NAME(128x256), 2, 1, 256, 4, false)
+GEMM(NAME(128x192), 2, 1, 192, 4, false)
+GEMM(NAME(128x160), 2, 1, 160, 5, false)
+GEMM(NAME(128x128), 2, 1, 128, 6, false)
+GEMM(NAME(64x256), 1, 2, 128, 4, false)
+GEMM(NAME(small_128x128), 2, 1, 128, 3, true)
+GEMM(NAME(small_128x64), 2, 1, 64, 4, true)
+GEMM(NAME(small_64x128), 1, 2, 64, 4, true)

@@ -140,6 +140,8 @@ pub enum GemmCluster {
 pub struct GemmVariant {
     /// Hopper's own instructions, or those of any GPU.
     pub hopper: bool,
+    /// Hopper only: so little memory that a multiprocessor runs two blocks at once, of this launch or of its neighbours.
+    pub small: bool,
     /// Rows of a tile.
     pub rows: u32,
     /// Columns of a tile.
@@ -150,7 +152,12 @@ pub struct GemmVariant {
 
 impl fmt::Display for GemmVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}x{}", if self.hopper { "" } else { "any " }, self.rows, self.columns)?;
+        let kind = match (self.hopper, self.small) {
+            (false, _) => "any ",
+            (true, true) => "small ",
+            (true, false) => "",
+        };
+        write!(f, "{kind}{}x{}", self.rows, self.columns)?;
         match self.cluster {
             GemmCluster::None => Ok(()),
             GemmCluster::Pair => write!(f, " pair"),
@@ -167,29 +174,44 @@ struct HopperTile {
     worker_columns: usize,
     /// Tiles in flight.
     stages: usize,
+    /// See [`GemmVariant::small`].
+    small: bool,
     names: [&'static str; 3],
 }
 
 impl HopperTile {
-    const fn new(rows: usize, columns: usize, stages: usize, names: [&'static str; 3]) -> HopperTile {
+    const fn new(rows: usize, columns: usize, stages: usize, small: bool, names: [&'static str; 3]) -> HopperTile {
         // Two warpgroups of 64 rows each, side by side where there are only 64.
-        HopperTile { rows, columns, worker_columns: if rows == 64 { columns / 2 } else { columns }, stages, names }
+        let worker_columns = if rows == 64 { columns / 2 } else { columns };
+        HopperTile { rows, columns, worker_columns, stages, small, names }
     }
 
-    /// As laid out by the kernel: tiles, two buffers of 2 KiB for each warp that multiplies, barriers.
+    /// As laid out by the kernel: tiles, buffers of each warp that multiplies, barriers.
     fn shared_bytes(&self) -> usize {
-        self.stages * (self.rows + self.columns) * 128 + 8 * 4096 + self.stages * 16
+        self.stages * (self.rows + self.columns) * 128 + 8 * if self.small { 2048 } else { 4096 } + self.stages * 16
+    }
+
+    /// Two warpgroups that multiply, and one that loads; of the latter a small tile has one warp.
+    fn threads(&self) -> u32 {
+        if self.small { 288 } else { 384 }
+    }
+
+    /// Blocks that a multiprocessor has room for.
+    fn resident(&self) -> usize {
+        if self.small { 2 } else { 1 }
     }
 }
 
 const HOPPER_FILES: [&str; 3] = ["gemm_sm90_bf16.cu", "gemm_sm90_f16.cu", "gemm_sm90_fp8.cu"];
-const HOPPER_TILES: [HopperTile; 6] = [
-    HopperTile::new(128, 256, 4, ["gemm_128x256_bf16", "gemm_128x256_f16", "gemm_128x256_fp8"]),
-    HopperTile::new(128, 192, 4, ["gemm_128x192_bf16", "gemm_128x192_f16", "gemm_128x192_fp8"]),
-    HopperTile::new(128, 160, 5, ["gemm_128x160_bf16", "gemm_128x160_f16", "gemm_128x160_fp8"]),
-    HopperTile::new(128, 128, 6, ["gemm_128x128_bf16", "gemm_128x128_f16", "gemm_128x128_fp8"]),
-    HopperTile::new(64, 256, 4, ["gemm_64x256_bf16", "gemm_64x256_f16", "gemm_64x256_fp8"]),
-    HopperTile::new(64, 128, 8, ["gemm_64x128_bf16", "gemm_64x128_f16", "gemm_64x128_fp8"]),
+const HOPPER_TILES: [HopperTile; 8] = [
+    HopperTile::new(128, 256, 4, false, ["gemm_128x256_bf16", "gemm_128x256_f16", "gemm_128x256_fp8"]),
+    HopperTile::new(128, 192, 4, false, ["gemm_128x192_bf16", "gemm_128x192_f16", "gemm_128x192_fp8"]),
+    HopperTile::new(128, 160, 5, false, ["gemm_128x160_bf16", "gemm_128x160_f16", "gemm_128x160_fp8"]),
+    HopperTile::new(128, 128, 6, false, ["gemm_128x128_bf16", "gemm_128x128_f16", "gemm_128x128_fp8"]),
+    HopperTile::new(64, 256, 4, false, ["gemm_64x256_bf16", "gemm_64x256_f16", "gemm_64x256_fp8"]),
+    HopperTile::new(128, 128, 3, true, ["gemm_small_128x128_bf16", "gemm_small_128x128_f16", "gemm_small_128x128_fp8"]),
+    HopperTile::new(128, 64, 4, true, ["gemm_small_128x64_bf16", "gemm_small_128x64_f16", "gemm_small_128x64_fp8"]),
+    HopperTile::new(64, 128, 4, true, ["gemm_small_64x128_bf16", "gemm_small_64x128_f16", "gemm_small_64x128_fp8"]),
 ];
 
 /// Tiles of the kernels for every GPU, and their instances: bf16, f16, e4m3, f32.
@@ -333,6 +355,7 @@ impl OwnGemm {
             for tile in HOPPER_TILES.iter().filter(|tile| tile_fits(tile, args)) {
                 let with = |cluster| GemmVariant {
                     hopper: true,
+                    small: tile.small,
                     rows: tile.rows as u32,
                     columns: tile.columns as u32,
                     cluster,
@@ -344,7 +367,7 @@ impl OwnGemm {
                 let tiles = tiles(tile, args, 1);
                 // Splits that leave each block enough to do, and blocks no more than there are places for.
                 for parts in 2..=8 {
-                    if tiles * parts <= self.multiprocessors && k_steps(args) >= 2 * parts {
+                    if tiles * parts <= self.multiprocessors * tile.resident() && k_steps(args) >= 2 * parts {
                         all.push(with(GemmCluster::Split(parts as u32)));
                     }
                 }
@@ -353,6 +376,7 @@ impl OwnGemm {
         for (rows, columns, _) in ANY_TILES {
             all.push(GemmVariant {
                 hopper: false,
+                small: false,
                 rows: rows as u32,
                 columns: columns as u32,
                 cluster: GemmCluster::None,
@@ -365,6 +389,7 @@ impl OwnGemm {
     pub fn choose(&self, args: &GemmArgs) -> GemmVariant {
         let any = |(rows, columns, _): (usize, usize, [&str; 4])| GemmVariant {
             hopper: false,
+            small: false,
             rows: rows as u32,
             columns: columns as u32,
             cluster: GemmCluster::None,
@@ -394,7 +419,9 @@ impl OwnGemm {
         };
         let tiles = tiles(tile, args, together) * together;
         let blocks = (tiles * split).min(self.multiprocessors);
+        // Two small blocks on a multiprocessor take turns: one multiplies while the other loads or writes.
         let waves = tiles.div_ceil(self.multiprocessors / split) as f64;
+        let begin = if tile.small { 800.0 } else { 1500.0 };
         let steps = k_steps(args).div_ceil(split) as f64;
         // 2048 multiply-adds of 16 bits in a cycle, or twice as many of 8; narrow tiles wait for shared memory.
         let narrow = if tile.worker_columns < 128 { 1.6 } else { 1.1 };
@@ -402,7 +429,8 @@ impl OwnGemm {
         let bytes = ((tile.rows + tile.columns / together) * 128) as f64;
         let load = (bytes / 64.0).max(bytes * blocks as f64 / 4500.0);
         let finish = (tile.rows * tile.columns) as f64 / 16.0 / split as f64 + if split > 1 { 2500.0 } else { 0.0 };
-        waves * (steps * multiply.max(load) + finish) + 1500.0
+        let each = steps * multiply.max(load);
+        if tile.small { waves * each + finish + begin } else { waves * (each + finish) + begin }
     }
 
     /// Compute it in the way that should be fastest.
@@ -474,15 +502,16 @@ impl OwnGemm {
             pair: u32::from(pair),
             split: split as u32,
         };
+        let places = self.multiprocessors * tile.resident();
         let blocks = if pair {
-            2 * tiles(tile, args, 2).min(self.multiprocessors / 2)
+            2 * tiles(tile, args, 2).min(places / 2)
         } else if split > 1 {
             tiles(tile, args, 1) * split
         } else {
-            tiles(tile, args, 1).min(self.multiprocessors)
+            tiles(tile, args, 1).min(places)
         };
         let cluster = if pair { 2 } else { split as u32 };
-        let shape = Launch::grid(blocks, 384).shared(tile.shared_bytes()).overlapping().clustered(cluster);
+        let shape = Launch::grid(blocks, tile.threads()).shared(tile.shared_bytes()).overlapping().clustered(cluster);
         gpu.launch(functions[instance(args).min(2)], shape, kernel_args![x, w, out, params])
     }
 
@@ -593,5 +622,6 @@ fn tile_fits(tile: &HopperTile, args: &GemmArgs) -> bool {
 }
 
 fn is_tile(tile: &HopperTile, variant: GemmVariant) -> bool {
-    variant.hopper && (tile.rows as u32, tile.columns as u32) == (variant.rows, variant.columns)
+    let shape = (tile.rows as u32, tile.columns as u32, tile.small);
+    variant.hopper && shape == (variant.rows, variant.columns, variant.small)
 }
