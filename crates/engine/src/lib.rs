@@ -19,6 +19,7 @@ pub mod memory;
 pub mod recorder;
 pub mod sampling;
 pub mod scheduler;
+pub mod selftest;
 pub mod staged_dir;
 pub mod step;
 pub mod weights;
