@@ -25,6 +25,7 @@ mod sample;
 mod skinny;
 mod timeline;
 mod tune;
+mod unfused;
 mod weights;
 
 pub use attention::{Attention, AttentionConfig, DecodeArgs, PrefillArgs, RopeAngles};
@@ -50,4 +51,5 @@ pub use tune::{
     BUCKETS, CHOICES_FILE, GemmChoice, GemmChoices, LinearSite, Timing, TuneProgress, Tuned, TunedFor, bucket_index,
     tune,
 };
+pub use unfused::{UnfusedArgs, UnfusedAttention, UnfusedConfig, score_elements};
 pub use weights::WeightOps;

@@ -40,6 +40,7 @@ pub const SOURCES: &[KernelSource] = &[
     source("rows.cu", include_str!("../kernels/rows.cu"), 80),
     source("sample.cu", include_str!("../kernels/sample.cu"), 80),
     source("skinny.cu", include_str!("../kernels/skinny.cu"), 80),
+    source("unfused.cu", include_str!("../kernels/unfused.cu"), 80),
     source("weights.cu", include_str!("../kernels/weights.cu"), 80),
 ];
 

@@ -1,0 +1,182 @@
+//! Attention as three kernels that pass their results through memory: the baseline that fusing is measured against.
+
+use crate::dtype::{KvDtype, Precision};
+use crate::error::CudaError;
+use crate::gpu::{Gpu, Launch};
+use crate::kernel_args;
+use crate::memory::DevicePtr;
+use crate::module::Function;
+use crate::rows::typed_function;
+
+/// What does not change between calls.
+#[derive(Clone, Copy, Debug)]
+pub struct UnfusedConfig {
+    /// Type of the activations.
+    pub precision: Precision,
+    /// Type of the cache.
+    pub kv: KvDtype,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a head; a multiple of eight.
+    pub head_dim: usize,
+    /// Tokens of a block; a power of two.
+    pub tokens_per_block: usize,
+}
+
+/// One layer's spans. All three kernels take the same.
+#[derive(Clone, Copy, Debug)]
+pub struct UnfusedArgs {
+    /// Rows of q heads, k heads, v heads, after the rotation.
+    pub qkv: DevicePtr,
+    /// The layer's cache.
+    pub kv: DevicePtr,
+    /// Spans, laid out as the CPU's `SeqSpan`.
+    pub spans: DevicePtr,
+    /// How many.
+    pub span_count: usize,
+    /// Most rows of a span.
+    pub max_q: usize,
+    /// Most keys of a span.
+    pub max_kv: usize,
+    /// Cache blocks of all spans (u32).
+    pub block_tables: DevicePtr,
+    /// Keys that a row sees, its own included; 0 is all.
+    pub window: usize,
+    /// Where each span's scores start, in elements (u64): the sum of [`score_elements`] of the spans before it.
+    pub score_offsets: DevicePtr,
+    /// Scores, f32.
+    pub scores: DevicePtr,
+    /// Out: `[rows][heads * head_dim]`.
+    pub out: DevicePtr,
+}
+
+/// Elements of one span's score matrix.
+pub fn score_elements(heads: usize, q_len: usize, kv_len: usize) -> usize {
+    heads * q_len * kv_len.next_multiple_of(4)
+}
+
+/// What the kernels take; laid out as their `Unfused`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Parameters {
+    qkv: DevicePtr,
+    kv: DevicePtr,
+    spans: DevicePtr,
+    tables: DevicePtr,
+    offsets: DevicePtr,
+    scores: DevicePtr,
+    out: DevicePtr,
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    block_shift: u32,
+    window: u32,
+    scale: f32,
+}
+
+/// The three kernels.
+pub struct UnfusedAttention {
+    config: UnfusedConfig,
+    scores: Function,
+    softmax: Function,
+    values: Function,
+    /// Rows and columns of a tile, and threads of its block.
+    tile: usize,
+    threads: u32,
+}
+
+impl UnfusedAttention {
+    /// Find the kernels.
+    pub fn new(gpu: &Gpu, config: UnfusedConfig) -> Result<UnfusedAttention, CudaError> {
+        let UnfusedConfig { precision, heads, kv_heads, head_dim, tokens_per_block, .. } = config;
+        let fits = kv_heads > 0 && heads.is_multiple_of(kv_heads) && tokens_per_block.is_power_of_two();
+        if !fits || !head_dim.is_multiple_of(8) {
+            return Err(CudaError::Unsupported(format!("unfused attention can't be built for {config:?}")));
+        }
+        let (scores, values) = match config.kv {
+            KvDtype::Same => (
+                typed_function!(gpu, precision, "unfused.cu", "unfused_scores")?,
+                typed_function!(gpu, precision, "unfused.cu", "unfused_values")?,
+            ),
+            KvDtype::Fp8 => (
+                typed_function!(gpu, precision, "unfused.cu", "unfused_scores_fp8")?,
+                typed_function!(gpu, precision, "unfused.cu", "unfused_values_fp8")?,
+            ),
+        };
+        let (tile, threads) = if precision == Precision::F32 { (32, 256) } else { (64, 128) };
+        let softmax = gpu.function("unfused.cu", "unfused_softmax_f32")?;
+        Ok(UnfusedAttention { config, scores, softmax, values, tile, threads })
+    }
+
+    /// Scaled scores of every row and key that it sees.
+    pub fn scores(&self, gpu: &Gpu, args: &UnfusedArgs) -> Result<(), CudaError> {
+        let key_tiles = args.max_kv.div_ceil(self.tile);
+        let (parameters, tiles) = (self.parameters(args), key_tiles as u32);
+        let blocks = args.max_q.div_ceil(self.tile) * key_tiles;
+        self.launch(gpu, self.scores, args, (blocks, self.config.heads), self.threads, kernel_args![parameters, tiles])
+    }
+
+    /// Scores to probabilities, in place.
+    pub fn softmax(&self, gpu: &Gpu, args: &UnfusedArgs) -> Result<(), CudaError> {
+        let parameters = self.parameters(args);
+        self.launch(gpu, self.softmax, args, (args.max_q, self.config.heads), 128, kernel_args![parameters])
+    }
+
+    /// Values summed up with the probabilities.
+    pub fn values(&self, gpu: &Gpu, args: &UnfusedArgs) -> Result<(), CudaError> {
+        let parameters = self.parameters(args);
+        let pieces = self.config.heads * self.config.head_dim.div_ceil(self.tile);
+        let grid = (args.max_q.div_ceil(self.tile), pieces);
+        self.launch(gpu, self.values, args, grid, self.threads, kernel_args![parameters])
+    }
+
+    fn parameters(&self, args: &UnfusedArgs) -> Parameters {
+        let config = &self.config;
+        Parameters {
+            qkv: args.qkv,
+            kv: args.kv,
+            spans: args.spans,
+            tables: args.block_tables,
+            offsets: args.score_offsets,
+            scores: args.scores,
+            out: args.out,
+            heads: config.heads as u32,
+            kv_heads: config.kv_heads as u32,
+            head_dim: config.head_dim as u32,
+            block_shift: config.tokens_per_block.trailing_zeros(),
+            window: args.window as u32,
+            scale: 1.0 / (config.head_dim as f32).sqrt(),
+        }
+    }
+
+    fn launch(
+        &self,
+        gpu: &Gpu,
+        function: Function,
+        args: &UnfusedArgs,
+        (x, y): (usize, usize),
+        threads: u32,
+        list: &mut [*mut std::ffi::c_void],
+    ) -> Result<(), CudaError> {
+        if x == 0 || args.span_count == 0 {
+            return Ok(());
+        }
+        let mut shape = Launch::grid(x, threads).overlapping();
+        (shape.grid.1, shape.grid.2) = (y as u32, args.span_count as u32);
+        gpu.launch(function, shape, list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn score_rows_start_where_four_can_be_read_at_once() {
+        assert_eq!(score_elements(2, 3, 5), 2 * 3 * 8);
+        assert_eq!(score_elements(2, 3, 8), 2 * 3 * 8);
+        assert_eq!(size_of::<Parameters>(), 80);
+    }
+}
