@@ -209,6 +209,16 @@ DEVICE void copy_async16(void *to, const void *from, bool valid) {
     int bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
+// The same to an address of `shared_address`, which loops need not compute again and again.
+DEVICE void copy_async16_to(u32 to, const void *from, bool valid) {
+    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+DEVICE bytes16 load_shared16(u32 from) {
+    bytes16 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+    return v;
+}
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 DEVICE void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

@@ -24,14 +24,13 @@ struct SkinnyArgs {
     float eps;
     u32 m, n, k;
     u32 output;     // what becomes of the sums, one of OUT_*
-    u32 x_at;       // offset into shared memory of x, where it stays for the whole kernel
-    u32 ring_at;    // slots that weights (and x, where it does not stay) pass through
-    u32 slot_bytes;
-    u32 stages;     // slots
-    u32 x_stays;
+    u32 x_at;       // offset into shared memory of x, where it is kept
+    u32 ring_at;    // offset of the slots that the weights pass through
     u32 l2_ahead;   // pieces of work per warp to be fetched into L2 beyond the ring
     u32 early;      // pieces of work per warp not yet asked for when the next kernel may begin
-    u32 tile_rows;  // weight rows of one pass of the tile kernel
+    u32 tile_rows;  // of the tile kernel: weight rows of one pass,
+    u32 slot_bytes; // bytes of a slot,
+    u32 stages;     // and slots
 };
 
 #define OUT_STORE 0
@@ -42,15 +41,17 @@ struct SkinnyArgs {
 // ---- shares of the output ---------------------------------------------------------------------------------------
 // A unit is an output column: a weight row, or with OUT_SILU a gate row and its up row.
 struct Share {
-    u32 first, count, groups;
+    u32 first, count, groups, size_less, one_more; // the first `one_more` groups are one larger than the others
     DEVICE Share(const SkinnyArgs &a, u32 part, u32 parts, u32 group_units) {
         u32 units = a.output == OUT_SILU ? a.n / 2 : a.n;
         first = (u32)((u64)units * part / parts);
         count = (u32)((u64)units * (part + 1) / parts) - first;
         groups = (count + group_units - 1) / group_units;
+        size_less = groups > 0 ? count / groups : 0;
+        one_more = count - size_less * groups;
     }
-    DEVICE u32 begin(u32 group) const { return (u32)((u64)count * group / groups); }
-    DEVICE u32 size(u32 group) const { return begin(group + 1) - begin(group); }
+    DEVICE u32 begin(u32 group) const { return first + group * size_less + (group < one_more ? group : one_more); }
+    DEVICE u32 size(u32 group) const { return size_less + (group < one_more ? 1 : 0); }
 };
 
 // ---- what becomes of a sum --------------------------------------------------------------------------------------
@@ -88,32 +89,37 @@ template <typename W> struct Layout {
     static DEVICE u32 x_offset(u32 token, u32 piece) { return (piece ^ ((token & 1) * swap)) << 4; }
 };
 
+// A lane's 16 bytes of weight row r and of row r + 8 as operands of successive products.
+template <typename T, typename W> DEVICE void weight_registers(u32 (&a)[4 / sizeof(W)][4], bytes16 low, bytes16 high) {
+    const u32 l[4] = {low.x, low.y, low.z, low.w}, h[4] = {high.x, high.y, high.z, high.w};
+    if constexpr (sizeof(W) == 2) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            a[i][0] = l[2 * i], a[i][1] = h[2 * i], a[i][2] = l[2 * i + 1], a[i][3] = h[2 * i + 1];
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            fp8_to_pairs<T>(l[i], a[i][0], a[i][2]);
+            fp8_to_pairs<T>(h[i], a[i][1], a[i][3]);
+        }
+    }
+}
+
 // One half of a chunk: acc += tiles of 16 weight rows . rows of x. `stride` is between the lane's tiles, `live` of which
 // there are. Rows of x beyond the last are read as the last: their sums are not used.
 template <typename T, typename W, int TILES, int MT>
 DEVICE void multiply_half(float (&acc)[TILES][MT][4], const u8 *w, u32 stride, u32 live, const u8 *x, u32 x_pitch, u32 m,
                           u32 half) {
     const u32 lane = threadIdx.x & 31, row = lane >> 2, piece = (lane & 3) + half * 4;
-    const int STEPS = sizeof(W) == 2 ? 2 : 4; // products of depth 16
+    const int STEPS = 4 / sizeof(W); // products of depth 16
     u32 a[TILES][STEPS][4];
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
         if (tile > 0 && tile >= live) break;
         bytes16 low = *(const bytes16 *)(w + tile * stride + weight_offset(row, piece));
         bytes16 high = *(const bytes16 *)(w + tile * stride + weight_offset(row + 8, piece));
-        const u32 l[4] = {low.x, low.y, low.z, low.w}, h[4] = {high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            if (sizeof(W) == 2) {
-                a[tile][step][0] = l[2 * (step & 1)];
-                a[tile][step][1] = h[2 * (step & 1)];
-                a[tile][step][2] = l[2 * (step & 1) + 1];
-                a[tile][step][3] = h[2 * (step & 1) + 1];
-            } else {
-                fp8_to_pairs<T>(l[step], a[tile][step][0], a[tile][step][2]);
-                fp8_to_pairs<T>(h[step], a[tile][step][1], a[tile][step][3]);
-            }
-        }
+        weight_registers<T, W>(a[tile], low, high);
     }
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) {
@@ -150,219 +156,270 @@ DEVICE void wait_for_slot(u32 stages) {
     }
 }
 
-// ---- x for the whole kernel -------------------------------------------------------------------------------------
-// Bytes of a row of x in shared memory: whole chunks, zeroes behind the end.
-template <typename W> DEVICE u32 kept_x_pitch(const SkinnyArgs &a) {
-    return (a.k * (u32)sizeof(W) + CHUNK_BYTES - 1) / CHUNK_BYTES * Layout<W>::x_pieces * 16;
-}
+// ---- up to 16 rows: every warp streams its own slices of k -------------------------------------------------------
+// A piece of work is 16 weight rows (a group) by 256 bytes; a warp takes every eighth piece of its block's groups, so
+// that each warp needs the same slices of x for every group.
+#define PIECE_BYTES 256
+#define SLOTS 3
 
-template <typename T, typename W> DEVICE void keep_plain_x(const SkinnyArgs &a, u8 *x) {
-    const u32 pitch = kept_x_pitch<W>(a), pieces = pitch / 16, real = a.k / 8;
+// Bytes of x that go with a piece, in one row.
+template <typename W> DEVICE u32 x_piece_bytes() { return PIECE_BYTES / (u32)sizeof(W) * 2; }
+DEVICE u32 pieces_of(u32 row_bytes) { return (row_bytes + PIECE_BYTES - 1) / PIECE_BYTES; }
+
+// A plain x that is needed several times is kept in shared memory, zeroes behind its end.
+template <typename W> DEVICE void keep_plain_x(const SkinnyArgs &a, u8 *x, u32 pitch) {
+    const u32 real = a.k / 8;
     for (u32 token = 0; token < a.m; token++) {
-        for (u32 piece = threadIdx.x; piece < pieces; piece += THREADS) {
+#pragma unroll 2
+        for (u32 i = threadIdx.x; i < pitch / 16; i += THREADS) {
             bytes16 v = {0, 0, 0, 0};
-            if (piece < real) v = ((const bytes16 *)a.x)[(u64)token * real + piece];
-            *(bytes16 *)(x + token * pitch + Layout<W>::x_offset(token, piece)) = v;
+            if (i < real) v = ((const bytes16 *)a.x)[(u64)token * real + i];
+            *(bytes16 *)(x + token * pitch + Layout<W>::x_offset(token, i)) = v;
         }
     }
 }
 
-// x = norm(hidden) * weight. A row is shared by as many warps as there are to spare. `weight` is in shared memory once
-// the copies before `stages - 2` slots are; `squares` holds WARPS floats per row of x.
+// x = norm(hidden) * weight, the weight from shared memory. A row is shared by as many warps as there are to spare.
+// `squares` holds WARPS floats per row of x. The first of SLOTS groups of copies brings the weight.
 template <typename T, typename W>
-DEVICE void keep_norm_x(const SkinnyArgs &a, u8 *x, const float *weight, float *squares) {
-    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, pitch = kept_x_pitch<W>(a);
+DEVICE void keep_norm_x(const SkinnyArgs &a, u8 *x, u32 pitch, const float *weight, float *squares) {
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     u32 rows_at_once = 1;
     while (rows_at_once < a.m && rows_at_once < WARPS) rows_at_once *= 2;
-    const u32 team = WARPS / rows_at_once, member = warp % team, quads = a.k / 4, padded = pitch / 8;
+    const u32 team = WARPS / rows_at_once, member = warp % team, quads = a.k / 4, step = team * 32;
+    const float4 none = {0.0f, 0.0f, 0.0f, 0.0f};
     for (u32 token = warp / team; token < a.m; token += rows_at_once) {
         const float4 *hidden = (const float4 *)((const float *)a.x + (u64)token * a.k);
         float sum = 0.0f;
-#pragma unroll 4
-        for (u32 i = member * 32 + lane; i < quads; i += team * 32) {
-            float4 h = hidden[i];
-            sum += h.x * h.x + h.y * h.y + h.z * h.z + h.w * h.w;
+        for (u32 i = member * 32 + lane; i < quads; i += 4 * step) {
+            float4 h[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) h[j] = i + j * step < quads ? hidden[i + j * step] : none;
+#pragma unroll
+            for (int j = 0; j < 4; j++) sum += h[j].x * h[j].x + h[j].y * h[j].y + h[j].z * h[j].z + h[j].w * h[j].w;
         }
         sum = warp_sum(sum);
         if (lane == 0) squares[token * WARPS + member] = sum;
     }
-    wait_for_slot(a.stages);
+    copy_async_wait<SLOTS - 1>();
     __syncthreads();
     for (u32 token = warp / team; token < a.m; token += rows_at_once) {
         const float4 *hidden = (const float4 *)((const float *)a.x + (u64)token * a.k);
         float sum = 0.0f;
         for (u32 i = 0; i < team; i++) sum += squares[token * WARPS + i];
-        float factor = rsqrtf(sum / (float)a.k + a.eps);
-#pragma unroll 4
-        for (u32 i = member * 32 + lane; i < padded; i += team * 32) {
-            bytes8 v = {0, 0};
-            if (i < quads) {
-                float4 h = hidden[i], g = ((const float4 *)weight)[i];
-                v.x = pack2<T>(h.x * factor * g.x, h.y * factor * g.y);
-                v.y = pack2<T>(h.z * factor * g.z, h.w * factor * g.w);
+        const float factor = rsqrtf(sum / (float)a.k + a.eps);
+        for (u32 i = member * 32 + lane; i < pitch / 8; i += 4 * step) {
+            float4 h[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) h[j] = i + j * step < quads ? hidden[i + j * step] : none;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u32 at = i + j * step;
+                float4 g = at < quads ? ((const float4 *)weight)[at] : none;
+                bytes8 v;
+                v.x = pack2<T>(h[j].x * factor * g.x, h[j].y * factor * g.y);
+                v.y = pack2<T>(h[j].z * factor * g.z, h[j].w * factor * g.w);
+                if (at < pitch / 8) *(bytes8 *)(x + token * pitch + Layout<W>::x_offset(token, at / 2) + at % 2 * 8) = v;
             }
-            *(bytes8 *)(x + token * pitch + Layout<W>::x_offset(token, i / 2) + i % 2 * 8) = v;
         }
     }
 }
 
-// ---- up to 16 rows: every warp streams its own slices of k -------------------------------------------------------
-// A warp's way through its pieces of work: for each group of 16 weight rows, every eighth chunk of k.
-struct Walk {
-    const SkinnyArgs &a;
-    const Share &share;
-    u32 chunks, row_bytes, group, chunk, units;
-    u64 half_bytes;
-    const u8 *from; // first byte of this lane's first row of the group
-    DEVICE Walk(const SkinnyArgs &a, const Share &share, u32 chunks, u32 row_bytes)
-        : a(a), share(share), chunks(chunks), row_bytes(row_bytes), group(0), chunk(threadIdx.x >> 5) {
-        half_bytes = (u64)row_bytes * (a.output == OUT_SILU ? a.n / 2 : 8);
-        enter();
-        if (chunk >= chunks) group = share.groups;
+// A lane's part of x for one piece: [8 rows of x][quarter of the piece][register].
+template <typename W, int MT> struct XPart {
+    static const int LOADS = 2 / sizeof(W); // of 16 bytes per quarter
+    bytes16 b[MT][4][LOADS];
+    // From global memory; zeroes behind the end.
+    DEVICE void fetch(const SkinnyArgs &a, u32 piece) {
+        const u32 lane = threadIdx.x & 31;
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) {
+            u32 token = mt * 8 + (lane >> 2);
+            token = token < a.m ? token : a.m - 1;
+            const u8 *row = (const u8 *)a.x + (u64)token * a.k * 2;
+#pragma unroll
+            for (int quarter = 0; quarter < 4; quarter++) {
+#pragma unroll
+                for (int i = 0; i < LOADS; i++) {
+                    u32 at = piece * x_piece_bytes<W>() + (((lane & 3) + quarter * 4) * LOADS + i) * 16;
+                    b[mt][quarter][i] = {0, 0, 0, 0};
+                    if (at < a.k * 2) b[mt][quarter][i] = *(const bytes16 *)(row + at);
+                }
+            }
+        }
     }
-    DEVICE void enter() {
-        if (group >= share.groups) return;
-        units = share.size(group);
-        from = (const u8 *)a.w + (u64)(share.first + share.begin(group) + ((threadIdx.x & 31) >> 3)) * row_bytes +
-               (threadIdx.x & 7) * 16;
+    // From where the whole of x is kept.
+    DEVICE void take(u32 m, u32 kept, u32 pitch, u32 piece) {
+        const u32 lane = threadIdx.x & 31;
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) {
+            u32 token = mt * 8 + (lane >> 2);
+            token = token < m ? token : m - 1;
+            u32 row = kept + token * pitch + piece * x_piece_bytes<W>();
+#pragma unroll
+            for (int quarter = 0; quarter < 4; quarter++) {
+#pragma unroll
+                for (int i = 0; i < LOADS; i++) {
+                    b[mt][quarter][i] = load_shared16(row + Layout<W>::x_offset(token, ((lane & 3) + quarter * 4) * LOADS + i));
+                }
+            }
+        }
     }
-    DEVICE bool done() const { return group >= share.groups; }
-    DEVICE void advance() {
-        chunk += WARPS;
-        if (chunk < chunks) return;
-        chunk = threadIdx.x >> 5;
-        group++;
-        enter();
-    }
-    // Lane's rows are lane / 8 + 4 i; whether there is such a row in the group, and where its piece is.
-    DEVICE bool has(int i) const {
-        u32 row = ((threadIdx.x & 31) >> 3) + 4 * i;
-        return (a.output == OUT_SILU ? row & 7 : row) < units;
-    }
-    DEVICE const u8 *piece(int i) const {
-        return from + chunk * CHUNK_BYTES + (u64)((i & 1) * 4) * row_bytes + (i >> 1) * half_bytes;
-    }
-    DEVICE bool inside() const { return chunk * CHUNK_BYTES + (threadIdx.x & 7) * 16 < row_bytes; }
 };
 
-DEVICE void copy_weights(const Walk &walk, u8 *slot) {
-    const u32 lane = threadIdx.x & 31;
-    const bool inside = walk.inside();
-    u8 *to = slot + weight_offset(lane >> 3, lane & 7);
+// acc += a piece's weights in the slot at `w` . x, in two sums, so that products need not wait for each other.
+template <typename T, typename W, int MT> DEVICE void multiply_piece(float (&acc)[2][MT][4], u32 w, const XPart<W, MT> &x) {
+    const u32 lane = threadIdx.x & 31, row = lane >> 2;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (walk.has(i)) copy_async16(to + i * 4 * CHUNK_BYTES, inside ? walk.piece(i) : (const u8 *)walk.a.w, inside);
+    for (int quarter = 0; quarter < 4; quarter++) {
+        u32 at = w + row * PIECE_BYTES + ((((lane & 3) + quarter * 4) ^ ((row & 1) << 2)) << 4);
+        bytes16 low = load_shared16(at), high = load_shared16(at + 8 * PIECE_BYTES);
+        u32 a[4 / sizeof(W)][4];
+        weight_registers<T, W>(a, low, high);
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) {
+#pragma unroll
+            for (int i = 0; i < XPart<W, MT>::LOADS; i++) {
+                bytes16 b = x.b[mt][quarter][i];
+                mma16816<T>(acc[0][mt], a[2 * i], b.x, b.y);
+                mma16816<T>(acc[1][mt], a[2 * i + 1], b.z, b.w);
+            }
+        }
     }
 }
 
-template <typename W> DEVICE void copy_x(const SkinnyArgs &a, u8 *to, u32 chunk, u32 worker, u32 workers) {
-    const u32 pieces = Layout<W>::x_pieces, real = a.k / 8;
-    for (u32 i = worker; i < a.m * pieces; i += workers) {
-        u32 token = i / pieces, piece = i % pieces, at = chunk * pieces + piece;
-        bool inside = at < real;
-        const u8 *from = (const u8 *)a.x + (inside ? ((u64)token * real + at) * 16 : 0);
-        copy_async16(to + token * pieces * 16 + Layout<W>::x_offset(token, piece), from, inside);
+// A warp's way through its pieces: the group it is in, and where its lanes' rows of the group begin. Lanes copy the
+// rows lane / 16 + 2 i, 16 bytes each.
+struct Walk {
+    u32 group, piece, units;
+    const u8 *from;
+    DEVICE void enter(const SkinnyArgs &a, const Share &share, u32 row_bytes) {
+        if (group >= share.groups) return;
+        const u32 lane = threadIdx.x & 31;
+        units = share.size(group);
+        from = (const u8 *)a.w + (u64)(share.begin(group) + (lane >> 4)) * row_bytes + (lane & 15) * 16;
+    }
+    DEVICE void advance(const SkinnyArgs &a, const Share &share, u32 row_bytes) {
+        piece += WARPS;
+        if (piece < pieces_of(row_bytes)) return;
+        piece = threadIdx.x >> 5;
+        group++;
+        enter(a, share, row_bytes);
+    }
+};
+
+// Ask for the weights of a piece. Rows that the group does not have are not read: their sums are not used.
+DEVICE void ask_piece(const Walk &walk, u32 slot, u32 row_bytes, u64 second_half, bool silu) {
+    const u32 lane = threadIdx.x & 31, row = lane >> 4, piece = lane & 15;
+    const u32 to = slot + row * PIECE_BYTES + ((piece ^ (row << 2)) << 4);
+    const bool inside = walk.piece * PIECE_BYTES + piece * 16 < row_bytes;
+    const u8 *from = walk.from + walk.piece * PIECE_BYTES, *upper = from + second_half;
+#pragma unroll
+    for (int i = 0; i < 4; i++, from += 2 * row_bytes) copy_async16_to(to + i * 2 * PIECE_BYTES, from, inside && row + 2 * i < walk.units);
+#pragma unroll
+    for (int i = 4; i < 8; i++, upper += 2 * row_bytes) {
+        copy_async16_to(to + i * 2 * PIECE_BYTES, upper, inside && row + 2 * i - (silu ? 8 : 0) < walk.units);
     }
 }
 
-template <typename T, typename W, int MT> DEVICE void stream_rows(const SkinnyArgs &a) {
+template <typename T, typename W, int MT, bool KEPT> DEVICE void stream_rows(const SkinnyArgs &a) {
     DYNAMIC_SHARED(memory);
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const bool silu = a.output == OUT_SILU;
     const Share share(a, blockIdx.x, gridDim.x, silu ? 8 : 16);
-    const u32 row_bytes = a.k * (u32)sizeof(W), chunks = (row_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
-    const u32 mine = chunks > warp ? (chunks - warp + WARPS - 1) / WARPS : 0, items = share.groups * mine;
-    const u32 weight_bytes = 16 * CHUNK_BYTES, ahead = a.stages - 1;
+    const u32 row_bytes = a.k * (u32)sizeof(W), pieces = pieces_of(row_bytes);
+    const u64 second_half = (u64)row_bytes * (silu ? a.n / 2 : 8);
+    const u32 mine = pieces > warp ? (pieces - warp + WARPS - 1) / WARPS : 0, items = share.groups * mine;
     const u32 told_at = items > a.early ? items - a.early : 0; // the next kernel may begin once so many are asked for
-    u8 *ring = memory + a.ring_at + warp * a.stages * a.slot_bytes, *kept_x = memory + a.x_at;
+    const u32 slot_bytes = 16 * PIECE_BYTES, ring = shared_address(memory) + a.ring_at + warp * SLOTS * slot_bytes;
     // The norm is done with its weights before the first sums are written.
     float *squares = (float *)memory, *norm_weight = squares + MT * 8 * WARPS;
     // Sums of the warps, twice, so that one barrier per group is enough: [2][WARPS][token][20, of which 16 are used].
     float *partial = norm_weight;
     const u32 partial_floats = MT * 8 * 20;
 
-    if (a.norm_weight) {
+    if (KEPT && a.norm_weight) {
         for (u32 i = threadIdx.x; i < a.k / 4; i += THREADS) copy_async16(norm_weight + i * 4, a.norm_weight + i * 4, true);
     }
-    Walk walk(a, share, chunks, row_bytes);
+    Walk walk = {mine > 0 ? 0 : share.groups, warp, 0, nullptr};
+    walk.enter(a, share, row_bytes);
     u32 asked = 0;
-    for (; asked < ahead; asked++) {
-        if (!walk.done()) {
-            copy_weights(walk, ring + asked * a.slot_bytes);
-            walk.advance();
+    for (; asked < SLOTS; asked++) {
+        if (asked < items) {
+            ask_piece(walk, ring + asked * slot_bytes, row_bytes, second_half, silu);
+            walk.advance(a, share, row_bytes);
         }
         copy_async_commit();
     }
     Walk later = walk;
-    for (u32 i = 0; i < a.l2_ahead && !later.done(); i++, later.advance()) {
-        if ((lane & 7) == 0) {
-#pragma unroll
-            for (int row = 0; row < 4; row++) {
-                if (later.has(row)) prefetch_l2(later.piece(row));
-            }
-        }
+    for (u32 i = asked; i < asked + a.l2_ahead && i < items; i++) {
+        // A line of 128 bytes for each lane.
+        const u32 row = (lane >> 1) & 7, unit = silu || lane < 16 ? row : row + 8;
+        const u8 *line = (const u8 *)a.w + (u64)(share.begin(later.group) + row) * row_bytes + (lane >= 16 ? second_half : 0) +
+                         later.piece * PIECE_BYTES + (lane & 1) * 128;
+        if (unit < later.units && later.piece * PIECE_BYTES + (lane & 1) * 128 < row_bytes) prefetch_l2(line);
+        later.advance(a, share, row_bytes);
     }
     if (asked >= told_at) allow_next();
     wait_for_previous();
 
-    const u32 out_row = threadIdx.x & 15, token = threadIdx.x >> 4;
-    if (!a.x_stays) {
-        for (u32 i = 0; i < ahead; i++) {
-            if (i < items) copy_x<W>(a, ring + i * a.slot_bytes + weight_bytes, warp + i % mine * WARPS, lane, WARP);
-            copy_async_commit();
-        }
-    } else {
+    const bool EARLY_X = !KEPT && MT * XPart<W, MT>::LOADS <= 2; // where registers allow, x is fetched a piece ahead
+    XPart<W, MT> x;
+    const u32 kept = shared_address(memory) + a.x_at, x_pitch = pieces * x_piece_bytes<W>();
+    if (KEPT) {
         if (a.norm_weight) {
-            keep_norm_x<T, W>(a, kept_x, norm_weight, squares);
+            keep_norm_x<T, W>(a, memory + a.x_at, x_pitch, norm_weight, squares);
         } else {
-            keep_plain_x<T, W>(a, kept_x);
+            keep_plain_x<W>(a, memory + a.x_at, x_pitch);
         }
         __syncthreads();
+    } else if (EARLY_X) {
+        x.fetch(a, warp);
     }
-    const u32 x_chunk = Layout<W>::x_pieces * 16, x_pitch = a.x_stays ? kept_x_pitch<W>(a) : x_chunk;
 
-    u32 slot = 0, free_slot = ahead;
+    const u32 out_row = threadIdx.x & 15, token = threadIdx.x >> 4;
+    u32 slot = 0;
     for (u32 group = 0; group < share.groups; group++) {
-        const u32 units = share.size(group), first = share.first + share.begin(group);
+        const u32 units = share.size(group), first = share.begin(group);
         const bool writes = token < a.m && token < MT * 8 && out_row < units && (!silu || out_row < 8);
         Finish finish;
         if (writes) finish.fetch(a, token, first + out_row);
-        float acc[1][MT][4] = {};
-        for (u32 chunk = warp; chunk < chunks; chunk += WARPS) {
-            wait_for_slot(a.stages);
+        float acc[2][MT][4] = {};
+        for (u32 piece = warp; piece < pieces; piece += WARPS) {
+            XPart<W, MT> next;
+            if (EARLY_X) next.fetch(a, piece + WARPS < pieces ? piece + WARPS : warp);
+            if (!KEPT && !EARLY_X) x.fetch(a, piece);
+            copy_async_wait<SLOTS - 1>();
             __syncwarp();
-            if (!walk.done()) {
-                u8 *to = ring + free_slot * a.slot_bytes;
-                copy_weights(walk, to);
-                if (!a.x_stays) copy_x<W>(a, to + weight_bytes, walk.chunk, lane, WARP);
-                walk.advance();
+            if (KEPT) x.take(a.m, kept, x_pitch, piece);
+            multiply_piece<T, W, MT>(acc, ring + slot * slot_bytes, x);
+            __syncwarp();
+            if (asked < items) {
+                ask_piece(walk, ring + slot * slot_bytes, row_bytes, second_half, silu);
+                walk.advance(a, share, row_bytes);
             }
             copy_async_commit();
             if (++asked == told_at) allow_next();
-            const u8 *w = ring + slot * a.slot_bytes;
-            const u8 *x = a.x_stays ? kept_x + chunk * x_chunk : w + weight_bytes;
-            multiply_half<T, W, 1, MT>(acc, w, 0, 1, x, x_pitch, a.m, 0);
-            multiply_half<T, W, 1, MT>(acc, w, 0, 1, x, x_pitch, a.m, 1);
-            slot = slot + 1 == a.stages ? 0 : slot + 1;
-            free_slot = free_slot + 1 == a.stages ? 0 : free_slot + 1;
+            slot = slot + 1 == SLOTS ? 0 : slot + 1;
+            if (EARLY_X) x = next;
         }
-        float *sums_of_group = partial + (group & 1) * WARPS * partial_floats;
+        float *sums = partial + (group & 1) * WARPS * partial_floats;
 #pragma unroll
         for (int mt = 0; mt < MT; mt++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 u32 to_token = mt * 8 + (lane & 3) * 2 + (i & 1), to_row = (lane >> 2) + (i >> 1) * 8;
-                if (to_token < a.m) sums_of_group[warp * partial_floats + to_token * 20 + to_row] = acc[0][mt][i];
+                if (to_token < a.m) sums[warp * partial_floats + to_token * 20 + to_row] = acc[0][mt][i] + acc[1][mt][i];
             }
         }
         __syncthreads();
         if (writes) {
             float value = 0.0f, up = 0.0f;
 #pragma unroll
-            for (int i = 0; i < WARPS; i++) value += sums_of_group[i * partial_floats + token * 20 + out_row];
+            for (int i = 0; i < WARPS; i++) value += sums[i * partial_floats + token * 20 + out_row];
             if (silu) {
 #pragma unroll
-                for (int i = 0; i < WARPS; i++) up += sums_of_group[i * partial_floats + token * 20 + out_row + 8];
+                for (int i = 0; i < WARPS; i++) up += sums[i * partial_floats + token * 20 + out_row + 8];
             }
             finish.store<T>(a, token, first + out_row, value, up);
         }
@@ -373,6 +430,16 @@ template <typename T, typename W, int MT> DEVICE void stream_rows(const SkinnyAr
 // A pass covers up to 128 weight rows: warps 0-3 take the first half of each chunk, 4-7 the second, each for two tiles
 // of 16 weight rows. Where n is small, the blocks of a cluster share the same rows and split k, so that the whole of x
 // does not have to be read for a few weight rows each.
+template <typename W> DEVICE void copy_x(const SkinnyArgs &a, u8 *to, u32 chunk, u32 worker, u32 workers) {
+    const u32 pieces = Layout<W>::x_pieces, real = a.k / 8;
+    for (u32 i = worker; i < a.m * pieces; i += workers) {
+        u32 token = i / pieces, piece = i % pieces, at = chunk * pieces + piece;
+        bool inside = at < real;
+        const u8 *from = (const u8 *)a.x + (inside ? ((u64)token * real + at) * 16 : 0);
+        copy_async16(to + token * pieces * 16 + Layout<W>::x_offset(token, piece), from, inside);
+    }
+}
+
 template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs &a) {
     DYNAMIC_SHARED(memory);
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row_warp = warp & 3, half = warp >> 2;
@@ -392,7 +459,7 @@ template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs
     u32 group = 0, chunk = 0;
     const u8 *from[4];
     auto enter = [&]() {
-        u32 units = share.size(group), first = share.first + share.begin(group);
+        u32 units = share.size(group), first = share.begin(group);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             u32 row = (threadIdx.x >> 3) + 32 * i;
@@ -434,7 +501,7 @@ template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs
 
     u32 slot = 0, free_slot = ahead, item = ahead;
     for (u32 now = 0; now < share.groups; now++) {
-        const u32 units = share.size(now), first = share.first + share.begin(now);
+        const u32 units = share.size(now), first = share.begin(now);
         const u32 tiles = silu ? (units + 7) / 8 : (units + 15) / 16;
         const u32 live = tiles > row_warp ? (tiles - row_warp + 3) / 4 : 0;
         float acc[2][MT][4] = {};
@@ -554,8 +621,10 @@ KERNEL __launch_bounds__(THREADS) skinny_f32(SkinnyArgs a) {
 }
 
 #define SKINNY(name, T, W)                                                                                             \
-    KERNEL __launch_bounds__(THREADS, 3) skinny8_##name(SkinnyArgs a) { stream_rows<T, W, 1>(a); }                      \
-    KERNEL __launch_bounds__(THREADS, 2) skinny16_##name(SkinnyArgs a) { stream_rows<T, W, 2>(a); }                     \
+    KERNEL __launch_bounds__(THREADS, 2) skinny8_##name(SkinnyArgs a) { stream_rows<T, W, 1, false>(a); }               \
+    KERNEL __launch_bounds__(THREADS, 3) skinny8_kept_##name(SkinnyArgs a) { stream_rows<T, W, 1, true>(a); }           \
+    KERNEL __launch_bounds__(THREADS, 2) skinny16_##name(SkinnyArgs a) { stream_rows<T, W, 2, false>(a); }              \
+    KERNEL __launch_bounds__(THREADS, 2) skinny16_kept_##name(SkinnyArgs a) { stream_rows<T, W, 2, true>(a); }          \
     KERNEL __launch_bounds__(THREADS, 2) skinny32_##name(SkinnyArgs a) { tile_rows<T, W, 4>(a); }                       \
     KERNEL __launch_bounds__(THREADS, 2) skinny64_##name(SkinnyArgs a) { tile_rows<T, W, 8>(a); }
 SKINNY(bf16, bf16, bf16)

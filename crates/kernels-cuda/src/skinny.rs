@@ -9,19 +9,22 @@ use crate::memory::DevicePtr;
 use crate::module::Function;
 
 const FILE: &str = "skinny.cu";
-/// Threads and warps of a block, and bytes of a weight row in one piece of work, as in the kernel file.
+/// Threads and warps of a block, as in the kernel file.
 const THREADS: u32 = 256;
 const WARPS: usize = 8;
-const CHUNK_BYTES: usize = 128;
-/// Weight rows that a warp of the streaming kernels multiplies at once, and that a pass of the tile kernels covers.
+/// Weight rows and bytes of each in a piece of work of the streaming kernels, and slots of a warp's ring.
 const GROUP_ROWS: usize = 16;
+const PIECE_BYTES: usize = 256;
+const SLOTS: usize = 3;
+/// Weight rows of a pass of the tile kernels, and bytes of each in a slot.
 const TILE_ROWS: usize = 128;
+const CHUNK_BYTES: usize = 128;
 /// Most rows of x of the streaming kernels, and of all.
 const STREAM_MAX_M: usize = 16;
 const MAX_M: usize = 64;
-/// Up to so many bytes, a plain x stays in shared memory for the whole kernel.
+/// Up to so many bytes, a plain x that is needed several times is kept in shared memory.
 const KEPT_X_BYTES: usize = 40 << 10;
-/// Numbers of slots that the kernels know how to wait for.
+/// Numbers of slots that the tile kernels know how to wait for.
 const STAGES: [usize; 8] = [3, 4, 5, 6, 7, 8, 10, 12];
 
 /// Where x comes from.
@@ -77,9 +80,10 @@ pub struct SkinnyArgs {
 /// How deep the kernels fetch. The defaults are meant for every shape; a benchmark may try others.
 #[derive(Clone, Copy, Debug)]
 pub struct SkinnyTuning {
-    /// Most slots of a ring.
+    /// Most slots of a tile kernel's ring.
     pub stages: usize,
-    /// Pieces of work (2 KiB per warp) fetched into L2 beyond the ring while the kernel in front still runs.
+    /// Pieces of work (4 KiB per warp) that streaming kernels fetch into L2 beyond their rings while the kernel in front
+    /// still runs.
     pub l2_ahead: usize,
     /// The next kernel may begin when at most so many pieces of work per warp have not been asked for.
     pub early: usize,
@@ -91,7 +95,7 @@ pub struct SkinnyTuning {
 
 impl Default for SkinnyTuning {
     fn default() -> SkinnyTuning {
-        SkinnyTuning { stages: 6, l2_ahead: 4, early: 0, overlap: true, cluster: 0 }
+        SkinnyTuning { stages: 6, l2_ahead: 2, early: 0, overlap: true, cluster: 0 }
     }
 }
 
@@ -112,12 +116,11 @@ struct Arguments {
     output: u32,
     x_at: u32,
     ring_at: u32,
-    slot_bytes: u32,
-    stages: u32,
-    x_stays: u32,
     l2_ahead: u32,
     early: u32,
     tile_rows: u32,
+    slot_bytes: u32,
+    stages: u32,
 }
 
 /// Shape of one launch.
@@ -129,7 +132,7 @@ struct Plan {
     slot_bytes: usize,
     x_at: usize,
     ring_at: usize,
-    x_stays: bool,
+    keeps_x: bool,
     tile_rows: usize,
     shared: usize,
 }
@@ -177,21 +180,22 @@ impl Shape {
         if !self.aligned() || self.m > MAX_M {
             return None;
         }
-        if self.m <= STREAM_MAX_M { self.stream_plan(limits, tuning) } else { self.tile_plan(limits, tuning) }
+        if self.m <= STREAM_MAX_M { self.stream_plan(limits) } else { self.tile_plan(limits, tuning) }
     }
 
-    fn stream_plan(self, limits: Limits, tuning: SkinnyTuning) -> Option<Plan> {
+    fn stream_plan(self, limits: Limits) -> Option<Plan> {
+        let blocks = limits.multiprocessors.min(self.units());
+        let groups = self.units().div_ceil(blocks).div_ceil(if self.silu { GROUP_ROWS / 2 } else { GROUP_ROWS });
         let tokens = self.m.div_ceil(8) * 8;
         let squares = tokens * WARPS * 4;
         let partial = 2 * WARPS * tokens * 20 * 4;
         let x_at = align(squares + partial.max(if self.norm { self.k * 4 } else { 0 }));
-        let kept = align(self.m * self.chunks() * self.x_chunk_bytes());
-        let x_stays = self.norm || kept <= KEPT_X_BYTES;
-        let ring_at = x_at + if x_stays { kept } else { 0 };
-        let slot_bytes = GROUP_ROWS * CHUNK_BYTES + if x_stays { 0 } else { self.m * self.x_chunk_bytes() };
-        let (stages, shared) = stages(limits, tuning, ring_at, WARPS * slot_bytes)?;
-        let blocks = limits.multiprocessors.min(self.units());
-        Some(Plan { blocks, cluster: 1, stages, slot_bytes, x_at, ring_at, x_stays, tile_rows: 0, shared })
+        let x_bytes = align(self.m * (self.k * self.width).div_ceil(PIECE_BYTES) * (PIECE_BYTES / self.width * 2));
+        let keeps_x = self.norm || (groups > 1 && x_bytes <= KEPT_X_BYTES);
+        let ring_at = x_at + if keeps_x { x_bytes } else { 0 };
+        let shared = ring_at + WARPS * SLOTS * GROUP_ROWS * PIECE_BYTES;
+        let plan = Plan { blocks, cluster: 1, stages: 0, slot_bytes: 0, x_at, ring_at, keeps_x, tile_rows: 0, shared };
+        (shared <= limits.shared).then_some(plan)
     }
 
     fn tile_plan(self, limits: Limits, tuning: SkinnyTuning) -> Option<Plan> {
@@ -224,7 +228,7 @@ impl Shape {
         let ring_at = align(self.m * (tile_rows + 4) * 4);
         let (stages, shared) = stages(limits, tuning, ring_at, slot_bytes)?;
         let blocks = clusters * cluster;
-        Some(Plan { blocks, cluster, stages, slot_bytes, x_at: 0, ring_at, x_stays: false, tile_rows, shared })
+        Some(Plan { blocks, cluster, stages, slot_bytes, x_at: 0, ring_at, keeps_x: false, tile_rows, shared })
     }
 }
 
@@ -242,10 +246,9 @@ fn stages(limits: Limits, tuning: SkinnyTuning, before: usize, stage_bytes: usiz
     Some((stages, total(stages)))
 }
 
-/// Functions of one pair of activation and weight types, by the most rows of x they take: 8, 16, 32, 64.
-struct Family {
-    functions: [Function; 4],
-}
+/// Functions of one pair of activation and weight types: streaming ones up to 8 rows, and with x kept; the same up to
+/// 16 rows; tile ones up to 32 and 64.
+type Family = [Function; 6];
 
 /// The kernels.
 pub struct Skinny {
@@ -262,15 +265,43 @@ pub struct Skinny {
 impl Skinny {
     /// Find the kernels.
     pub fn new(gpu: &Gpu) -> Result<Skinny, CudaError> {
-        let family = |names: [&'static str; 4]| -> Result<Family, CudaError> {
-            let [a, b, c, d] = names.map(|name| gpu.function(FILE, name));
-            Ok(Family { functions: [a?, b?, c?, d?] })
+        let family = |names: [&'static str; 6]| -> Result<Family, CudaError> {
+            let [a, b, c, d, e, f] = names.map(|name| gpu.function(FILE, name));
+            Ok([a?, b?, c?, d?, e?, f?])
         };
         Ok(Skinny {
-            bf16: family(["skinny8_bf16", "skinny16_bf16", "skinny32_bf16", "skinny64_bf16"])?,
-            f16: family(["skinny8_f16", "skinny16_f16", "skinny32_f16", "skinny64_f16"])?,
-            fp8_bf16: family(["skinny8_fp8_bf16", "skinny16_fp8_bf16", "skinny32_fp8_bf16", "skinny64_fp8_bf16"])?,
-            fp8_f16: family(["skinny8_fp8_f16", "skinny16_fp8_f16", "skinny32_fp8_f16", "skinny64_fp8_f16"])?,
+            bf16: family([
+                "skinny8_bf16",
+                "skinny8_kept_bf16",
+                "skinny16_bf16",
+                "skinny16_kept_bf16",
+                "skinny32_bf16",
+                "skinny64_bf16",
+            ])?,
+            f16: family([
+                "skinny8_f16",
+                "skinny8_kept_f16",
+                "skinny16_f16",
+                "skinny16_kept_f16",
+                "skinny32_f16",
+                "skinny64_f16",
+            ])?,
+            fp8_bf16: family([
+                "skinny8_fp8_bf16",
+                "skinny8_kept_fp8_bf16",
+                "skinny16_fp8_bf16",
+                "skinny16_kept_fp8_bf16",
+                "skinny32_fp8_bf16",
+                "skinny64_fp8_bf16",
+            ])?,
+            fp8_f16: family([
+                "skinny8_fp8_f16",
+                "skinny8_kept_fp8_f16",
+                "skinny16_fp8_f16",
+                "skinny16_kept_fp8_f16",
+                "skinny32_fp8_f16",
+                "skinny64_fp8_f16",
+            ])?,
             f32: gpu.function(FILE, "skinny_f32")?,
             limits: Limits {
                 multiprocessors: gpu.info().multiprocessors as usize,
@@ -321,11 +352,13 @@ impl Skinny {
         };
         let width = if args.w_scales.is_some() { 1 } else { 2 };
         let plan = shape(args, width).plan(self.limits, self.tuning).ok_or_else(unsupported)?;
-        let [to_8, to_16, to_32, to_64] = family.functions;
-        let function = match args.m {
-            0..=8 => to_8,
-            9..=16 => to_16,
-            17..=32 => to_32,
+        let [to_8, to_8_kept, to_16, to_16_kept, to_32, to_64] = *family;
+        let function = match (args.m, plan.keeps_x) {
+            (0..=8, false) => to_8,
+            (0..=8, true) => to_8_kept,
+            (9..=16, false) => to_16,
+            (9..=16, true) => to_16_kept,
+            (17..=32, _) => to_32,
             _ => to_64,
         };
         let arguments = Arguments {
@@ -333,7 +366,6 @@ impl Skinny {
             ring_at: plan.ring_at as u32,
             slot_bytes: plan.slot_bytes as u32,
             stages: plan.stages as u32,
-            x_stays: u32::from(plan.x_stays),
             l2_ahead: self.tuning.l2_ahead as u32,
             early: self.tuning.early as u32,
             tile_rows: plan.tile_rows as u32,
@@ -388,7 +420,6 @@ fn arguments(args: &SkinnyArgs) -> Arguments {
         ring_at: 0,
         slot_bytes: 0,
         stages: 0,
-        x_stays: 0,
         l2_ahead: 0,
         early: 0,
         tile_rows: 0,
@@ -407,13 +438,16 @@ mod tests {
     }
 
     #[test]
-    fn two_kernels_fit_on_a_multiprocessor() {
-        for (n, k, norm, silu) in [(2560, 2048, true, false), (2048, 2048, false, false), (11264, 2048, true, true)] {
-            for m in [1, 2, 4, 8] {
-                let plan = Shape { norm, silu, ..shape(m, n, k) }.plan(H200, SkinnyTuning::default()).unwrap();
-                assert_eq!(plan.blocks, 132);
-                assert!(plan.stages >= 4 && plan.shared <= 113 << 10, "{plan:?}");
-            }
+    fn successive_kernels_fit_on_a_multiprocessor() {
+        let shared = |m: usize, n: usize, k: usize, norm: bool, silu: bool| {
+            let plan = Shape { norm, silu, ..shape(m, n, k) }.plan(H200, SkinnyTuning::default()).unwrap();
+            assert_eq!(plan.blocks, 132);
+            plan.shared + 1024
+        };
+        for m in [1, 2] {
+            let with_norm = shared(m, 2560, 2048, true, false).max(shared(m, 11264, 2048, true, true));
+            let without = shared(m, 2048, 2048, false, false).max(shared(m, 2048, 5632, false, false));
+            assert!(with_norm + without <= 228 << 10);
         }
     }
 
@@ -437,7 +471,7 @@ mod tests {
                         let Some(plan) = shape.plan(limits, SkinnyTuning::default()) else { continue };
                         assert!(plan.shared <= limits.shared, "{shape:?} {plan:?}");
                         assert!(plan.blocks > 0 && plan.blocks % plan.cluster == 0 && plan.tile_rows <= TILE_ROWS);
-                        assert!(!norm || plan.x_stays);
+                        assert!(!norm || plan.keeps_x);
                     }
                 }
             }
