@@ -4,6 +4,7 @@
 //! op into a poisoned output, and compares with the scalar CPU op or a loop in double precision. An element that was not
 //! written is still not a number, and an element written beside the output is seen in the guard around it.
 
+mod gemm;
 pub mod rig;
 
 use std::time::Instant;
@@ -105,7 +106,7 @@ pub struct Check {
 
 /// Every check, in the order in which they run: ops first, since what follows is made of them.
 pub fn checks() -> Vec<Check> {
-    vec![]
+    vec![Check { name: "gemm", run: gemm::check }]
 }
 
 /// What one check found.
