@@ -406,7 +406,7 @@ DEVICE void rope_kv_write(T *qkv, const float *cos, const float *sin, const int 
         load_part<float, VEC>(sin + angle, s);
 #pragma unroll
         for (int i = 0; i < VEC; i++) {
-            float first = a[i] * c[i] - b[i] * s[i], second = b[i] * c[i] + a[i] * s[i];
+            float first = fmaf(a[i], c[i], -(b[i] * s[i])), second = fmaf(b[i], c[i], a[i] * s[i]);
             a[i] = to_float(Cast<T>::from(first));
             b[i] = to_float(Cast<T>::from(second));
         }

@@ -6,6 +6,9 @@
 
 mod gemm;
 pub mod rig;
+mod rows;
+mod sampling;
+mod unfused;
 
 use std::time::Instant;
 
@@ -106,7 +109,12 @@ pub struct Check {
 
 /// Every check, in the order in which they run: ops first, since what follows is made of them.
 pub fn checks() -> Vec<Check> {
-    vec![Check { name: "gemm", run: gemm::check }]
+    vec![
+        Check { name: "rows", run: rows::check },
+        Check { name: "gemm", run: gemm::check },
+        Check { name: "unfused", run: unfused::check },
+        Check { name: "sampling", run: sampling::check },
+    ]
 }
 
 /// What one check found.
