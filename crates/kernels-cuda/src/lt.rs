@@ -217,7 +217,8 @@ impl Lt {
             let _ = sys::cublasLtMatmulPreferenceDestroy(preference);
             status
         };
-        if status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+        use sys::cublasStatus_t::{CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
+        if matches!(status, CUBLAS_STATUS_NOT_SUPPORTED | CUBLAS_STATUS_INVALID_VALUE) {
             return Ok(Vec::new());
         }
         check(status, || "asking for algorithms".into())?;
