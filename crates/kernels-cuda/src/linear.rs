@@ -266,7 +266,8 @@ impl Linear {
         self.route_of(shape, &self.kernel(shape, m))
     }
 
-    pub(crate) fn route_of(&self, shape: &LinearShape, candidate: &Candidate) -> Route {
+    /// [`Linear::route`] of a kernel that need not be the planned one.
+    pub fn route_of(&self, shape: &LinearShape, candidate: &Candidate) -> Route {
         let (fp8_input, silu) = (shape.weights == Weights::Fp8, shape.epilogue == Epilogue::SiluMul);
         match candidate {
             Candidate::CublasLt { .. } | Candidate::CublasLtScaled { .. } => {
@@ -285,7 +286,7 @@ impl Linear {
     }
 
     /// What can run `rows` rows of a shape, with names; those that are likely to win come early.
-    pub(crate) fn candidates(&self, shape: &LinearShape, rows: usize) -> Result<Vec<(Candidate, String)>, CudaError> {
+    pub fn candidates(&self, shape: &LinearShape, rows: usize) -> Result<Vec<(Candidate, String)>, CudaError> {
         let mut found: Vec<(Candidate, String)> = Vec::new();
         if shape.norm && self.fits_skinny(shape, rows, true) {
             found.push((Candidate::Skinny { folds_norm: true }, "skinny with norm".into()));
@@ -320,14 +321,15 @@ impl Linear {
     }
 
     /// Take the memory that a candidate needs besides its operands.
-    pub(crate) fn reserve(&mut self, candidate: &Candidate) -> Result<(), CudaError> {
+    pub fn reserve(&mut self, candidate: &Candidate) -> Result<(), CudaError> {
         if matches!(candidate, Candidate::CublasLtScaled { .. }) && self.scratch.is_none() {
             self.scratch = Some(DeviceBuffer::new(SCRATCH, "sums of e4m3 products")?);
         }
         Ok(())
     }
 
-    pub(crate) fn run_candidate(&self, gpu: &Gpu, args: &LinearArgs, candidate: &Candidate) -> Result<(), CudaError> {
+    /// [`Linear::run`] with a given kernel, one of [`Linear::candidates`]; memory it needs must be reserved.
+    pub fn run_candidate(&self, gpu: &Gpu, args: &LinearArgs, candidate: &Candidate) -> Result<(), CudaError> {
         if args.m == 0 {
             return Ok(());
         }
