@@ -5,6 +5,7 @@
 //! written is still not a number, and an element written beside the output is seen in the guard around it.
 
 mod gemm;
+mod linear;
 pub mod rig;
 mod rows;
 mod sampling;
@@ -112,6 +113,7 @@ pub fn checks() -> Vec<Check> {
     vec![
         Check { name: "rows", run: rows::check },
         Check { name: "gemm", run: gemm::check },
+        Check { name: "linear", run: linear::check },
         Check { name: "unfused", run: unfused::check },
         Check { name: "sampling", run: sampling::check },
     ]
