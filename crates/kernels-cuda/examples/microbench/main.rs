@@ -8,11 +8,12 @@ use strobe_kernels_cuda::{CapturedGraph, CudaError, Event, Gpu};
 
 mod gemm;
 mod lt;
+mod rows;
 mod skinny;
 
 type Topic = (&'static str, fn(&Gpu) -> Result<(), CudaError>);
 
-const TOPICS: &[Topic] = &[("gemm", gemm::run), ("lt", lt::run), ("skinny", skinny::run)];
+const TOPICS: &[Topic] = &[("gemm", gemm::run), ("lt", lt::run), ("rows", rows::run), ("skinny", skinny::run)];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
