@@ -120,11 +120,13 @@ fn one_batch(
                 let highest = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 weights.iter_mut().for_each(|w| *w = (*w - highest).exp());
                 let total: f64 = weights.iter().sum();
-                let target = &mut expected[packed * shape.q_row() + head * head_dim..][..head_dim];
-                for (i, target) in target.iter_mut().enumerate() {
-                    let value = |(key, w): (usize, &f64)| w * f64::from(cache[place(key, 1, kv_head) + i]);
-                    *target = ((begin..end).zip(&weights).map(value).sum::<f64>() / total) as f32;
+                let mut sums = vec![0.0f64; head_dim];
+                for (key, weight) in (begin..end).zip(&weights) {
+                    let values = &cache[place(key, 1, kv_head)..][..head_dim];
+                    sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += weight * f64::from(*v));
                 }
+                let target = &mut expected[packed * shape.q_row() + head * head_dim..][..head_dim];
+                target.iter_mut().zip(&sums).for_each(|(target, sum)| *target = (sum / total) as f32);
             }
         }
     }
