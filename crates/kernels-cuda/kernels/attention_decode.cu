@@ -37,7 +37,7 @@ template <typename T> struct Product<T, fp8> {
 };
 
 template <typename KV, int D> struct CacheTile {
-    static constexpr int KEYS = D <= 64 ? 32 : 16;                        // of one warp at a time
+    static constexpr int KEYS = D * sizeof(KV) <= 128 ? 32 : 16;           // of one warp at a time
     static constexpr int K_PIECES = D * sizeof(KV) / 64;                  // of 16 bytes for each of 4 lanes
     static constexpr int V_BYTES = D * sizeof(KV) < 128 ? 8 : 16;         // of one piece for each of 8 lanes
     static constexpr int V_PIECES = D * sizeof(KV) / (8 * V_BYTES);
@@ -163,32 +163,37 @@ template <typename KV, int D> struct CacheTile {
     }
 };
 
-// Eight elements of a head, rotated where there are angles; `dim` is a multiple of 8, and so is half the head.
+template <typename T> DEVICE void unpack8(bytes16 packed, float (&x)[8]) {
+    unpack2<T>(packed.x, x[0], x[1]);
+    unpack2<T>(packed.y, x[2], x[3]);
+    unpack2<T>(packed.z, x[4], x[5]);
+    unpack2<T>(packed.w, x[6], x[7]);
+}
+template <typename T> DEVICE bytes16 pack8(const float (&x)[8]) {
+    return bytes16{pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3]), pack2<T>(x[4], x[5]), pack2<T>(x[6], x[7])};
+}
+DEVICE void load8(const float *from, float (&x)[8]) {
+    float4 a = *(const float4 *)from, b = *(const float4 *)(from + 4);
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
+
+// Eight elements of a head, rotated where there are angles; `dim` is a multiple of 8, and so is half the head then.
 template <typename T>
-DEVICE void load_head8(const T *head, u32 dim, u32 head_dim, const float *cosines, const float *sines, float (&x)[8]) {
+DEVICE bytes16 load_head8(const T *head, u32 dim, u32 head_dim, const float *cosines, const float *sines) {
     bytes16 own = *(const bytes16 *)(head + dim);
-    unpack2<T>(own.x, x[0], x[1]);
-    unpack2<T>(own.y, x[2], x[3]);
-    unpack2<T>(own.z, x[4], x[5]);
-    unpack2<T>(own.w, x[6], x[7]);
-    if (cosines == nullptr) return;
+    if (cosines == nullptr) return own;
     u32 half = head_dim / 2;
     bool second = dim >= half;
     u32 angle = second ? dim - half : dim;
-    bytes16 other = *(const bytes16 *)(head + (second ? angle : angle + half));
-    float y[8];
-    unpack2<T>(other.x, y[0], y[1]);
-    unpack2<T>(other.y, y[2], y[3]);
-    unpack2<T>(other.z, y[4], y[5]);
-    unpack2<T>(other.w, y[6], y[7]);
+    float x[8], y[8], c[8], s[8];
+    unpack8<T>(own, x);
+    unpack8<T>(*(const bytes16 *)(head + (second ? angle : angle + half)), y);
+    load8(cosines + angle, c);
+    load8(sines + angle, s);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float turned = y[i] * sines[angle + i];
-        x[i] = x[i] * cosines[angle + i] + (second ? turned : -turned);
-    }
+    for (int i = 0; i < 8; i++) x[i] = x[i] * c[i] + (second ? y[i] : -y[i]) * s[i];
+    return pack8<T>(x);
 }
-
-template <typename T> DEVICE float rounded(float x) { return to_float(Cast<T>::from(x)); }
 
 template <typename T> DEVICE void store4(T *to, const float (&x)[4]) {
     bytes8 packed;
@@ -276,12 +281,12 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
         u32 head = i / (D / 8), dim = i % (D / 8) * 8;
         bytes16 packed = {0, 0, 0, 0};
         if (head < heads && dim < p.head_dim) {
-            float x[8];
-            load_head8(qkv + (first_head + head) * p.head_dim, dim, p.head_dim, cosines, sines, x);
-            packed.x = pack2<C>(rounded<T>(x[0]), rounded<T>(x[1]));
-            packed.y = pack2<C>(rounded<T>(x[2]), rounded<T>(x[3]));
-            packed.z = pack2<C>(rounded<T>(x[4]), rounded<T>(x[5]));
-            packed.w = pack2<C>(rounded<T>(x[6]), rounded<T>(x[7]));
+            packed = load_head8(qkv + (first_head + head) * p.head_dim, dim, p.head_dim, cosines, sines);
+            if constexpr (sizeof(KV) == 1) {
+                float x[8];
+                unpack8<T>(packed, x);
+                packed = pack8<C>(x);
+            }
         }
         *(bytes16 *)(queries + head * D + dim) = packed;
     }
@@ -289,18 +294,21 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
         for (u32 i = thread; i < p.head_dim / 4; i += blockDim.x) {
             bool is_value = i >= p.head_dim / 8;
             u32 dim = 8 * (is_value ? i - p.head_dim / 8 : i);
-            float x[8];
-            load_head8(qkv + (p.heads + (is_value ? p.kv_heads : 0) + kv_head) * p.head_dim, dim, p.head_dim,
-                       is_value ? nullptr : cosines, sines, x);
+            const T *head = qkv + (p.heads + (is_value ? p.kv_heads : 0) + kv_head) * p.head_dim;
+            bytes16 packed = load_head8(head, dim, p.head_dim, is_value ? nullptr : cosines, sines);
             KV *to = (KV *)p.kv + (u64)(row_of(new_key) + (is_value ? p.kv_heads << p.block_shift : 0)) * p.head_dim + dim;
-            KV element[8];
+            KV *copy = fresh + (is_value ? D : 0) + dim;
+            if constexpr (sizeof(KV) == 1) {
+                float x[8];
+                unpack8<T>(packed, x);
+                u32 codes[2] = {};
 #pragma unroll
-            for (int j = 0; j < 8; j++) element[j] = Cast<KV>::from(rounded<T>(x[j]));
-#pragma unroll
-            for (int j = 0; j < 8; j++) fresh[(is_value ? D : 0) + dim + j] = element[j];
-            if (chunk == 0) {
-#pragma unroll
-                for (int j = 0; j < 8; j++) to[j] = element[j];
+                for (int j = 0; j < 8; j++) codes[j / 4] |= (u32)Cast<fp8>::from(x[j]).bits << (j % 4 * 8);
+                *(bytes8 *)copy = bytes8{codes[0], codes[1]};
+                if (chunk == 0) *(bytes8 *)to = bytes8{codes[0], codes[1]};
+            } else {
+                *(bytes16 *)copy = packed;
+                if (chunk == 0) *(bytes16 *)to = packed;
             }
         }
     }
@@ -454,15 +462,15 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
     if (active == 1) return;
 
     // The block that arrives last adds the splits up, always in the same order.
-    __threadfence();
     __syncthreads();
     if (thread == 0) {
+        fence_device();
         arrived = atomicAdd(p.counters + pair, 1);
         if (arrived == active - 1) p.counters[pair] = 0;
+        fence_device();
     }
     __syncthreads();
     if (arrived != active - 1) return;
-    __threadfence();
     float *weights = sums; // [active][HEADS]; the host allows no more splits than fit
     for (u32 i = thread; i < active * heads; i += blockDim.x) {
         u32 s = i / heads, head = i - s * heads;

@@ -221,6 +221,8 @@ DEVICE bytes16 load_shared16(u32 from) {
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+// What this thread saw or wrote before is there for whoever sees what it writes after, on the whole device.
+DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 DEVICE void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 // ---- tensor cores (sm_80 and later) -----------------------------------------------------------------------------
