@@ -4,6 +4,7 @@
 //! op into a poisoned output, and compares with the scalar CPU op or a loop in double precision. An element that was not
 //! written is still not a number, and an element written beside the output is seen in the guard around it.
 
+mod attention;
 mod gemm;
 mod linear;
 pub mod rig;
@@ -112,6 +113,7 @@ pub struct Check {
 pub fn checks() -> Vec<Check> {
     vec![
         Check { name: "rows", run: rows::check },
+        Check { name: "attention", run: attention::check },
         Check { name: "gemm", run: gemm::check },
         Check { name: "linear", run: linear::check },
         Check { name: "unfused", run: unfused::check },

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use strobe_kernels_cuda::{CapturedGraph, CudaError, Event, Gpu};
 
+mod attention;
 mod gemm;
 mod lt;
 mod rows;
@@ -13,7 +14,13 @@ mod skinny;
 
 type Topic = (&'static str, fn(&Gpu) -> Result<(), CudaError>);
 
-const TOPICS: &[Topic] = &[("gemm", gemm::run), ("lt", lt::run), ("rows", rows::run), ("skinny", skinny::run)];
+const TOPICS: &[Topic] = &[
+    ("attention", attention::run),
+    ("gemm", gemm::run),
+    ("lt", lt::run),
+    ("rows", rows::run),
+    ("skinny", skinny::run),
+];
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
