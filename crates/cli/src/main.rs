@@ -67,6 +67,8 @@ enum Command {
     Compare(commands::compare::Args),
     /// Write a trace in another format
     Convert(commands::convert::Args),
+    /// Check every GPU op, whole models and a busy engine against plain computations
+    Selftest(commands::selftest::Args),
 }
 
 fn main() -> ExitCode {
@@ -93,11 +95,12 @@ fn main() -> ExitCode {
         Command::Profile(args) => commands::profile::run(args),
         Command::Compare(args) => commands::compare::run(args),
         Command::Convert(args) => commands::convert::run(args),
+        Command::Selftest(args) => commands::selftest::run(args),
     };
     match result {
         Ok(()) if interrupt::requested() => ExitCode::from(130),
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<commands::compare::Regression>() => {
+        Err(error) if error.is::<commands::compare::Regression>() || error.is::<commands::selftest::Failed>() => {
             output::note(&error.to_string());
             ExitCode::from(1)
         }

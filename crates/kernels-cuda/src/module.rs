@@ -39,6 +39,7 @@ pub const SOURCES: &[KernelSource] = &[
     source("linear.cu", include_str!("../kernels/linear.cu"), 80),
     source("rows.cu", include_str!("../kernels/rows.cu"), 80),
     source("sample.cu", include_str!("../kernels/sample.cu"), 80),
+    source("selftest.cu", include_str!("../kernels/selftest.cu"), 80),
     source("skinny.cu", include_str!("../kernels/skinny.cu"), 80),
     source("unfused.cu", include_str!("../kernels/unfused.cu"), 80),
     source("weights.cu", include_str!("../kernels/weights.cu"), 80),

@@ -10,3 +10,4 @@ pub mod doctor;
 pub mod eval;
 pub mod prepare_dataset;
 pub mod profile;
+pub mod selftest;

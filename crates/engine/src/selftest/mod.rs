@@ -5,6 +5,7 @@
 //! written is still not a number, and an element written beside the output is seen in the guard around it.
 
 mod attention;
+pub mod fault;
 mod gemm;
 mod linear;
 pub mod rig;
@@ -118,6 +119,7 @@ pub fn checks() -> Vec<Check> {
         Check { name: "linear", run: linear::check },
         Check { name: "unfused", run: unfused::check },
         Check { name: "sampling", run: sampling::check },
+        Check { name: "fault", run: fault::check },
     ]
 }
 
