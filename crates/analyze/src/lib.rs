@@ -15,6 +15,7 @@ pub mod gaps;
 pub mod intervals;
 pub mod iterations;
 pub mod launch;
+pub mod layers;
 pub mod memory;
 pub mod metrics;
 pub mod nsys_stats;

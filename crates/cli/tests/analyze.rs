@@ -23,12 +23,13 @@ const SUMMARIES: [(&str, &str); 9] = [
     ("osrt-sum", "osrt_sum"),
 ];
 /// All other reports.
-const OWN: [&str; 12] = [
+const OWN: [&str; 13] = [
     "summary",
     "advice",
     "iterations",
     "budget",
     "categories",
+    "layers",
     "gaps",
     "roofline",
     "critical-path",
