@@ -11,6 +11,7 @@ mod linear;
 pub mod rig;
 mod rows;
 mod sampling;
+mod timeline;
 mod unfused;
 
 use std::time::Instant;
@@ -119,6 +120,7 @@ pub fn checks() -> Vec<Check> {
         Check { name: "linear", run: linear::check },
         Check { name: "unfused", run: unfused::check },
         Check { name: "sampling", run: sampling::check },
+        Check { name: "timeline", run: timeline::check },
         Check { name: "fault", run: fault::check },
     ]
 }

@@ -9,6 +9,7 @@ use strobe_kernels_cuda::{CapturedGraph, CudaError, Event, Gpu};
 mod attention;
 mod gemm;
 mod lt;
+mod profiler;
 mod rows;
 mod skinny;
 
@@ -18,6 +19,7 @@ const TOPICS: &[Topic] = &[
     ("attention", attention::run),
     ("gemm", gemm::run),
     ("lt", lt::run),
+    ("profiler", profiler::run),
     ("rows", rows::run),
     ("skinny", skinny::run),
 ];
