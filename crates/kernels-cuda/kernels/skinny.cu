@@ -82,7 +82,6 @@ struct Finish {
 // ---- operands in shared memory ----------------------------------------------------------------------------------
 // 16-byte pieces are swapped between neighbouring rows so that a quarter of a warp, which reads two rows, meets every
 // bank once.
-DEVICE u32 weight_offset(u32 row, u32 piece) { return row * CHUNK_BYTES + ((piece ^ ((row & 1) << 2)) << 4); }
 template <typename W> struct Layout {
     static const u32 x_pieces = CHUNK_BYTES / sizeof(W) / 8; // 16-byte pieces of x that go with a chunk
     static const u32 swap = sizeof(W) == 2 ? 4 : 1;
@@ -103,56 +102,6 @@ template <typename T, typename W> DEVICE void weight_registers(u32 (&a)[4 / size
             fp8_to_pairs<T>(l[i], a[i][0], a[i][2]);
             fp8_to_pairs<T>(h[i], a[i][1], a[i][3]);
         }
-    }
-}
-
-// One half of a chunk: acc += tiles of 16 weight rows . rows of x. `stride` is between the lane's tiles, `live` of which
-// there are. Rows of x beyond the last are read as the last: their sums are not used.
-template <typename T, typename W, int TILES, int MT>
-DEVICE void multiply_half(float (&acc)[TILES][MT][4], const u8 *w, u32 stride, u32 live, const u8 *x, u32 x_pitch, u32 m,
-                          u32 half) {
-    const u32 lane = threadIdx.x & 31, row = lane >> 2, piece = (lane & 3) + half * 4;
-    const int STEPS = 4 / sizeof(W); // products of depth 16
-    u32 a[TILES][STEPS][4];
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++) {
-        if (tile > 0 && tile >= live) break;
-        bytes16 low = *(const bytes16 *)(w + tile * stride + weight_offset(row, piece));
-        bytes16 high = *(const bytes16 *)(w + tile * stride + weight_offset(row + 8, piece));
-        weight_registers<T, W>(a[tile], low, high);
-    }
-#pragma unroll
-    for (int mt = 0; mt < MT; mt++) {
-        u32 token = mt * 8 + row;
-        token = token < m ? token : m - 1;
-        const u8 *from = x + (u64)token * x_pitch;
-        u32 b[2 * STEPS];
-#pragma unroll
-        for (int i = 0; i < STEPS / 2; i++) {
-            bytes16 v = *(const bytes16 *)(from + Layout<W>::x_offset(token, piece * (STEPS / 2) + i));
-            b[4 * i] = v.x, b[4 * i + 1] = v.y, b[4 * i + 2] = v.z, b[4 * i + 3] = v.w;
-        }
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            if (tile > 0 && tile >= live) break;
-#pragma unroll
-            for (int step = 0; step < STEPS; step++) mma16816<T>(acc[tile][mt], a[tile][step], b[2 * step], b[2 * step + 1]);
-        }
-    }
-}
-
-// Wait for the oldest copies, all but those of `stages - 2` slots.
-DEVICE void wait_for_slot(u32 stages) {
-    switch (stages) {
-    case 3: copy_async_wait<1>(); break;
-    case 4: copy_async_wait<2>(); break;
-    case 5: copy_async_wait<3>(); break;
-    case 6: copy_async_wait<4>(); break;
-    case 7: copy_async_wait<5>(); break;
-    case 8: copy_async_wait<6>(); break;
-    case 10: copy_async_wait<8>(); break;
-    case 12: copy_async_wait<10>(); break;
-    default: copy_async_wait<0>();
     }
 }
 
@@ -427,16 +376,121 @@ template <typename T, typename W, int MT, bool KEPT> DEVICE void stream_rows(con
 }
 
 // ---- up to 64 rows: warps share x -------------------------------------------------------------------------------
-// A pass covers up to 128 weight rows: warps 0-3 take the first half of each chunk, 4-7 the second, each for two tiles
-// of 16 weight rows. Where n is small, the blocks of a cluster share the same rows and split k, so that the whole of x
-// does not have to be read for a few weight rows each.
-template <typename W> DEVICE void copy_x(const SkinnyArgs &a, u8 *to, u32 chunk, u32 worker, u32 workers) {
+// A pass covers up to 128 weight rows, two tiles of 64: warps 0-3 take the first half of each chunk of k, 4-7 the second,
+// each warp 16 rows of both tiles. Where n is small, the blocks of a cluster share the same rows and split k, so that
+// the whole of x does not have to be read for a few weight rows each.
+
+// Hopper multiplies straight from shared memory, where rows of 128 bytes must be swizzled in its way.
+template <typename W> struct Tiles {
+#if STROBE_ARCH >= 90
+    static const bool FROM_SHARED = sizeof(W) == 2;
+#else
+    static const bool FROM_SHARED = false;
+#endif
+    static DEVICE u32 w_offset(u32 row, u32 piece) {
+        return row * CHUNK_BYTES + ((piece ^ (FROM_SHARED ? row & 7 : (row & 1) << 2)) << 4);
+    }
+    static DEVICE u32 x_offset(u32 token, u32 piece) {
+        return token * Layout<W>::x_pieces * 16 + (FROM_SHARED ? (piece ^ (token & 7)) << 4 : Layout<W>::x_offset(token, piece));
+    }
+};
+
+#if STROBE_ARCH >= 90
+// d[64 weight rows][8 MT rows of x] += a[64][32 bytes] . b[8 MT][32 bytes]^T, both swizzled; lanes hold what they hold of
+// 16-row products.
+template <typename T, int MT> struct GroupProduct;
+#define PLACES16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define PLACES32 PLACES16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define SUMS(t) "+f"(d[t][0]), "+f"(d[t][1]), "+f"(d[t][2]), "+f"(d[t][3])
+#define GROUP_PRODUCT(T, MT, SHAPE, PLACES, A, B, ...)                                                                  \
+    template <> struct GroupProduct<T, MT> {                                                                            \
+        static DEVICE void add(float (&d)[MT][4], u64 a, u64 b) {                                                       \
+            asm volatile("{.reg .pred keep;\nsetp.eq.u32 keep, 0, 0;\n"                                                 \
+                         "wgmma.mma_async.sync.aligned." SHAPE " {" PLACES "}, %" A ", %" B ", keep, 1, 1, 0, 0;}"      \
+                         : __VA_ARGS__                                                                                  \
+                         : "l"(a), "l"(b));                                                                             \
+        }                                                                                                               \
+    };
+GROUP_PRODUCT(bf16, 4, "m64n32k16.f32.bf16.bf16", PLACES16, "16", "17", SUMS(0), SUMS(1), SUMS(2), SUMS(3))
+GROUP_PRODUCT(f16, 4, "m64n32k16.f32.f16.f16", PLACES16, "16", "17", SUMS(0), SUMS(1), SUMS(2), SUMS(3))
+GROUP_PRODUCT(bf16, 8, "m64n64k16.f32.bf16.bf16", PLACES32, "32", "33", SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7))
+GROUP_PRODUCT(f16, 8, "m64n64k16.f32.f16.f16", PLACES32, "32", "33", SUMS(0), SUMS(1), SUMS(2), SUMS(3), SUMS(4), SUMS(5), SUMS(6), SUMS(7))
+
+// Rows of 128 swizzled bytes; groups of 8 rows are 1024 bytes apart.
+DEVICE u64 tile_descriptor(u32 address) {
+    return (u64)((address & 0x3ffff) >> 4) | ((u64)1 << 16) | ((u64)(1024 >> 4) << 32) | ((u64)1 << 62);
+}
+
+template <typename T, int MT>
+DEVICE void multiply_shared(float (&acc)[2][MT][4], u32 w, u32 tiles64, u32 x, u32 half) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int step = 0; step < 2; step++) {
+        const u32 at = half * 64 + step * 32;
+        GroupProduct<T, MT>::add(acc[0], tile_descriptor(w + at), tile_descriptor(x + at));
+        if (tiles64 > 1) GroupProduct<T, MT>::add(acc[1], tile_descriptor(w + 64 * CHUNK_BYTES + at), tile_descriptor(x + at));
+    }
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+DEVICE void copies_are_for_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#endif
+
+// One half of a chunk: acc += this warp's 16 weight rows of each tile . rows of x. Rows of x beyond the last are read as the
+// last: their sums are not used.
+template <typename T, typename W, int MT>
+DEVICE void multiply_half(float (&acc)[2][MT][4], u32 w, u32 tiles64, u32 x, u32 m, u32 half) {
+    const u32 lane = threadIdx.x & 31, row = lane >> 2, piece = (lane & 3) + half * 4;
+    const int STEPS = 4 / sizeof(W); // products of depth 16
+    u32 a[2][STEPS][4];
+#pragma unroll
+    for (int tile = 0; tile < 2; tile++) {
+        if (tile >= tiles64) break;
+        u32 first = tile * 64 + (threadIdx.x >> 5 & 3) * 16 + row;
+        weight_registers<T, W>(a[tile], load_shared16(w + Tiles<W>::w_offset(first, piece)),
+                               load_shared16(w + Tiles<W>::w_offset(first + 8, piece)));
+    }
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++) {
+        u32 token = mt * 8 + row, b[2 * STEPS];
+        token = token < m ? token : m - 1;
+#pragma unroll
+        for (int i = 0; i < STEPS / 2; i++) {
+            bytes16 v = load_shared16(x + Tiles<W>::x_offset(token, piece * (STEPS / 2) + i));
+            b[4 * i] = v.x, b[4 * i + 1] = v.y, b[4 * i + 2] = v.z, b[4 * i + 3] = v.w;
+        }
+#pragma unroll
+        for (int tile = 0; tile < 2; tile++) {
+            if (tile >= tiles64) break;
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) mma16816<T>(acc[tile][mt], a[tile][step], b[2 * step], b[2 * step + 1]);
+        }
+    }
+}
+
+// Wait for the oldest copies, all but those of `stages - 2` slots.
+DEVICE void wait_for_slot(u32 stages) {
+    switch (stages) {
+    case 3: copy_async_wait<1>(); break;
+    case 4: copy_async_wait<2>(); break;
+    case 5: copy_async_wait<3>(); break;
+    case 6: copy_async_wait<4>(); break;
+    case 7: copy_async_wait<5>(); break;
+    case 8: copy_async_wait<6>(); break;
+    case 10: copy_async_wait<8>(); break;
+    case 12: copy_async_wait<10>(); break;
+    default: copy_async_wait<0>();
+    }
+}
+
+// The chunk's part of x.
+template <typename W> DEVICE void copy_x(const SkinnyArgs &a, u32 to, u32 chunk) {
     const u32 pieces = Layout<W>::x_pieces, real = a.k / 8;
-    for (u32 i = worker; i < a.m * pieces; i += workers) {
+    for (u32 i = threadIdx.x; i < a.m * pieces; i += THREADS) {
         u32 token = i / pieces, piece = i % pieces, at = chunk * pieces + piece;
         bool inside = at < real;
         const u8 *from = (const u8 *)a.x + (inside ? ((u64)token * real + at) * 16 : 0);
-        copy_async16(to + token * pieces * 16 + Layout<W>::x_offset(token, piece), from, inside);
+        copy_async16_to(to + Tiles<W>::x_offset(token, piece), from, inside);
     }
 }
 
@@ -448,9 +502,10 @@ template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs
     const Share share(a, blockIdx.x / ranks, gridDim.x / ranks, silu ? a.tile_rows / 2 : a.tile_rows);
     const u32 row_bytes = a.k * (u32)sizeof(W), chunks = (row_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
     const u32 first_chunk = chunks * rank / ranks, mine = chunks * (rank + 1) / ranks - first_chunk;
-    const u32 items = share.groups * mine, ahead = a.stages - 1, weight_bytes = a.tile_rows * CHUNK_BYTES;
+    const u32 items = share.groups * mine, ahead = a.stages - 1, tiles64 = (a.tile_rows + 63) / 64;
+    const u32 weight_bytes = tiles64 * 64 * CHUNK_BYTES;
     const u32 told_at = items > a.early ? items - a.early : 0;
-    u8 *ring = memory + a.ring_at;
+    const u32 ring = shared_address(memory) + a.ring_at;
     float *sums = (float *)memory; // [token][tile_rows + 4]
     const u32 pitch = a.tile_rows + 4;
 
@@ -468,13 +523,13 @@ template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs
             from[i] = row < a.tile_rows && unit < units ? (const u8 *)a.w + weight_row * row_bytes + piece * 16 : nullptr;
         }
     };
-    auto ask_weights = [&](u8 *slot) {
+    auto ask_weights = [&](u32 slot) {
         u32 offset = (first_chunk + chunk) * CHUNK_BYTES;
         bool inside = offset + piece * 16 < row_bytes;
-        u8 *to = slot + weight_offset(threadIdx.x >> 3, piece);
+        u32 to = slot + Tiles<W>::w_offset(threadIdx.x >> 3, piece);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (from[i]) copy_async16(to + i * 32 * CHUNK_BYTES, inside ? from[i] + offset : (const u8 *)a.w, inside);
+            if (from[i]) copy_async16_to(to + i * 32 * CHUNK_BYTES, inside ? from[i] + offset : (const u8 *)a.w, inside);
         }
     };
     auto advance = [&]() {
@@ -495,33 +550,36 @@ template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs
     if (asked >= told_at) allow_next();
     wait_for_previous();
     for (u32 i = 0; i < ahead; i++) {
-        if (i < items) copy_x<W>(a, ring + i * a.slot_bytes + weight_bytes, first_chunk + i % mine, threadIdx.x, THREADS);
+        if (i < items) copy_x<W>(a, ring + i * a.slot_bytes + weight_bytes, first_chunk + i % mine);
         copy_async_commit();
     }
 
     u32 slot = 0, free_slot = ahead, item = ahead;
     for (u32 now = 0; now < share.groups; now++) {
         const u32 units = share.size(now), first = share.begin(now);
-        const u32 tiles = silu ? (units + 7) / 8 : (units + 15) / 16;
-        const u32 live = tiles > row_warp ? (tiles - row_warp + 3) / 4 : 0;
         float acc[2][MT][4] = {};
         for (u32 i = 0; i < mine; i++) {
             wait_for_slot(a.stages);
+#if STROBE_ARCH >= 90
+            copies_are_for_tensor_cores();
+#endif
             __syncthreads();
             if (item < items) {
-                u8 *to = ring + free_slot * a.slot_bytes;
+                u32 to = ring + free_slot * a.slot_bytes;
                 ask_weights(to);
-                copy_x<W>(a, to + weight_bytes, first_chunk + chunk, threadIdx.x, THREADS);
+                copy_x<W>(a, to + weight_bytes, first_chunk + chunk);
                 advance();
             }
             item++;
             copy_async_commit();
             if (++asked == told_at) allow_next();
-            if (live > 0) {
-                const u8 *w = ring + slot * a.slot_bytes;
-                multiply_half<T, W, 2, MT>(acc, w + row_warp * 16 * CHUNK_BYTES, 64 * CHUNK_BYTES, live, w + weight_bytes,
-                                           Layout<W>::x_pieces * 16, a.m, half);
-            }
+            const u32 w = ring + slot * a.slot_bytes;
+#if STROBE_ARCH >= 90
+            if constexpr (Tiles<W>::FROM_SHARED) {
+                multiply_shared<T, MT>(acc, w, tiles64, w + weight_bytes, half);
+            } else
+#endif
+                multiply_half<T, W, MT>(acc, w, tiles64, w + weight_bytes, a.m, half);
             slot = slot + 1 == a.stages ? 0 : slot + 1;
             free_slot = free_slot + 1 == a.stages ? 0 : free_slot + 1;
         }
@@ -531,15 +589,15 @@ template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs
             if (half != turn) {
 #pragma unroll
                 for (int tile = 0; tile < 2; tile++) {
-                    if (tile >= live) break;
+                    if (tile >= tiles64) break;
 #pragma unroll
                     for (int mt = 0; mt < MT; mt++) {
 #pragma unroll
                         for (int i = 0; i < 4; i++) {
                             u32 token = mt * 8 + (lane & 3) * 2 + (i & 1);
-                            u32 row = (row_warp + tile * 4) * 16 + (lane >> 2) + (i >> 1) * 8;
+                            u32 row = tile * 64 + row_warp * 16 + (lane >> 2) + (i >> 1) * 8;
                             float *to = sums + token * pitch + row;
-                            if (token < a.m) *to = turn == 0 ? acc[tile][mt][i] : *to + acc[tile][mt][i];
+                            if (token < a.m && row < a.tile_rows) *to = turn == 0 ? acc[tile][mt][i] : *to + acc[tile][mt][i];
                         }
                     }
                 }

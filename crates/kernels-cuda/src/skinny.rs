@@ -203,6 +203,7 @@ impl Shape {
             return None;
         }
         let per_unit = if self.silu { 2 } else { 1 };
+        let most_rows = if limits.shared < 160 << 10 { TILE_ROWS / 2 } else { TILE_ROWS };
         let rows_with = |clusters: usize| self.units().div_ceil(clusters) * per_unit;
         // Clusters stay within a group of 16 or 18 multiprocessors.
         let clusters_of = |size: usize| {
@@ -212,7 +213,7 @@ impl Shape {
         // Bytes that a block reads, and for its cluster also writes and waits for.
         let cost = |size: usize| {
             let rows = rows_with(clusters_of(size));
-            let passes = rows.div_ceil(TILE_ROWS);
+            let passes = rows.div_ceil(most_rows);
             let read = (rows * self.width + passes * self.m * 2) * self.k / size;
             read + if size > 1 { rows * self.m * 8 + 40_000 } else { 0 }
         };
@@ -223,9 +224,11 @@ impl Shape {
         };
         let clusters = clusters_of(cluster);
         let rows = rows_with(clusters);
-        let tile_rows = rows.div_ceil(rows.div_ceil(TILE_ROWS)).next_multiple_of(16);
-        let slot_bytes = tile_rows * CHUNK_BYTES + self.m * self.x_chunk_bytes();
-        let ring_at = align(self.m * (tile_rows + 4) * 4);
+        let tile_rows = rows.div_ceil(rows.div_ceil(most_rows)).next_multiple_of(16);
+        // Whole tiles, of which parts may stay empty.
+        let tokens = if self.m <= 32 { 32 } else { MAX_M };
+        let slot_bytes = tile_rows.next_multiple_of(64) * CHUNK_BYTES + tokens * self.x_chunk_bytes();
+        let ring_at = (self.m * (tile_rows + 4) * 4).next_multiple_of(1024);
         let (stages, shared) = stages(limits, tuning, ring_at, slot_bytes)?;
         let blocks = clusters * cluster;
         Some(Plan { blocks, cluster, stages, slot_bytes, x_at: 0, ring_at, keeps_x: false, tile_rows, shared })

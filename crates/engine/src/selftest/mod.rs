@@ -11,6 +11,7 @@ mod linear;
 pub mod rig;
 mod rows;
 mod sampling;
+mod skinny;
 mod timeline;
 mod unfused;
 
@@ -117,6 +118,7 @@ pub fn checks() -> Vec<Check> {
         Check { name: "rows", run: rows::check },
         Check { name: "attention", run: attention::check },
         Check { name: "gemm", run: gemm::check },
+        Check { name: "skinny", run: skinny::check },
         Check { name: "linear", run: linear::check },
         Check { name: "unfused", run: unfused::check },
         Check { name: "sampling", run: sampling::check },
