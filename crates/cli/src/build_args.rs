@@ -50,6 +50,18 @@ impl DTypeChoice {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Quantization {
+    None,
+    Fp8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDtype {
+    Auto,
+    Fp8,
+}
+
 /// Every option is optional, so that a verb can tell what was asked for.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Build options")]
@@ -72,6 +84,12 @@ pub struct BuildArgs {
     /// KV cache in blocks, or one contiguous piece per request [default: enable]
     #[arg(long, value_enum)]
     pub paged_kv_cache: Option<Switch>,
+    /// Quantise the layers' projections and their inputs: e4m3 with a scale per row; needs a GPU [default: none]
+    #[arg(long, value_enum)]
+    pub quantization: Option<Quantization>,
+    /// Type of the KV cache; fp8 needs a GPU [default: auto, as the weights]
+    #[arg(long, value_enum)]
+    pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Seed of a preset's random weights [default: 0]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
@@ -83,6 +101,9 @@ const DEFAULT_MAX_SEQ_LEN: usize = 4096;
 pub const DEFAULT_MAX_BATCH_SIZE: usize = 64;
 /// Most tokens in a step, when nobody says.
 pub const DEFAULT_MAX_NUM_TOKENS: usize = 2048;
+/// The same on a GPU, as TensorRT-LLM has them.
+const GPU_MAX_BATCH_SIZE: usize = 2048;
+const GPU_MAX_NUM_TOKENS: usize = 8192;
 
 impl BuildArgs {
     /// The seed of random weights.
@@ -91,18 +112,20 @@ impl BuildArgs {
     }
 
     /// The configuration for `model`.
-    pub fn config(&self, model: &ModelRef, batch: Option<usize>, tokens: Option<usize>) -> BuildConfig {
+    pub fn config(&self, model: &ModelRef, batch: Option<usize>, tokens: Option<usize>, on_gpu: bool) -> BuildConfig {
         let longest = model.config.max_position_embeddings;
         let on = |switch: Option<Switch>| switch.is_none_or(Switch::on);
         BuildConfig {
             dtype: self.dtype.unwrap_or(DTypeChoice::Auto).resolve(model.config.dtype),
-            max_batch_size: batch.unwrap_or(DEFAULT_MAX_BATCH_SIZE),
-            max_num_tokens: tokens.unwrap_or(DEFAULT_MAX_NUM_TOKENS),
+            max_batch_size: batch.unwrap_or(if on_gpu { GPU_MAX_BATCH_SIZE } else { DEFAULT_MAX_BATCH_SIZE }),
+            max_num_tokens: tokens.unwrap_or(if on_gpu { GPU_MAX_NUM_TOKENS } else { DEFAULT_MAX_NUM_TOKENS }),
             max_seq_len: self.max_seq_len.unwrap_or(longest.min(DEFAULT_MAX_SEQ_LEN)),
             tokens_per_block: self.tokens_per_block.unwrap_or(32),
             gemm_plugin: self.gemm_plugin.is_none_or(|g| g == GemmPlugin::Auto),
             context_fmha: on(self.context_fmha),
             paged_kv_cache: on(self.paged_kv_cache),
+            fp8: self.quantization == Some(Quantization::Fp8),
+            fp8_kv_cache: self.kv_cache_dtype == Some(KvCacheDtype::Fp8),
         }
     }
 
@@ -123,6 +146,8 @@ impl BuildArgs {
             ("--gemm-plugin", self.gemm_plugin.is_some()),
             ("--context-fmha", self.context_fmha.is_some()),
             ("--paged-kv-cache", self.paged_kv_cache.is_some()),
+            ("--quantization", self.quantization.is_some()),
+            ("--kv-cache-dtype", self.kv_cache_dtype.is_some()),
             ("--seed", self.seed.is_some()),
         ];
         if let Some((name, _)) = set.iter().find(|(_, set)| *set) {

@@ -4,8 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use strobe_engine::memory;
+use strobe_engine::device::DeviceFacts;
+use strobe_engine::{BuildConfig, memory};
 use strobe_kernels_cpu::{Cpu, measure};
+use strobe_kernels_cuda::{CudaError, DeviceInfo, Gpu, Precision};
+use strobe_model::DType;
 use strobe_trace::Peaks;
 
 use crate::{progress, run_dir};
@@ -29,24 +32,42 @@ pub struct Machine {
     pub cores: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    pub simd_tier: String,
-    pub threads: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simd_tier: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// The GPU that computed, where one did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<DeviceInfo>,
     pub kernel: String,
 }
 
 impl Machine {
     pub fn describe(cpu: &Cpu) -> Machine {
-        Machine::of(cpu.tier().name(), cpu.threads())
+        Machine::of(&DeviceFacts::Cpu { tier: cpu.tier(), threads: cpu.threads() })
     }
 
-    pub fn of(tier: &str, threads: usize) -> Machine {
+    /// A machine on which another runtime computes with so many threads.
+    pub fn plain(threads: usize) -> Machine {
+        Machine {
+            simd_tier: None,
+            ..Machine::of(&DeviceFacts::Cpu { tier: strobe_kernels_cpu::Tier::Scalar, threads })
+        }
+    }
+
+    pub fn of(device: &DeviceFacts) -> Machine {
+        let (simd_tier, threads) = match device {
+            DeviceFacts::Cpu { tier, threads } => (Some(tier.name().to_string()), Some(*threads)),
+            DeviceFacts::Cuda(_) => (None, None),
+        };
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_string();
         Machine {
             cpu: cpu_name(),
             cores: cores(),
             memory_bytes: memory::total(),
-            simd_tier: tier.to_string(),
+            simd_tier,
             threads,
+            gpu: device.cuda().map(|facts| facts.device.clone()),
             kernel,
         }
     }
@@ -57,7 +78,7 @@ impl Machine {
 pub struct MeasuredPeaks {
     /// What they hold for.
     pub key: String,
-    /// f32 FLOP/s of register-resident FMA chains on all workers.
+    /// Of register-resident f32 FMA chains on all workers of a CPU; of a large matrix product on a GPU.
     pub flops_per_s: f64,
     /// Bytes per second of a streaming read on all workers.
     pub read_bytes_per_s: f64,
@@ -65,9 +86,16 @@ pub struct MeasuredPeaks {
     pub copy_bytes_per_s: f64,
     /// When, in seconds since 1970.
     pub measured_at: u64,
+    /// What the operations were counted on.
+    #[serde(default = "fma_chains")]
+    pub flops_of: String,
     /// Under which conditions the bandwidth was read.
     #[serde(default = "once")]
     pub bandwidth_measured: String,
+}
+
+fn fma_chains() -> String {
+    "f32 FMA chains and streaming read".into()
 }
 
 fn once() -> String {
@@ -80,7 +108,7 @@ impl MeasuredPeaks {
         Peaks {
             flops_per_s: self.flops_per_s,
             bytes_per_s: self.read_bytes_per_s,
-            note: format!("measured: f32 FMA chains and streaming read ({})", self.key),
+            note: format!("measured: {} ({})", self.flops_of, self.key),
         }
     }
 }
@@ -167,11 +195,44 @@ pub fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
         read_bytes_per_s: measure::read_bandwidth(cpu),
         copy_bytes_per_s: measure::copy_bandwidth(cpu),
         measured_at: now.as_secs(),
+        flops_of: fma_chains(),
         bandwidth_measured: once(),
     };
     spinner.finish_and_clear();
     remember(&peaks);
     peaks
+}
+
+/// The ceilings of a GPU for engines built like `build`: a large matrix product of its type, and a copy in its memory.
+pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, CudaError> {
+    let gpu = Gpu::open(index)?;
+    let precision = match build.dtype {
+        DType::F32 => Precision::F32,
+        DType::F16 => Precision::F16,
+        DType::Bf16 => Precision::Bf16,
+    };
+    let kind = if build.fp8 { "e4m3".to_string() } else { precision.suffix().to_string() };
+    let key = format!("{}, {kind}", gpu.info().name);
+    let known = cached().into_iter().find(|p| p.key == key && p.flops_per_s > 0.0 && p.read_bytes_per_s > 0.0);
+    if let Some(known) = known {
+        return Ok(known);
+    }
+    let spinner = progress::spinner("measuring the GPU's FLOP/s and memory bandwidth");
+    let measured = strobe_kernels_cuda::measure::peaks(&gpu, precision, build.fp8);
+    spinner.finish_and_clear();
+    let measured = measured?;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let peaks = MeasuredPeaks {
+        key,
+        flops_per_s: measured.flops_per_s,
+        read_bytes_per_s: measured.copy_bytes_per_s,
+        copy_bytes_per_s: measured.copy_bytes_per_s,
+        measured_at: now.as_secs(),
+        flops_of: format!("{kind} matrix product of 8192 cubed by {}, and device copy", measured.by),
+        bandwidth_measured: once(),
+    };
+    remember(&peaks);
+    Ok(peaks)
 }
 
 /// Keep the best that was ever read: a peak is what the machine can do, not what it did last time. A cache that can't be

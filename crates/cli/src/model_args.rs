@@ -4,12 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use strobe_engine::cuda::CudaDevice;
 use strobe_engine::engine_dir::{LoadedModel, WEIGHTS_FILE};
 use strobe_engine::{EngineConfig, ModelRef, weights};
 use strobe_kernels_cpu::{Cpu, Tier};
+use strobe_kernels_cuda::{GemmChoices, NvtxChoice};
 use strobe_model::Tokenizer;
 
-use crate::build_args::BuildArgs;
+use crate::build_args::{BuildArgs, Switch};
 use crate::{machine, progress};
 
 /// How many threads work.
@@ -33,6 +35,70 @@ impl CpuArgs {
     }
 }
 
+/// Where to run, opened.
+pub enum Target {
+    /// On these workers.
+    Cpu(Cpu),
+    /// On a GPU.
+    Cuda(CudaDevice),
+}
+
+/// How a GPU is used.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "GPU")]
+pub struct CudaArgs {
+    /// Replay decode steps as CUDA graphs, one per batch size [default: enable]
+    #[arg(long, value_enum)]
+    pub cuda_graph: Option<Switch>,
+    /// Plan and launch a step before the tokens of the one before are known to the host [default: enable on a GPU]
+    #[arg(long, value_enum)]
+    pub overlap_scheduler: Option<Switch>,
+    /// Ranges for Nsight Systems: when it is attached, always or never [default: auto]
+    #[arg(long, value_enum)]
+    pub nvtx: Option<NvtxArg>,
+    /// Wait after every op, so that an error names the op that caused it; also CUDA_LAUNCH_BLOCKING=1
+    #[arg(long)]
+    pub cuda_launch_blocking: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum NvtxArg {
+    Auto,
+    Enable,
+    Disable,
+}
+
+impl CudaArgs {
+    /// The GPU as asked for; `record` says whether any window will be recorded.
+    pub fn device(&self, index: u32, record: bool) -> CudaDevice {
+        let blocking = self.cuda_launch_blocking || std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|v| v == "1");
+        CudaDevice {
+            graphs: self.cuda_graph.is_none_or(Switch::on),
+            blocking,
+            record,
+            nvtx: match self.nvtx.unwrap_or(NvtxArg::Auto) {
+                NvtxArg::Auto => NvtxChoice::Auto,
+                NvtxArg::Enable => NvtxChoice::Enable,
+                NvtxArg::Disable => NvtxChoice::Disable,
+            },
+            ..CudaDevice::new(index)
+        }
+    }
+
+    /// Refuse what only a GPU can do.
+    pub fn refuse_on_cpu(&self) -> Result<()> {
+        let set = [
+            ("--cuda-graph", self.cuda_graph == Some(Switch::Enable)),
+            ("--nvtx", self.nvtx.is_some_and(|nvtx| nvtx != NvtxArg::Disable)),
+            ("--cuda-launch-blocking", self.cuda_launch_blocking),
+        ];
+        if let Some((name, _)) = set.iter().find(|(_, set)| *set) {
+            bail!("{name} needs a GPU; add --device cuda, or leave it out");
+        }
+        Ok(())
+    }
+}
+
 /// An engine directory, or a model built in memory.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ModelArgs {
@@ -45,10 +111,10 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// Map or build the model.
+    /// Map or build the model. What a GPU runs is made on the GPU.
     pub fn load(
         &self,
-        cpu: &mut Cpu,
+        target: &mut Target,
         build: &BuildArgs,
         batch: Option<usize>,
         tokens: Option<usize>,
@@ -62,13 +128,21 @@ impl ModelArgs {
                         "--engine-dir `{dir}` is not an engine directory (it has no {WEIGHTS_FILE}); make one with `strobe build --output-dir {dir}`, or name a model with --model"
                     );
                 }
-                Ok(LoadedModel::open(dir)?)
+                let loaded = LoadedModel::open(dir)?;
+                if let Target::Cuda(device) = target {
+                    device.choices = read_choices(dir);
+                }
+                Ok(loaded)
             }
             (None, Some(name)) => {
                 let model = ModelRef::open(name, build.seed())?;
                 build.refuse_seed_of_checkpoint(&model)?;
-                let config = model.engine_config(build.config(&model, batch, tokens))?;
-                in_memory(cpu, model, config)
+                let on_gpu = matches!(target, Target::Cuda(_));
+                let config = model.engine_config(build.config(&model, batch, tokens, on_gpu))?;
+                match target {
+                    Target::Cpu(cpu) => in_memory(cpu, model, config),
+                    Target::Cuda(_) => Ok(LoadedModel::deferred(model, config)),
+                }
             }
             (Some(_), Some(_)) => bail!("give --engine-dir or --model, not both"),
             (None, None) => bail!("give --engine-dir DIR (made by `strobe build`) or --model PRESET|DIR"),
@@ -89,13 +163,28 @@ impl ModelArgs {
     pub fn describe(&self, build: &BuildArgs, batch: usize, tokens: usize) -> Result<DescribedModel> {
         let (None, Some(name)) = (&self.engine_dir, &self.model) else {
             // Mapping an engine's weights costs nothing; a call that names neither or both is refused there.
-            let loaded = self.load(&mut Cpu::new(Tier::Scalar, 1), build, Some(batch), Some(tokens))?;
+            let loaded = self.load(&mut Target::Cpu(Cpu::new(Tier::Scalar, 1)), build, Some(batch), Some(tokens))?;
             return Ok(DescribedModel { config: loaded.config, tokenizer: loaded.tokenizer, dir: loaded.dir });
         };
         let model = ModelRef::open(name, build.seed())?;
         build.refuse_seed_of_checkpoint(&model)?;
-        let config = model.engine_config(build.config(&model, Some(batch), Some(tokens)))?;
+        let config = model.engine_config(build.config(&model, Some(batch), Some(tokens), false))?;
         Ok(DescribedModel { config, tokenizer: model.tokenizer, dir: None })
+    }
+}
+
+/// GEMM choices that a build has measured; a file that can't be read costs a new measurement, and a word.
+fn read_choices(dir: &std::path::Path) -> Option<GemmChoices> {
+    let path = dir.join(strobe_kernels_cuda::CHOICES_FILE);
+    if !path.exists() {
+        return None;
+    }
+    match GemmChoices::read(&path) {
+        Ok(choices) => Some(choices),
+        Err(problem) => {
+            crate::output::warn(&format!("{}: {problem}; GEMMs are measured again", path.display()));
+            None
+        }
     }
 }
 

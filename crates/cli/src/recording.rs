@@ -96,12 +96,8 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
     };
     let recorded = recordings.iter().map(|r| window(r.index, r.window, r.complete));
     let unreached = context.unreached.iter().enumerate().map(|(i, w)| window(recordings.len() + i, *w, false));
-    let mut extra: std::collections::BTreeMap<String, String> = [
-        ("model".to_string(), context.model.to_string()),
-        ("simd_tier".to_string(), info.tier.name().to_string()),
-        ("threads".to_string(), info.threads.to_string()),
-    ]
-    .into();
+    let mut extra: std::collections::BTreeMap<String, String> =
+        [("model".to_string(), context.model.to_string()), ("device".to_string(), info.device.describe())].into();
     extra.extend(recordings.iter().filter_map(|recording| {
         let cost = recording.gpu.as_ref()?.timeline.cost;
         Some((format!("recorder of window {}", recording.window), cost.to_string()))

@@ -22,6 +22,10 @@ pub struct MemoryByPool {
     pub kv_cache_bytes: u64,
     /// Activations, logits and kernel scratch, reserved.
     pub activation_bytes: u64,
+    /// Scratch of kernels and libraries, where it is counted apart (on a GPU).
+    pub workspace_bytes: u64,
+    /// Captured graphs (on a GPU).
+    pub graph_bytes: u64,
 }
 
 /// Type of the cache for a type of weights. A bfloat16 engine keeps float16: the same bytes with eight times the
@@ -154,6 +158,7 @@ impl CpuBackend {
             weights_bytes: self.weights.total_bytes(),
             kv_cache_bytes: (self.geometry.bytes_per_layer() * self.cache.len()) as u64,
             activation_bytes: (activation_bytes + self.scores.as_ref().map_or(0, |s| s.len())) as u64,
+            ..MemoryByPool::default()
         }
     }
 

@@ -7,17 +7,19 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::program::{Node, ProgramOptions, program, step_work};
 
 use crate::block_pool::BlockPool;
 use crate::clock::Clock;
 use crate::cpu::{CpuBackend, CpuBackendOptions, MemoryByPool, activation_bytes};
+use crate::cuda::{CudaBackend, CudaBackendOptions};
+use crate::device::{Device, DeviceFacts, Runner};
+use crate::engine_config::BuildConfig;
 use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
 use crate::iteration::{IterationLimits, IterationRecord};
 use crate::memory;
-use crate::recorder::{Recorder, Recording, StepEvent, StepTimes};
+use crate::recorder::{GpuRecording, Recorder, Recording, StepEvent, StepTimes};
 use crate::sampling::SamplingParams;
 use crate::scheduler::{
     Decision, Entry, Phase, Plan, Policy, Rejection, RequestId, Scheduler, SchedulerConfig, check_request,
@@ -98,10 +100,10 @@ pub struct EngineInfo {
     pub vocab_size: usize,
     /// Bytes by purpose.
     pub memory: MemoryByPool,
-    /// Instruction set in use.
-    pub tier: Tier,
-    /// Worker threads.
-    pub threads: usize,
+    /// Where it runs.
+    pub device: DeviceFacts,
+    /// Whether steps are planned before the tokens of the one before are known.
+    pub overlap: bool,
     /// The model's ops.
     pub program: Arc<[Node]>,
     /// Implementation behind each op.
@@ -261,9 +263,23 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Start an engine for `model` on `cpu`. Everything it will need is reserved here.
-    pub fn start(cpu: Cpu, model: &LoadedModel, options: EngineOptions) -> Result<Engine, EngineError> {
-        let core = Core::new(cpu, model, options)?;
+    /// Start an engine for `model` on `device`. Everything it will need is reserved here.
+    pub fn start(
+        device: impl Into<Device>,
+        model: &LoadedModel,
+        options: EngineOptions,
+    ) -> Result<Engine, EngineError> {
+        Engine::start_watched(device, model, options, &mut |_| true)
+    }
+
+    /// The same; `progress` is told the bytes of weights that a GPU has got so far and answers whether to go on.
+    pub fn start_watched(
+        device: impl Into<Device>,
+        model: &LoadedModel,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Engine, EngineError> {
+        let core = Core::new(device.into(), model, options, progress)?;
         let info = core.info.clone();
         let shared = core.shared.clone();
         let thread = std::thread::Builder::new()
@@ -387,7 +403,7 @@ struct Core {
     shared: Arc<Shared>,
     info: EngineInfo,
     config: strobe_model::ModelConfig,
-    backend: CpuBackend,
+    backend: Runner,
     scheduler: Scheduler,
     plan: Plan,
     inputs: StepInputs,
@@ -414,7 +430,12 @@ struct Core {
 }
 
 impl Core {
-    fn new(cpu: Cpu, model: &LoadedModel, options: EngineOptions) -> Result<Core, EngineError> {
+    fn new(
+        device: Device,
+        model: &LoadedModel,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Core, EngineError> {
         let build = &model.config.build;
         let config = model.config.model.clone();
         let mut notes = Vec::new();
@@ -448,22 +469,40 @@ impl Core {
         }
         let limits = StepLimits { tokens, sampled: batch, requests: batch, positions: build.max_seq_len };
         let block_tokens = build.cache_block_tokens();
-        let blocks = cache_blocks(model, &options, limits)?;
-        let backend = CpuBackend::new(
-            cpu,
-            config.clone(),
-            model.weights.clone(),
-            &CpuBackendOptions {
-                limits,
-                tokens_per_block: block_tokens,
-                blocks,
-                dtype: build.dtype,
-                context_fmha: build.context_fmha,
-            },
-        )?;
         let nodes: Arc<[Node]> = program(&config, ProgramOptions { context_fmha: build.context_fmha }).into();
+        check_cache_options(&options)?;
+        let (backend, blocks, kernels, facts) = match device {
+            Device::Cpu(cpu) => {
+                refuse_fp8(build)?;
+                let blocks = cache_blocks(model, &options, limits)?;
+                let facts = DeviceFacts::Cpu { tier: cpu.tier(), threads: cpu.threads() };
+                let backend = CpuBackend::new(
+                    cpu,
+                    config.clone(),
+                    model.weights.clone(),
+                    &CpuBackendOptions {
+                        limits,
+                        tokens_per_block: block_tokens,
+                        blocks,
+                        dtype: build.dtype,
+                        context_fmha: build.context_fmha,
+                    },
+                )?;
+                let kernels: Arc<[String]> = nodes.iter().map(|n| backend.kernel_name(n)).collect();
+                (Runner::Cpu(Box::new(backend)), blocks, kernels, facts)
+            }
+            Device::Cuda(device) => {
+                let setup = CudaBackendOptions { device: &device, limits, cache: options.cache, progress };
+                let mut backend = CudaBackend::new(model, nodes.clone(), setup)?;
+                notes.extend(backend.notes());
+                let (blocks, facts) = (backend.blocks(), DeviceFacts::Cuda(Box::new(backend.facts().clone())));
+                let kernels: Arc<[String]> = nodes.iter().map(|node| node.name.to_string()).collect();
+                (Runner::Cuda(Box::new(backend)), blocks, kernels, facts)
+            }
+        };
         let clock = Clock::start();
-        let mut backend = backend;
+        let activation = if facts.cuda().is_some() { build.dtype.bytes() } else { 4 };
+        let bytes = ElementBytes { weight: build.weight_bytes(), kv: build.kv_bytes(), activation };
         let info = EngineInfo {
             limits: IterationLimits {
                 built: (build.max_batch_size, build.max_num_tokens),
@@ -486,9 +525,9 @@ impl Core {
             max_seq_len: build.max_seq_len,
             vocab_size: config.vocab_size,
             memory: backend.memory(),
-            tier: backend.cpu().tier(),
-            threads: backend.cpu().threads(),
-            kernels: nodes.iter().map(|n| backend.kernel_name(n)).collect(),
+            device: facts,
+            overlap: options.overlap,
+            kernels,
             program: nodes.clone(),
             clock,
             notes,
@@ -507,7 +546,7 @@ impl Core {
                 decisions: Vec::with_capacity(4 * batch + 4),
                 ..Plan::default()
             },
-            inputs: StepInputs::new(limits, block_tokens, ElementBytes::cpu(build.dtype.bytes(), build.dtype.bytes())),
+            inputs: StepInputs::new(limits, block_tokens, bytes),
             recorder: Recorder::new(Vec::new(), nodes.len(), false),
             probe: options.probe_recorder,
             active: Vec::new(),
@@ -541,6 +580,9 @@ impl Core {
             }
         }
         let _farewell = Farewell(self.shared.clone());
+        if let Runner::Cuda(backend) = &self.backend {
+            backend.bind().map_err(|error| error.to_string())?;
+        }
         let clock = self.info.clock;
         loop {
             if self.scheduler.is_idle() {
@@ -567,7 +609,10 @@ impl Core {
 
     /// Hand out a window that was cut short and name those never reached.
     fn close_recorder(&mut self) {
-        let (cut, unreached) = self.recorder.finish();
+        let (mut cut, unreached) = self.recorder.finish();
+        if let Some(recording) = &mut cut {
+            recording.gpu = gpu_recording(&mut self.backend, &self.info.clock);
+        }
         let mut mailbox = self.shared.lock();
         mailbox.outbox.recordings.extend(cut);
         mailbox.outbox.unreached.extend(unreached);
@@ -670,10 +715,11 @@ impl Core {
 
     /// Plan one iteration and launch it, then take the tokens of those that were launched before: of this one too, unless
     /// steps may overlap.
-    fn step(&mut self, start: u64) -> Result<(), String> {
+    fn step(&mut self, mut start: u64) -> Result<(), String> {
         let clock = self.info.clock;
-        if self.measuring && self.recorder.opens(self.next_iteration) {
+        if !self.flights.is_empty() && self.measuring && self.recorder.opens(self.next_iteration) {
             self.drain()?;
+            start = clock.now();
         }
         let mut times = StepTimes { start, fetched: clock.now(), ..StepTimes::default() };
 
@@ -742,6 +788,17 @@ impl Core {
     /// Start the device on the step; returns when the sampling began (on a CPU) or when everything was launched.
     fn launch(&mut self, profiled: bool, iteration: u64) -> Result<u64, String> {
         let clock = self.info.clock;
+        let backend = match &mut self.backend {
+            Runner::Cpu(backend) => &mut **backend,
+            Runner::Cuda(backend) => {
+                if profiled && self.recorder.is_empty() {
+                    backend.begin_window(&clock).map_err(|error| error.to_string())?;
+                }
+                let trace = profiled.then_some((&mut self.recorder, &clock, iteration));
+                backend.launch(&self.inputs, trace).map_err(|error| error.to_string())?;
+                return Ok(clock.now());
+            }
+        };
         // A CPU has run the step before, so its tokens are there even if nobody has been told of them.
         if let Some(before) = self.flights.back() {
             for (token, &row) in self.inputs.tokens.iter_mut().zip(&self.inputs.from_last) {
@@ -754,12 +811,12 @@ impl Core {
         let (forward_nodes, nodes) = (&self.info.program[..sample], &self.info.program);
         {
             let trace = profiled.then_some((&mut self.recorder, &clock, iteration));
-            execute(&mut self.backend, &self.config, forward_nodes, 0, &self.inputs, trace);
+            execute(backend, &self.config, forward_nodes, 0, &self.inputs, trace);
         }
         let forwarded = clock.now();
         {
             let trace = profiled.then_some((&mut self.recorder, &clock, iteration));
-            execute(&mut self.backend, &self.config, nodes, sample, &self.inputs, trace);
+            execute(backend, &self.config, nodes, sample, &self.inputs, trace);
         }
         Ok(forwarded)
     }
@@ -769,7 +826,9 @@ impl Core {
     fn take_off(&mut self, record: IterationRecord) {
         let mut flight = self.spare_flights.pop().unwrap_or_else(|| Flight::with_room(self.plan.items.len()));
         flight.record = record;
-        flight.tokens.extend_from_slice(self.backend.tokens());
+        if let Runner::Cpu(backend) = &self.backend {
+            flight.tokens.extend_from_slice(backend.tokens());
+        }
         flight.decisions.extend_from_slice(&self.carried);
         flight.decisions.extend_from_slice(&self.plan.decisions);
         self.carried.clear();
@@ -827,6 +886,10 @@ impl Core {
                 ..StepTimes::default()
             };
         }
+        if let Runner::Cuda(backend) = &mut self.backend {
+            let tokens = backend.wait().map_err(|error| format!("iteration {}: {error}", record.iter))?;
+            flight.tokens.extend_from_slice(tokens);
+        }
         record.times.sampled = clock.now();
         let (time_ns, iteration) = (record.times.sampled, record.iter);
 
@@ -882,7 +945,8 @@ impl Core {
                 context_tokens: record.context_tokens,
                 generation_tokens: record.generation_requests,
             };
-            if let Some(recording) = self.recorder.end(step) {
+            if let Some(mut recording) = self.recorder.end(step) {
+                recording.gpu = gpu_recording(&mut self.backend, &clock);
                 outbox.recordings.push(recording);
                 mailbox.news = true;
             }
@@ -989,6 +1053,38 @@ fn finish_event(
     }
 }
 
+/// What the GPU did in the window that just ended.
+fn gpu_recording(backend: &mut Runner, clock: &Clock) -> Option<GpuRecording> {
+    let Runner::Cuda(backend) = backend else { return None };
+    let device = backend.facts().device.clone();
+    // A device that can't answer any more has already ended the run with its own error.
+    let timeline = backend.end_window(clock).ok().flatten()?;
+    Some(GpuRecording { device, timeline })
+}
+
+pub(crate) fn refuse_fp8(build: &BuildConfig) -> Result<(), EngineError> {
+    let option = match (build.fp8, build.fp8_kv_cache) {
+        (true, _) => "--quantization fp8",
+        (_, true) => "--kv-cache-dtype fp8",
+        _ => return Ok(()),
+    };
+    Err(EngineError::option(option, "needs a GPU: run it with --device cuda, or build without it"))
+}
+
+fn check_cache_options(options: &EngineOptions) -> Result<(), EngineError> {
+    match options.cache {
+        CacheSize::FreeFraction(share) if !(share > 0.0 && share <= 1.0) => {
+            let problem = format!("must be above 0 and at most 1, found {share}");
+            Err(EngineError::option("--kv-cache-free-mem-fraction", problem))
+        }
+        CacheSize::Blocks(blocks) if !(1..=MOST_BLOCKS).contains(&blocks) => {
+            let problem = format!("must be between 1 and {MOST_BLOCKS}, found {blocks}");
+            Err(EngineError::option("--kv-cache-blocks", problem))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Blocks of the cache, after checking that they fit the memory of this machine.
 fn cache_blocks(model: &LoadedModel, options: &EngineOptions, limits: StepLimits) -> Result<usize, EngineError> {
     let build = &model.config.build;
@@ -1004,18 +1100,6 @@ fn cache_blocks(model: &LoadedModel, options: &EngineOptions, limits: StepLimits
     let block_bytes = geometry.bytes_per_layer() as u64 * config.num_hidden_layers as u64;
     let most = limits.requests * build.max_seq_len.div_ceil(block_tokens);
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
-    if let CacheSize::FreeFraction(fraction) = options.cache
-        && !(fraction > 0.0 && fraction <= 1.0)
-    {
-        let problem = format!("must be above 0 and at most 1, found {fraction}");
-        return Err(EngineError::option("--kv-cache-free-mem-fraction", problem));
-    }
-    if let CacheSize::Blocks(blocks) = options.cache
-        && !(1..=MOST_BLOCKS).contains(&blocks)
-    {
-        let problem = format!("must be between 1 and {MOST_BLOCKS}, found {blocks}");
-        return Err(EngineError::option("--kv-cache-blocks", problem));
-    }
     // Mapped weights count as available memory until they are read, so they are set aside as well.
     let mapped = if model.weights.is_mapped() { model.weights.total_bytes() } else { 0 };
     let activations = activation_bytes(config, limits, build.context_fmha, block_tokens);

@@ -13,6 +13,9 @@ use crate::error::EngineError;
 /// Version written into engines; major and minor must match to load one.
 pub const ENGINE_VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// How TensorRT-LLM names e4m3 weights and activations, or cache.
+const FP8: &str = "FP8";
+
 /// Options of `strobe build`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BuildConfig {
@@ -32,6 +35,10 @@ pub struct BuildConfig {
     pub context_fmha: bool,
     /// Paged cache, or one contiguous piece per request.
     pub paged_kv_cache: bool,
+    /// The layers' projections and their inputs in e4m3, with a scale per row (GPUs only).
+    pub fp8: bool,
+    /// The cache in e4m3 (GPUs only).
+    pub fp8_kv_cache: bool,
 }
 
 /// Where an engine's weights come from.
@@ -109,6 +116,16 @@ impl BuildConfig {
         if self.paged_kv_cache { self.tokens_per_block } else { self.max_seq_len.next_power_of_two() }
     }
 
+    /// Bytes of an element of the layers' matrices.
+    pub fn weight_bytes(&self) -> usize {
+        if self.fp8 { 1 } else { self.dtype.bytes() }
+    }
+
+    /// Bytes of an element of the cache.
+    pub fn kv_bytes(&self) -> usize {
+        if self.fp8_kv_cache { 1 } else { self.dtype.bytes() }
+    }
+
     /// Name of the GEMM option's value.
     pub fn gemm_plugin_name(&self) -> &'static str {
         if self.gemm_plugin { "auto" } else { "disable" }
@@ -124,7 +141,11 @@ impl EngineConfig {
         pretrained["hidden_act"] = json!("silu");
         pretrained["position_embedding_type"] = json!("rope_gpt_neox");
         pretrained["mapping"] = json!({"world_size": 1, "tp_size": 1, "pp_size": 1});
-        pretrained["quantization"] = json!({"quant_algo": null, "kv_cache_quant_algo": null});
+        let algorithm = |fp8: bool| if fp8 { json!(FP8) } else { Value::Null };
+        pretrained["quantization"] = json!({
+            "quant_algo": algorithm(self.build.fp8),
+            "kv_cache_quant_algo": algorithm(self.build.fp8_kv_cache),
+        });
         let weights = match &self.weights {
             WeightsOrigin::Random { seed } => json!({"origin": "random", "seed": seed}),
             WeightsOrigin::Checkpoint => json!({"origin": "checkpoint"}),
@@ -174,8 +195,6 @@ impl EngineConfig {
             ("pretrained_config.mapping.world_size", json!(1)),
             ("pretrained_config.mapping.tp_size", json!(1)),
             ("pretrained_config.mapping.pp_size", json!(1)),
-            ("pretrained_config.quantization.quant_algo", Value::Null),
-            ("pretrained_config.quantization.kv_cache_quant_algo", Value::Null),
             ("pretrained_config.hidden_act", json!("silu")),
             ("pretrained_config.logits_dtype", json!("float32")),
             ("pretrained_config.position_embedding_type", json!("rope_gpt_neox")),
@@ -190,6 +209,11 @@ impl EngineConfig {
             let name = reader.text(field)?;
             let found = Value::String(name.clone());
             DType::from_name(&name).ok_or_else(|| reader.refuse(field, "float32, float16 or bfloat16", &found))
+        };
+        let quantized = |field: &str| match reader.value(field)? {
+            Value::Null => Ok(false),
+            Value::String(name) if name == FP8 => Ok(true),
+            found => Err(reader.refuse(field, "null or \"FP8\"", found)),
         };
         let mut pretrained = reader.value("pretrained_config")?.clone();
         let build_dtype = dtype("pretrained_config.dtype")?;
@@ -222,6 +246,8 @@ impl EngineConfig {
             gemm_plugin: gemm == "auto",
             context_fmha: reader.flag(&format!("{plugin}.context_fmha"))?,
             paged_kv_cache: reader.flag(&format!("{plugin}.paged_kv_cache"))?,
+            fp8: quantized("pretrained_config.quantization.quant_algo")?,
+            fp8_kv_cache: quantized("pretrained_config.quantization.kv_cache_quant_algo")?,
         };
         if build.paged_kv_cache != (kind == "PAGED") {
             let expected = if build.paged_kv_cache { "PAGED" } else { "CONTINUOUS" };
@@ -309,6 +335,8 @@ mod tests {
                 gemm_plugin: true,
                 context_fmha: false,
                 paged_kv_cache: true,
+                fp8: false,
+                fp8_kv_cache: true,
             },
             model,
             weights: WeightsOrigin::Random { seed: 3 },
@@ -330,7 +358,7 @@ mod tests {
             ("/version", json!("99.1.0"), "99.1.0"),
             ("/version", json!(1), "`version`"),
             ("/pretrained_config/mapping/tp_size", json!(2), "mapping.tp_size"),
-            ("/pretrained_config/quantization/quant_algo", json!("FP8"), "quantization.quant_algo"),
+            ("/pretrained_config/quantization/quant_algo", json!("NVFP4"), "quantization.quant_algo"),
             ("/pretrained_config/dtype", json!("int4"), "pretrained_config.dtype"),
             ("/pretrained_config/head_dim", json!("x"), "pretrained_config"),
             ("/build_config/max_beam_width", json!(4), "max_beam_width"),

@@ -87,7 +87,7 @@ pub struct BuildSummary {
     pub tensors: usize,
 }
 
-/// Build an engine directory. `progress` is told the weight bytes done so far and answers whether to go on. The
+/// Build an engine directory, with further files (name and text) beside its own. `progress` is told the weight bytes done so far and answers whether to go on. The
 /// directory appears whole or not at all; an existing one is only replaced with `overwrite`, and only if it is an engine.
 pub fn build(
     cpu: &mut Cpu,
@@ -95,6 +95,7 @@ pub fn build(
     config: &EngineConfig,
     dir: &Path,
     overwrite: bool,
+    extra_files: &[(&str, &str)],
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<BuildSummary, EngineError> {
     let staged = StagedDir::create(dir, overwrite, &[CONFIG_FILE, WEIGHTS_FILE], "engine directory")?;
@@ -135,6 +136,9 @@ pub fn build(
             fs::copy(&from, &to).map_err(|source| EngineError::Io { action: "copy", path: from, source })?;
         }
     }
+    for (name, text) in extra_files {
+        write(&staged.path().join(name), text.as_bytes())?;
+    }
     let text = format!("{:#}\n", config.to_json());
     write(&staged.path().join(CONFIG_FILE), text.as_bytes())?;
     staged.commit()?;
@@ -171,6 +175,13 @@ impl LoadedModel {
         let weights = WeightStore::map(file, &config.model, config.build.dtype, config.build.gemm_plugin)?;
         let tokenizer = Tokenizer::from_dir(dir)?;
         Ok(LoadedModel { config, weights: Arc::new(weights), tokenizer, dir: Some(dir.to_path_buf()) })
+    }
+
+    /// A model whose weights are made by the device that runs it.
+    pub fn deferred(model: ModelRef, config: EngineConfig) -> LoadedModel {
+        let build = &config.build;
+        let weights = WeightStore::deferred(&config.model, model.source, build.dtype, build.gemm_plugin);
+        LoadedModel { config, weights: Arc::new(weights), tokenizer: model.tokenizer, dir: None }
     }
 
     /// Build in memory, after checking that it fits.

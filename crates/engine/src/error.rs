@@ -61,6 +61,9 @@ pub enum EngineError {
         /// What to do.
         remedy: String,
     },
+    /// The GPU or one of its libraries.
+    #[error(transparent)]
+    Cuda(#[from] strobe_kernels_cuda::CudaError),
     /// The caller's progress function asked to stop.
     #[error("interrupted; nothing was written")]
     Interrupted,

@@ -9,6 +9,8 @@
 pub mod block_pool;
 pub mod clock;
 pub mod cpu;
+pub mod cuda;
+pub mod device;
 mod engine;
 pub mod engine_config;
 pub mod engine_dir;

@@ -110,6 +110,11 @@ impl Recorder {
         self.current.is_none() && (self.probe || self.windows.get(self.next).is_some_and(|w| iteration >= w.first))
     }
 
+    /// Whether a window is open and nothing is in it yet.
+    pub fn is_empty(&self) -> bool {
+        self.current.as_ref().is_some_and(|recording| recording.ops.is_empty() && recording.steps.is_empty())
+    }
+
     /// Whether `iteration` is the last of the open window.
     pub fn closes(&self, iteration: u64) -> bool {
         !self.probe && self.current.as_ref().is_some_and(|recording| iteration >= recording.window.last)

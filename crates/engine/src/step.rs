@@ -87,6 +87,12 @@ impl StepInputs {
         }
     }
 
+    /// Inputs that hold nothing and have room for nothing.
+    pub fn empty() -> StepInputs {
+        let limits = StepLimits { tokens: 0, sampled: 0, requests: 0, positions: 0 };
+        StepInputs::new(limits, 1, ElementBytes { weight: 0, kv: 0, activation: 0 })
+    }
+
     /// Forget the last step.
     pub fn clear(&mut self) {
         self.tokens.clear();

@@ -131,6 +131,39 @@ fn fill_as<T: Element>(
 enum Backing {
     Mapped(SafeTensors),
     Owned(HashMap<WeightId, MmapMut>),
+    /// Made by whoever needs them: a GPU makes its own.
+    Deferred(WeightSource),
+}
+
+/// What a weight is made of, for a device with memory of its own.
+pub enum WeightData<'a> {
+    /// Its bytes, in the type that [`dtype_of`] says.
+    Bytes {
+        /// All of it.
+        bytes: &'a [u8],
+        /// How its elements are ordered.
+        layout: Layout,
+    },
+    /// Not made yet.
+    Source(&'a WeightSource),
+}
+
+/// Fill `out` with a weight, row-major, in type `dtype`, on this thread.
+pub fn fill_rows(source: &WeightSource, info: &WeightInfo, dtype: DType, out: &mut [u8]) -> Result<(), EngineError> {
+    fn convert<T: Element>(values: &[f32], row: usize, out: &mut [u8]) {
+        let out: &mut [T] = bytemuck::cast_slice_mut(out);
+        T::convert(values, &mut out[row * values.len()..(row + 1) * values.len()]);
+    }
+    let mut values = vec![0f32; info.cols];
+    for row in 0..info.rows {
+        source.fill_row_f32(info, row, &mut values)?;
+        match dtype {
+            DType::F32 => convert::<f32>(&values, row, out),
+            DType::F16 => convert::<f16>(&values, row, out),
+            DType::Bf16 => convert::<bf16>(&values, row, out),
+        }
+    }
+    Ok(())
 }
 
 #[derive(Clone)]
@@ -182,6 +215,20 @@ impl WeightStore {
         Ok(WeightStore { stored, backing: Backing::Owned(buffers) })
     }
 
+    /// Leave making the weights to the device that needs them.
+    pub fn deferred(config: &ModelConfig, source: WeightSource, dtype: DType, gemm_plugin: bool) -> WeightStore {
+        WeightStore { stored: Self::stored(config, dtype, gemm_plugin), backing: Backing::Deferred(source) }
+    }
+
+    /// What a weight is made of; `None` when the model has no such weight.
+    pub fn data(&self, id: WeightId) -> Option<WeightData<'_>> {
+        let weight = self.stored.get(&id)?;
+        Some(match &self.backing {
+            Backing::Deferred(source) => WeightData::Source(source),
+            _ => WeightData::Bytes { bytes: self.bytes(weight), layout: weight.layout },
+        })
+    }
+
     /// Take the weights from an engine's file, checking that each one is what the configuration says.
     pub fn map(
         file: SafeTensors,
@@ -228,6 +275,7 @@ impl WeightStore {
                 let len = stored_len(&weight.info, weight.layout) * weight.dtype.bytes();
                 buffers.get(&weight.info.id).and_then(|b| b.get(..len)).unwrap_or(&[])
             }
+            Backing::Deferred(_) => &[],
         }
     }
 

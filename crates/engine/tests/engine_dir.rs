@@ -21,7 +21,7 @@ fn try_build(name: &str, options: BuildConfig, dir: &Path, overwrite: bool) -> R
     let model = ModelRef::open(&model_name(name), 7)?;
     let config = model.engine_config(options)?;
     let mut done = Vec::new();
-    let summary = build_dir(&mut cpu(), &model, &config, dir, overwrite, &mut |bytes| {
+    let summary = build_dir(&mut cpu(), &model, &config, dir, overwrite, &[], &mut |bytes| {
         done.push(bytes);
         true
     })?;
@@ -99,7 +99,7 @@ fn the_seed_of_random_weights_is_kept() {
     let dir = scratch("seed").join("e");
     let model = ModelRef::open("micro", 12345).unwrap();
     let config = model.engine_config(build(DType::F32)).unwrap();
-    build_dir(&mut cpu(), &model, &config, &dir, false, &mut |_| true).unwrap();
+    build_dir(&mut cpu(), &model, &config, &dir, false, &[], &mut |_| true).unwrap();
     assert_eq!(LoadedModel::open(&dir).unwrap().config.weights, WeightsOrigin::Random { seed: 12345 });
 }
 
@@ -261,7 +261,7 @@ fn a_failed_build_leaves_nothing_and_touches_nothing() {
     let config = model.engine_config(build(DType::Bf16)).unwrap();
     for (target, overwrite) in [(dir.clone(), true), (parent.join("new"), false)] {
         let mut left = 3;
-        let stopped = build_dir(&mut cpu(), &model, &config, &target, overwrite, &mut |_| {
+        let stopped = build_dir(&mut cpu(), &model, &config, &target, overwrite, &[], &mut |_| {
             left -= 1;
             left > 0 // stop in the middle of the weights
         });

@@ -185,7 +185,7 @@ fn an_engine_directory_gives_the_same_bits_as_memory() {
             let config = model.engine_config(options).unwrap();
             let target = dir.join(format!("{case}-{dtype}-{gemm_plugin}"));
             let mut cpu = Cpu::new(Tier::detect(), 1);
-            engine_dir::build(&mut cpu, &model, &config, &target, true, &mut |_| true).unwrap();
+            engine_dir::build(&mut cpu, &model, &config, &target, true, &[], &mut |_| true).unwrap();
             let mapped = LoadedModel::open(&target).unwrap();
             assert_eq!(mapped.config, in_memory.config, "{what}");
             let (a, b) = (run(Tier::detect(), 2, &mapped, &golden), run(Tier::detect(), 2, &in_memory, &golden));

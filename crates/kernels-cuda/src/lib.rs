@@ -15,6 +15,7 @@ mod graph;
 pub mod library;
 mod linear;
 mod lt;
+pub mod measure;
 mod memory;
 mod module;
 mod nvml;

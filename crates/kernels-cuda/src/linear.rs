@@ -169,6 +169,18 @@ pub enum Candidate {
     },
 }
 
+impl Candidate {
+    /// Whose kernel it is, for tables.
+    pub fn family(&self) -> &'static str {
+        match self {
+            Candidate::CublasLt { .. } => "cuBLASLt",
+            Candidate::CublasLtScaled { .. } => "cuBLASLt + scale",
+            Candidate::Own { .. } => "own tensor-core",
+            Candidate::Skinny { .. } => "own skinny",
+        }
+    }
+}
+
 /// Sums of bare codes wait here for their scales, so many rows at a time as fit.
 const SCRATCH: usize = 64 << 20;
 

@@ -352,7 +352,7 @@ impl Node {
 }
 
 /// Rows and columns of a projection.
-fn linear_shape(config: &ModelConfig, weight: WeightId) -> (u64, u64) {
+pub fn linear_shape(config: &ModelConfig, weight: WeightId) -> (u64, u64) {
     let hidden = config.hidden_size as u64;
     let inter = config.intermediate_size as u64;
     let dim = config.head_dim as u64;

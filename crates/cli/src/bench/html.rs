@@ -68,11 +68,10 @@ pub fn page(outcome: &Outcome, report: &Value) -> String {
 fn subtitle(outcome: &Outcome) -> String {
     let build = &outcome.config.build;
     format!(
-        "{}, weights {}, {}, {} threads of {}; {}",
+        "{}, weights {}, {} ({}); {}",
         build.dtype,
         outcome.config.weights.describe(),
-        outcome.machine.simd_tier,
-        outcome.machine.threads,
+        outcome.info.device.describe(),
         outcome.machine.cpu,
         outcome.command
     )

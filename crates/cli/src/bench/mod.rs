@@ -11,15 +11,16 @@ pub mod write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use strobe_engine::device::{Device, DeviceFacts};
 use strobe_engine::engine_dir::LoadedModel;
 use strobe_engine::window::Window;
 use strobe_engine::{Engine, EngineInfo, EngineOptions};
-use strobe_kernels_cpu::Cpu;
+use strobe_kernels_cuda::NvmlSampler;
 use strobe_model::Tokenizer;
 use strobe_workload::{MetricOptions, PercentileRule, Prompt, Sample, check_ids, metrics};
 
 use crate::machine::{BandwidthFrame, Machine, MeasuredPeaks};
-use crate::{interrupt, output, recording};
+use crate::{interrupt, output, progress, recording};
 use client::{Job, Load, RunData};
 use outcome::{Outcome, RepeatFigures};
 
@@ -77,10 +78,20 @@ fn shortest_seconds(spec: &Spec, model: &LoadedModel, info: &EngineInfo, peaks: 
 }
 
 /// Run a benchmark: start the engine, check every request, warm up, measure, stop.
-pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec) -> Result<Outcome> {
-    let mut cpu = cpu;
-    model.weights.warm(&mut cpu);
-    let engine = Engine::start(cpu, model, spec.engine.clone())?;
+pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec) -> Result<Outcome> {
+    let engine = match device {
+        Device::Cpu(mut cpu) => {
+            model.weights.warm(&mut cpu);
+            Engine::start(cpu, model, spec.engine.clone())?
+        }
+        Device::Cuda(gpu) => {
+            let bar = progress::bytes("loading the GPU", strobe_engine::cuda::device_bytes(model));
+            let mut watch = interrupt::watch(|done| bar.set_position(done));
+            let engine = Engine::start_watched(gpu, model, spec.engine.clone(), &mut watch);
+            bar.finish_and_clear();
+            engine?
+        }
+    };
     let info = engine.info().clone();
     info.notes.iter().for_each(|note| output::note(&format!("note: {note}")));
     for (index, job) in spec.jobs.iter().enumerate() {
@@ -90,7 +101,14 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
     client::warm_up(&engine, &spec.jobs, spec.warmup, &spec.load.params)?;
 
     let options = MetricOptions { rule: spec.rule, world_size: 1, streaming: spec.streaming };
-    let mut frame = BandwidthFrame::open(info.tier, info.threads, shortest_seconds(spec, model, &info, peaks));
+    // A GPU's memory is its own: nobody else takes from its bandwidth.
+    let mut frame = match info.device {
+        DeviceFacts::Cpu { tier, threads } => {
+            BandwidthFrame::open(tier, threads, shortest_seconds(spec, model, &info, peaks))
+        }
+        DeviceFacts::Cuda(_) => None,
+    };
+    let mut samples = None;
     let mut framed = peaks.clone();
     let mut repeats = Vec::new();
     let mut run = RunData::default();
@@ -98,7 +116,19 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
         let last = repeat + 1 == spec.repeat;
         // The windows belong to the run that is reported, which is the last one.
         let windows = if last { spec.windows.clone() } else { Vec::new() };
+        let sampler = info.device.cuda().map(|facts| {
+            let clock = info.clock;
+            NvmlSampler::start(&facts.device.pci_bus_id, move || clock.now())
+        });
         run = client::run(&engine, &spec.jobs, &spec.load, windows)?;
+        samples = match sampler {
+            Some(Ok(sampler)) => Some(sampler.stop()),
+            Some(Err(error)) if last => {
+                output::note(&format!("note: no samples of power and clocks: {error}"));
+                None
+            }
+            _ => None,
+        };
         if let Some(frame) = frame.as_mut().filter(|_| !interrupt::requested()) {
             framed = frame.close(peaks, utilization::bytes_per_s(&run.iterations));
         }
@@ -145,7 +175,7 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
         )
     });
     let metrics = metrics(&run.records, &options);
-    let machine = Machine::of(info.tier.name(), info.threads);
+    let machine = Machine::of(&info.device);
     Ok(Outcome {
         metrics: metrics.map_err(anyhow::Error::from),
         utilization: utilization::by_kind(&run.iterations, peaks),
@@ -153,6 +183,7 @@ pub fn execute(cpu: Cpu, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec
         engine_dir: model.dir.clone(),
         mapped: model.weights.is_mapped(),
         peaks: peaks.clone(),
+        samples,
         machine,
         info,
         run,

@@ -6,8 +6,10 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use strobe_analyze::budget::{budget_by_kind, budgets};
 use strobe_analyze::top_ops::top_ops;
+use strobe_engine::device::DeviceFacts;
 use strobe_engine::window::Window;
 use strobe_engine::{CacheSize, EngineConfig, EngineInfo, WeightsOrigin};
+use strobe_kernels_cuda::GpuSamples;
 use strobe_trace::Trace;
 use strobe_workload::{
     Metrics, PercentileRule, ReportContext, Spread, WorldInfo, anchor_json::EngineInfo as AnchorEngine,
@@ -89,6 +91,8 @@ pub struct Outcome {
     pub info: EngineInfo,
     pub machine: Machine,
     pub peaks: MeasuredPeaks,
+    /// Power, clocks and memory of the GPU during the run.
+    pub samples: Option<GpuSamples>,
     pub run: RunData,
     pub repeats: Vec<RepeatFigures>,
     pub trace: Option<Trace>,
@@ -165,8 +169,17 @@ impl Outcome {
                 "kv_cache_reserved_bytes": self.info.memory.kv_cache_bytes,
                 "kv_cache_peak_used_bytes": u64::from(self.peak_kv_blocks()) * self.kv_block_bytes(),
                 "activations_reserved_bytes": self.info.memory.activation_bytes,
+                "workspace_bytes": self.info.memory.workspace_bytes,
+                "graphs_bytes": self.info.memory.graph_bytes,
             }),
         );
+        if let Some(facts) = self.info.device.cuda() {
+            put("cuda", json!(facts));
+            put("overlap_scheduler", json!(self.info.overlap));
+        }
+        if let Some(samples) = &self.samples {
+            put("gpu_samples", json!(samples.summary()));
+        }
         put("iterations", json!(self.run.iterations.len()));
         if self.repeats.len() > 1 {
             let spreads: Map<_, _> =
@@ -205,16 +218,26 @@ impl Outcome {
                 },
                 engine_dir: self.engine_dir.as_ref().map(|d| d.display().to_string()),
                 version: env!("CARGO_PKG_VERSION").into(),
-                backend: format!("strobe CPU ({})", self.info.tier.name()),
+                backend: match &self.info.device {
+                    DeviceFacts::Cpu { tier, .. } => format!("strobe CPU ({})", tier.name()),
+                    DeviceFacts::Cuda(facts) => format!("strobe CUDA ({})", facts.arch),
+                },
                 dtype: build.dtype.name().into(),
-                kv_cache_dtype: Some(strobe_engine::cpu::kv_dtype(build.dtype).name().into()),
-                quantization: None,
+                kv_cache_dtype: Some(match &self.info.device {
+                    _ if build.fp8_kv_cache => "fp8".into(),
+                    DeviceFacts::Cpu { .. } => strobe_engine::cpu::kv_dtype(build.dtype).name().into(),
+                    DeviceFacts::Cuda(_) => build.dtype.name().into(),
+                }),
+                quantization: build.fp8.then(|| "FP8".into()),
                 max_input_length: None,
                 max_sequence_length: Some(build.max_seq_len as u64),
             },
             machine: Some(MachineInfo {
-                name: self.machine.cpu.clone(),
-                memory_total_gib: self.machine.memory_bytes.map(|b| b as f64 / (1u64 << 30) as f64),
+                name: self.machine.gpu.as_ref().map_or(self.machine.cpu.clone(), |gpu| gpu.name.clone()),
+                memory_total_gib: {
+                    let gpu = self.machine.gpu.as_ref().map(|gpu| gpu.memory_bytes);
+                    gpu.or(self.machine.memory_bytes).map(|b| b as f64 / (1u64 << 30) as f64)
+                },
                 clocks_mem_ghz: None,
             }),
             world: WorldInfo {

@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 use strobe_analyze::budget::{IterationBudget, Part, budget_by_kind, budgets};
 use strobe_analyze::top_ops::{OpSummary, top_ops};
+use strobe_engine::cuda::CudaFacts;
+use strobe_engine::device::DeviceFacts;
 use strobe_report::human;
 use strobe_report::table::{Cell, Table};
 use strobe_trace::{IterationKind, Trace};
@@ -55,10 +57,17 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
     let on = |flag: bool| if flag { "enable" } else { "disable" };
     let memory = &outcome.info.memory;
     let peaks = &outcome.peaks;
-    let rows = [
-        ("Weights:", format!("{}, {}", outcome.config.weights.describe(), build.dtype)),
+    let quantized = if build.fp8 { ", projections in e4m3" } else { "" };
+    let mut rows = vec![
+        ("Weights:", format!("{}, {}{quantized}", outcome.config.weights.describe(), build.dtype)),
         ("CPU:", format!("{}, {} cores", outcome.machine.cpu, outcome.machine.cores)),
-        ("SIMD tier, threads:", format!("{}, {}", outcome.machine.simd_tier, outcome.machine.threads)),
+    ];
+    match &outcome.info.device {
+        DeviceFacts::Cpu { tier, threads } => rows.push(("SIMD tier, threads:", format!("{}, {threads}", tier.name()))),
+        DeviceFacts::Cuda(facts) => rows.extend(gpu_rows(outcome, facts)),
+    }
+    let peak_of = if outcome.machine.gpu.is_some() { peaks.flops_of.as_str() } else { "f32" };
+    rows.extend([
         (
             "Build:",
             format!(
@@ -70,7 +79,7 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             ),
         ),
         ("Arrivals:", outcome.arrival.clone()),
-        ("Peak FLOP/s (denominator of MFU):", format!("{} f32, measured", human::flops_per_s(peaks.flops_per_s))),
+        ("Peak FLOP/s (denominator of MFU):", format!("{} {peak_of}, measured", human::flops_per_s(peaks.flops_per_s))),
         (
             "Bandwidth (denominator of MBU):",
             format!("{} read, measured {}", human::bytes_per_s(peaks.read_bytes_per_s), peaks.bandwidth_measured),
@@ -95,7 +104,11 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             ),
         ),
         ("  activations:", format!("{} reserved", human::bytes(memory.activation_bytes))),
-    ];
+    ]);
+    if memory.workspace_bytes + memory.graph_bytes > 0 {
+        let (workspace, graphs) = (human::bytes(memory.workspace_bytes), human::bytes(memory.graph_bytes));
+        rows.push(("  workspace, graphs:", format!("{workspace}, {graphs}")));
+    }
     for (label, value) in rows {
         let _ = writeln!(text, "{label:<38}{value}");
     }
@@ -166,6 +179,76 @@ pub fn spread_section(text: &mut String, repeats: &[RepeatFigures], width: usize
         ]);
     }
     text.push_str(&table.render(width));
+}
+
+/// What is said of a GPU: itself, how steps were launched, and what it was seen to do.
+fn gpu_rows(outcome: &Outcome, facts: &CudaFacts) -> Vec<(&'static str, String)> {
+    let on = |flag: bool| if flag { "enable" } else { "disable" };
+    let device = &facts.device;
+    let buckets = &facts.graph_buckets;
+    let graphs = match (buckets.first(), buckets.last()) {
+        (Some(first), Some(last)) => format!("enable, {} batch sizes from {first} to {last}", buckets.len()),
+        _ => "disable".into(),
+    };
+    let (compiled, cached) = (facts.kernels.compiled, facts.kernels.cached);
+    let mut rows = vec![
+        (
+            "GPU:",
+            format!(
+                "{}, {}, {} SMs, {}",
+                device.name,
+                facts.arch,
+                device.multiprocessors,
+                human::bytes(device.memory_bytes)
+            ),
+        ),
+        ("CUDA graphs:", graphs),
+        ("Overlap scheduler:", on(outcome.info.overlap).into()),
+        ("Kernel files:", format!("{compiled} compiled now, {cached} from the cache")),
+    ];
+    let mut winners: Vec<(String, usize)> = Vec::new();
+    for choice in &facts.gemm.choices {
+        let name = choice.winner.family();
+        match winners.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, count)) => *count += 1,
+            None => winners.push((name.to_string(), 1)),
+        }
+    }
+    let list: Vec<_> = winners.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    rows.push((
+        "GEMM choices (shapes x batch sizes):",
+        format!("{} ({} measured now)", list.join(", "), facts.gemm_measured),
+    ));
+    let start: Vec<_> = facts.start_ms.iter().map(|(name, ms)| format!("{name} {}", human::ns(ms * 1e6))).collect();
+    rows.push(("Start:", start.join(", ")));
+    if let Some(samples) = &outcome.samples {
+        let summary = samples.summary();
+        for series in &summary.series {
+            let text = format!("mean {:.0}, peak {:.0} {}", series.mean, series.peak, series.unit);
+            rows.push((nvml_label(series.name), text));
+        }
+        let throttled: Vec<_> = summary
+            .throttled
+            .iter()
+            .map(|t| format!("{} in {} of samples", t.reason, human::percent(t.share)))
+            .collect();
+        if !throttled.is_empty() {
+            rows.push(("GPU THROTTLED:", throttled.join(", ")));
+        }
+    }
+    rows
+}
+
+fn nvml_label(series: &'static str) -> &'static str {
+    match series {
+        "memory used" => "GPU memory in use:",
+        "power" => "GPU power:",
+        "SM clock" => "GPU SM clock:",
+        "memory clock" => "GPU memory clock:",
+        "utilisation" => "GPU busy:",
+        "temperature" => "GPU temperature:",
+        other => other,
+    }
 }
 
 /// Rows of the per-iteration table before it is cut in the middle.

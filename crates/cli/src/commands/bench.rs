@@ -18,7 +18,7 @@ use crate::bench::write::{self, Files};
 use crate::bench::{self, Spec, text};
 use crate::build_args::{BuildArgs, DEFAULT_MAX_BATCH_SIZE, Switch};
 use crate::device::{Device, DeviceArgs};
-use crate::model_args::{CpuArgs, ModelArgs};
+use crate::model_args::{CpuArgs, CudaArgs, ModelArgs, Target};
 use crate::runtime::{self, Runtime};
 use crate::{machine, output, progress, run_dir};
 
@@ -144,7 +144,13 @@ struct BenchArgs {
     #[arg(long, value_enum, default_value = "guaranteed_no_evict", help_heading = "Engine")]
     scheduler_policy: PolicyChoice,
     /// Share of free memory for the KV cache [default: 0.9]
-    #[arg(long, value_name = "F", conflicts_with = "kv_cache_blocks", help_heading = "Engine")]
+    #[arg(
+        long,
+        value_name = "F",
+        conflicts_with = "kv_cache_blocks",
+        visible_alias = "kv-cache-free-gpu-mem-fraction",
+        help_heading = "Engine"
+    )]
     kv_cache_free_mem_fraction: Option<f64>,
     /// Exactly this many KV cache blocks
     #[arg(long, value_name = "N", help_heading = "Engine")]
@@ -174,6 +180,8 @@ struct BenchArgs {
     device: DeviceArgs,
     #[command(flatten)]
     cpu: CpuArgs,
+    #[command(flatten)]
+    cuda: CudaArgs,
     #[command(flatten)]
     build: BuildArgs,
 
@@ -232,11 +240,6 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         bail!("--python is for --runtime pytorch and pytorch-graph");
     }
     let device = args.device.resolve()?;
-    if args.runtime == Runtime::Strobe
-        && let Device::Cuda(index) = device
-    {
-        bail!("GPU {index} is there, but the engine runs on the CPU only; use --device cpu");
-    }
     if args.repeat == 0 {
         bail!("--repeat must be at least 1");
     }
@@ -283,8 +286,15 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         let in_words = describe_load(&arrival, concurrency, args.random_seed);
         return other_runtime(&args, latency, device, concurrency, samples, &files, output_dir, in_words);
     }
-    let mut cpu = args.cpu.open()?;
-    let mut model = args.model.load(&mut cpu, &args.build, args.max_batch_size, args.max_num_tokens)?;
+    let mut target = match device {
+        Device::Cpu => {
+            args.cuda.refuse_on_cpu()?;
+            Target::Cpu(args.cpu.open()?)
+        }
+        Device::Cuda(index) => Target::Cuda(args.cuda.device(index, profiled || args.measure_profiler_overhead)),
+    };
+    let overlap = args.cuda.overlap_scheduler.map_or(matches!(target, Target::Cuda(_)), Switch::on);
+    let mut model = args.model.load(&mut target, &args.build, args.max_batch_size, args.max_num_tokens)?;
     let vocab = model.config.model.vocab_size;
     if let Some(id) = args.stop_ids.iter().find(|&&id| id as usize >= vocab) {
         bail!("--stop-ids: {id} is outside the vocabulary of {vocab}");
@@ -293,12 +303,17 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         bail!("--eos-id: expected -1 or an id below {vocab}, found {}", args.eos_id);
     }
     let jobs = bench::jobs(&args.dataset, samples, vocab, model.tokenizer.as_ref())?;
-    settle_weights(&mut model, args.weights_memory, &mut cpu)?;
+    if let Target::Cpu(cpu) = &mut target {
+        settle_weights(&mut model, args.weights_memory, cpu)?;
+    }
     let staged = output_dir
         .as_ref()
         .map(|dir| StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory"))
         .transpose()?;
-    let peaks = machine::peaks(&mut cpu);
+    let peaks = match &mut target {
+        Target::Cpu(cpu) => machine::peaks(cpu),
+        Target::Cuda(device) => machine::gpu_peaks(device.index, &model.config.build)?,
+    };
     let in_words = describe_load(&arrival, concurrency, args.random_seed);
     let spec = Spec {
         load: Load {
@@ -324,7 +339,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
             },
             prefix_reuse: args.kv_cache_reuse.on(),
             probe_recorder: args.measure_profiler_overhead,
-            overlap: false,
+            overlap,
             eos_ids: u32::try_from(args.eos_id).into_iter().collect(),
         },
         warmup: args.warmup,
@@ -336,7 +351,11 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         command: command_line(),
         arrival: in_words,
     };
-    let outcome = bench::execute(cpu, &model, &peaks, &spec)?;
+    let device = match target {
+        Target::Cpu(cpu) => cpu.into(),
+        Target::Cuda(device) => device.into(),
+    };
+    let outcome = bench::execute(device, &model, &peaks, &spec)?;
     let report = outcome.report();
     // The directory first: the files may go into it, and it must not be lost to a file that can't be written.
     if let Some(staged) = staged {
@@ -427,7 +446,7 @@ fn other_runtime(
     let (Some(metrics), Some(run)) = (all.into_iter().last(), runs.pop()) else { bail!("the runner ran nothing") };
     let outcome = runtime::report::Outcome {
         runtime: args.runtime,
-        machine: machine::Machine::of("PyTorch's", facts.threads),
+        machine: machine::Machine::plain(facts.threads),
         facts,
         config: model.config,
         engine_dir: model.dir,

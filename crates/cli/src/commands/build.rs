@@ -9,7 +9,8 @@ use strobe_engine::{ModelRef, engine_dir, staged_dir, weights};
 use strobe_report::human;
 use strobe_report::table::Table;
 
-use crate::build_args::{BuildArgs, DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_NUM_TOKENS};
+use crate::build_args::BuildArgs;
+use crate::device::{Device, DeviceChoice};
 use crate::model_args::CpuArgs;
 use crate::{output, progress};
 
@@ -31,14 +32,18 @@ pub struct Args {
     /// Where to write the engine
     #[arg(long, value_name = "DIR", required_unless_present = "list_presets")]
     output_dir: Option<PathBuf>,
-    /// Most requests in a step
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_BATCH_SIZE)]
-    max_batch_size: usize,
-    /// Most tokens in a step
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_NUM_TOKENS)]
-    max_num_tokens: usize,
+    /// Most requests in a step [default: 64; 2048 when built for a GPU]
+    #[arg(long, value_name = "N")]
+    max_batch_size: Option<usize>,
+    /// Most tokens in a step [default: 2048; 8192 when built for a GPU]
+    #[arg(long, value_name = "N")]
+    max_num_tokens: Option<usize>,
     #[command(flatten)]
     build: BuildArgs,
+    /// Choose GEMM kernels for this GPU by measurement and store the choices: cuda, cuda:N; auto does it where a usable
+    /// GPU is, cpu never [default: auto]
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
     #[command(flatten)]
     cpu: CpuArgs,
     /// Replace an existing engine directory
@@ -66,9 +71,23 @@ pub fn run(args: Args) -> Result<()> {
     )?;
     let model = ModelRef::open(name, args.build.seed())?;
     args.build.refuse_seed_of_checkpoint(&model)?;
-    let build = args.build.config(&model, Some(args.max_batch_size), Some(args.max_num_tokens));
+    let device = args.device.unwrap_or(DeviceChoice::Auto).resolve(args.device.is_some())?;
+    let on_gpu = matches!(device, Device::Cuda(_));
+    let build = args.build.config(&model, args.max_batch_size, args.max_num_tokens, on_gpu);
     let config = model.engine_config(build)?;
     let mut cpu = args.cpu.open()?;
+    let tuned = match device {
+        Device::Cpu => None,
+        Device::Cuda(index) => {
+            let spinner = progress::spinner("choosing GEMM kernels by measurement");
+            let tuned = strobe_engine::cuda::choose_gemms(index, &config);
+            spinner.finish_and_clear();
+            Some(tuned?)
+        }
+    };
+    let choices = tuned.as_ref().map(|t| serde_json::to_string_pretty(&t.choices)).transpose()?.unwrap_or_default();
+    let extra: Vec<(&str, &str)> =
+        tuned.iter().map(|_| (strobe_kernels_cuda::CHOICES_FILE, choices.as_str())).collect();
     let total = weights::engine_bytes(&config.model, config.build.dtype, config.build.gemm_plugin);
     let bar = progress::bytes("building", total);
     let done = engine_dir::build(
@@ -77,6 +96,7 @@ pub fn run(args: Args) -> Result<()> {
         &config,
         dir,
         args.overwrite,
+        &extra,
         &mut crate::interrupt::watch(|done| bar.set_position(done)),
     );
     bar.finish_and_clear();
@@ -116,6 +136,9 @@ pub fn run(args: Args) -> Result<()> {
         "tokenizer",
         if model.tokenizer.is_some() { "yes".into() } else { "none in the model directory; token ids only".into() },
     );
+    if let Some(tuned) = &tuned {
+        row("gemm choices", format!("{} measured, in {}", tuned.measured, strobe_kernels_cuda::CHOICES_FILE));
+    }
     row("written", format!("{} in {} tensors", human::bytes(done.weight_bytes), done.tensors));
     row("time", format!("{seconds:.2} s on {} threads, {}", cpu.threads(), cpu.tier().name()));
     output::facts(&facts);

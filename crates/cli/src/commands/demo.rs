@@ -206,6 +206,8 @@ fn holds_only_a_demo(dir: &Path) -> bool {
 fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Result<()> {
     let model = ModelRef::open(MODEL, 0)?;
     let config = model.engine_config(BuildConfig {
+        fp8: false,
+        fp8_kv_cache: false,
         dtype: model.config.dtype,
         max_batch_size: BATCH,
         max_num_tokens: STEP_TOKENS,
@@ -215,7 +217,7 @@ fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Result<()
         context_fmha: fmha,
         paged_kv_cache: true,
     })?;
-    engine_dir::build(cpu, &model, &config, dir, false, &mut crate::interrupt::watch(|_| ()))?;
+    engine_dir::build(cpu, &model, &config, dir, false, &[], &mut crate::interrupt::watch(|_| ()))?;
     Ok(())
 }
 
@@ -260,7 +262,7 @@ fn measure(args: &Args, engine: &Path, dataset: &Path, peaks: &MeasuredPeaks, si
         ),
         arrival: "all at once, no concurrency limit".into(),
     };
-    bench::execute(args.cpu.open()?, &model, peaks, &spec)
+    bench::execute(args.cpu.open()?.into(), &model, peaks, &spec)
 }
 
 struct Verdict {
@@ -402,10 +404,9 @@ fn page(a: &Side, b: &Side, verdict: &Verdict) -> String {
     let mut page = Page::new("strobe demo: fused attention on and off").verdict(&verdict.sentence);
     if let Some((_, outcome)) = runs.first() {
         page = page.subtitle(format!(
-            "{MODEL}, weights {}, {REQUESTS} requests of {INPUT_TOKENS}/{OUTPUT_TOKENS} tokens, {}, {} threads of {}",
+            "{MODEL}, weights {}, {REQUESTS} requests of {INPUT_TOKENS}/{OUTPUT_TOKENS} tokens, {} ({})",
             outcome.config.weights.describe(),
-            outcome.machine.simd_tier,
-            outcome.machine.threads,
+            outcome.info.device.describe(),
             outcome.machine.cpu
         ));
     }

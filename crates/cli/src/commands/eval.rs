@@ -7,7 +7,8 @@ use clap::Subcommand;
 use strobe_engine::{engine_dir::LoadedModel, eval};
 
 use crate::build_args::BuildArgs;
-use crate::model_args::{CpuArgs, ModelArgs};
+use crate::device::{self, DeviceArgs};
+use crate::model_args::{CpuArgs, ModelArgs, Target};
 use crate::{output, run_dir};
 
 const EXAMPLES: &str = "EXAMPLES:
@@ -44,6 +45,8 @@ struct LogitsArgs {
     #[command(flatten)]
     build: BuildArgs,
     #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
     cpu: CpuArgs,
 }
 
@@ -53,10 +56,22 @@ pub fn run(args: Args) -> Result<()> {
     if !to_stdout {
         run_dir::check_writable(&args.output)?;
     }
-    let mut cpu = args.cpu.open()?;
-    let model: LoadedModel = args.model.load(&mut cpu, &args.build, None, None)?;
-    let tier = cpu.tier().name();
-    let result = eval::logits(cpu, &model, &args.ids, args.decode)?;
+    let mut target = match args.device.resolve()? {
+        device::Device::Cpu => Target::Cpu(args.cpu.open()?),
+        device::Device::Cuda(index) => Target::Cuda(strobe_engine::cuda::CudaDevice::new(index)),
+    };
+    let model: LoadedModel = args.model.load(&mut target, &args.build, None, None)?;
+    let (device, tier): (strobe_engine::device::Device, _) = match target {
+        Target::Cpu(cpu) => {
+            let tier = cpu.tier().name().to_string();
+            (cpu.into(), tier)
+        }
+        Target::Cuda(cuda) => {
+            let name = format!("cuda:{}", cuda.index);
+            (cuda.into(), name)
+        }
+    };
+    let result = eval::logits(device, &model, &args.ids, args.decode)?;
     let text = serde_json::to_string(&result).context("the logits can't be written as JSON")?;
     if to_stdout {
         output::line(&text);

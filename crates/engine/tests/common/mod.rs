@@ -58,6 +58,8 @@ pub fn names_in(dir: &Path) -> Vec<String> {
 /// Build options that every fixture takes.
 pub fn build(dtype: DType) -> BuildConfig {
     BuildConfig {
+        fp8: false,
+        fp8_kv_cache: false,
         dtype,
         max_batch_size: 8,
         max_num_tokens: 128,

@@ -1,0 +1,158 @@
+//! A model's weights in the GPU's memory.
+
+use std::collections::HashMap;
+
+use strobe_kernels_cpu::Layout;
+use strobe_kernels_cuda::{DeviceBuffer, DevicePtr, Gpu, Precision, WeightOps};
+use strobe_model::random::RandomTensor;
+use strobe_model::weights::RandomInit;
+use strobe_model::{DType, WeightId, WeightInfo, WeightSource, weight_list};
+
+use crate::engine_dir::LoadedModel;
+use crate::error::EngineError;
+use crate::weights::WeightData;
+
+/// The kernels' name of a type.
+pub fn precision(dtype: DType) -> Precision {
+    match dtype {
+        DType::F32 => Precision::F32,
+        DType::F16 => Precision::F16,
+        DType::Bf16 => Precision::Bf16,
+    }
+}
+
+/// One weight.
+struct DeviceWeight {
+    data: DeviceBuffer,
+    /// Of each output row, where the weight is e4m3.
+    scales: Option<DeviceBuffer>,
+}
+
+/// All weights of a model, row-major.
+pub struct DeviceWeights {
+    weights: HashMap<WeightId, DeviceWeight>,
+    bytes: u64,
+}
+
+/// Whether a weight is kept as e4m3 in an FP8 engine: the projections of the layers. Embedding and head stay as they are,
+/// as everywhere: they are few, and the logits feel every bit.
+pub fn is_fp8(info: &WeightInfo, fp8: bool) -> bool {
+    fp8 && !info.vector && matches!(info.id, WeightId::Layer(..))
+}
+
+/// Bytes that the weights of `model` take on the device.
+pub fn device_bytes(model: &LoadedModel) -> u64 {
+    let build = &model.config.build;
+    let bytes = |info: &WeightInfo| match info {
+        info if info.vector => info.elements() * 4,
+        info if is_fp8(info, build.fp8) => info.elements() + info.rows as u64 * 4,
+        info => info.elements() * build.dtype.bytes() as u64,
+    };
+    weight_list(&model.config.model).iter().map(bytes).sum()
+}
+
+impl DeviceWeights {
+    /// Generate or copy every weight. `progress` is told the bytes done so far and answers whether to go on.
+    pub fn load(
+        gpu: &Gpu,
+        model: &LoadedModel,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<DeviceWeights, EngineError> {
+        let build = &model.config.build;
+        let list = weight_list(&model.config.model);
+        let matrices = precision(build.dtype);
+        let ops = WeightOps::new(gpu, matrices)?;
+        // What has to be unpacked or quantised goes through here first.
+        let staged = |info: &WeightInfo| {
+            let packed = matches!(model.weights.data(info.id), Some(WeightData::Bytes { layout: Layout::Packed, .. }));
+            packed || is_fp8(info, build.fp8)
+        };
+        let padded =
+            |info: &WeightInfo| info.rows.next_multiple_of(strobe_kernels_cpu::PANEL) * info.cols * matrices.bytes();
+        let largest = list.iter().filter(|info| staged(info)).map(padded).max().unwrap_or(0);
+        let stages =
+            [DeviceBuffer::new(largest, "weights on their way")?, DeviceBuffer::new(largest, "weights on their way")?];
+        let mut all = DeviceWeights { weights: HashMap::new(), bytes: 0 };
+        for info in &list {
+            let weight = load_one(gpu, &ops, model, info, matrices, &stages)?;
+            all.bytes += (weight.data.bytes() + weight.scales.as_ref().map_or(0, DeviceBuffer::bytes)) as u64;
+            all.weights.insert(info.id, weight);
+            if !progress(all.bytes) {
+                return Err(EngineError::Interrupted);
+            }
+        }
+        gpu.synchronize()?;
+        Ok(all)
+    }
+
+    /// Where a weight starts.
+    pub fn ptr(&self, id: WeightId) -> DevicePtr {
+        self.weights.get(&id).map_or(0, |weight| weight.data.ptr())
+    }
+
+    /// Where its scales start; 0 where it has none.
+    pub fn scales(&self, id: WeightId) -> DevicePtr {
+        self.weights.get(&id).and_then(|weight| weight.scales.as_ref()).map_or(0, DeviceBuffer::ptr)
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+fn load_one(
+    gpu: &Gpu,
+    ops: &WeightOps,
+    model: &LoadedModel,
+    info: &WeightInfo,
+    matrices: Precision,
+    stages: &[DeviceBuffer; 2],
+) -> Result<DeviceWeight, EngineError> {
+    let fp8 = is_fp8(info, model.config.build.fp8);
+    let kind = if info.vector { Precision::F32 } else { matrices };
+    let elements = info.rows * info.cols;
+    let name = info.id.name();
+    let data = DeviceBuffer::new(if fp8 { elements } else { elements * kind.bytes() }, &name)?;
+    // Where the row-major weight is put together: right where it stays, unless it is quantised from there.
+    let plain = if fp8 { &stages[0] } else { &data };
+    match model.weights.data(info.id) {
+        Some(WeightData::Bytes { bytes, layout: Layout::RowMajor }) => plain.write(0, bytes)?,
+        Some(WeightData::Bytes { bytes, layout: Layout::Packed }) => {
+            stages[1].write(0, bytes)?;
+            ops.unpack_panels(gpu, stages[1].ptr(), plain.ptr(), info.rows, info.cols)?;
+        }
+        Some(WeightData::Source(WeightSource::Random { seed })) => {
+            let mut at = plain.ptr();
+            for (tensor, rows) in &info.parts {
+                let count = if info.vector { *rows as u64 } else { *rows as u64 * info.cols as u64 };
+                match info.init {
+                    RandomInit::Normal { std } => {
+                        let key = RandomTensor::new(*seed, tensor).key();
+                        ops.random_normal(gpu, at, kind, key, 0, count, std)?;
+                    }
+                    RandomInit::Constant(value) => ops.fill_f32(gpu, at, value, count)?,
+                }
+                at += count * kind.bytes() as u64;
+            }
+        }
+        Some(WeightData::Source(source)) => {
+            let dtype = if info.vector { DType::F32 } else { model.config.build.dtype };
+            let mut bytes = vec![0u8; elements * dtype.bytes()];
+            crate::weights::fill_rows(source, info, dtype, &mut bytes)?;
+            plain.write(0, &bytes)?;
+        }
+        None => return Err(EngineError::Stopped(format!("the model has no weight {name}"))),
+    }
+    let scales = match fp8 {
+        true => {
+            let scales = DeviceBuffer::new(info.rows * 4, &name)?;
+            ops.quantize_weight(gpu, plain.ptr(), data.ptr(), scales.ptr(), info.rows, info.cols)?;
+            Some(scales)
+        }
+        false => None,
+    };
+    // The stages are used again by the next weight, and host copies do not wait for kernels.
+    gpu.synchronize()?;
+    Ok(DeviceWeight { data, scales })
+}

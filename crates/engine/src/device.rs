@@ -1,0 +1,73 @@
+//! Where an engine runs.
+
+use strobe_kernels_cpu::{Cpu, Tier};
+
+use crate::cpu::{CpuBackend, MemoryByPool};
+use crate::cuda::{CudaBackend, CudaDevice, CudaFacts};
+
+/// A device that an engine is to run on.
+pub enum Device {
+    /// These kernels and workers.
+    Cpu(Cpu),
+    /// A GPU.
+    Cuda(CudaDevice),
+}
+
+impl From<Cpu> for Device {
+    fn from(cpu: Cpu) -> Device {
+        Device::Cpu(cpu)
+    }
+}
+
+impl From<CudaDevice> for Device {
+    fn from(device: CudaDevice) -> Device {
+        Device::Cuda(device)
+    }
+}
+
+/// Facts about the device of a started engine.
+#[derive(Clone, Debug)]
+pub enum DeviceFacts {
+    /// A CPU.
+    Cpu {
+        /// Instruction set in use.
+        tier: Tier,
+        /// Worker threads.
+        threads: usize,
+    },
+    /// A GPU.
+    Cuda(Box<CudaFacts>),
+}
+
+impl DeviceFacts {
+    /// The GPU, where it is one.
+    pub fn cuda(&self) -> Option<&CudaFacts> {
+        match self {
+            DeviceFacts::Cpu { .. } => None,
+            DeviceFacts::Cuda(facts) => Some(facts),
+        }
+    }
+
+    /// One phrase for reports.
+    pub fn describe(&self) -> String {
+        match self {
+            DeviceFacts::Cpu { tier, threads } => format!("CPU, {} on {threads} threads", tier.name()),
+            DeviceFacts::Cuda(facts) => format!("{}, {}", facts.device.name, facts.arch),
+        }
+    }
+}
+
+/// A model on its device.
+pub(crate) enum Runner {
+    Cpu(Box<CpuBackend>),
+    Cuda(Box<CudaBackend>),
+}
+
+impl Runner {
+    pub fn memory(&self) -> MemoryByPool {
+        match self {
+            Runner::Cpu(backend) => backend.memory(),
+            Runner::Cuda(backend) => backend.memory(),
+        }
+    }
+}

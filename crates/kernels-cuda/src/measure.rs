@@ -1,0 +1,103 @@
+//! What a GPU can do at most: the denominators of its utilisation.
+
+use crate::dtype::Precision;
+use crate::error::CudaError;
+use crate::gpu::{Event, Gpu};
+use crate::linear::{Epilogue, GemmPlugin, Linear, LinearArgs, LinearInput, LinearShape, Weights};
+use crate::memory::DeviceBuffer;
+use crate::rows::RowOps;
+use crate::tune::{LinearSite, tune};
+use crate::weights::WeightOps;
+use cudarc::driver::sys;
+
+/// Measured ceilings.
+#[derive(Clone, Debug)]
+pub struct GpuPeaks {
+    /// Operations per second of the best kernel for a large matrix product.
+    pub flops_per_s: f64,
+    /// Bytes read and written per second by a copy in device memory.
+    pub copy_bytes_per_s: f64,
+    /// Whose kernels multiplied.
+    pub by: &'static str,
+}
+
+/// Rows, columns and depth of the product.
+const SIDE: usize = 8192;
+/// Bytes copied at once; far beyond any cache.
+const COPIED: usize = 2 << 30;
+/// Timed repetitions, of which the median counts.
+const REPEATS: usize = 7;
+
+/// Measure. Takes a fraction of a second and about 3 GiB.
+pub fn peaks(gpu: &Gpu, precision: Precision, fp8: bool) -> Result<GpuPeaks, CudaError> {
+    let (linear, by) = match Linear::new(gpu, precision, GemmPlugin::Auto) {
+        Ok(linear) => (linear, "cuBLASLt or strobe"),
+        Err(CudaError::LibraryMissing { .. }) => (Linear::new(gpu, precision, GemmPlugin::Disable)?, "strobe"),
+        Err(error) => return Err(error),
+    };
+    Ok(GpuPeaks { flops_per_s: product(gpu, linear, precision, fp8)?, copy_bytes_per_s: copy(gpu)?, by })
+}
+
+/// Median milliseconds of `work`, after one run to warm up.
+fn median_ms(gpu: &Gpu, mut work: impl FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+    let (start, end) = (Event::new(true)?, Event::new(true)?);
+    work()?;
+    let mut times = Vec::new();
+    for _ in 0..REPEATS {
+        start.record(gpu)?;
+        work()?;
+        end.record(gpu)?;
+        end.wait()?;
+        times.push(f64::from(end.since(&start)?));
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[REPEATS / 2])
+}
+
+fn copy(gpu: &Gpu) -> Result<f64, CudaError> {
+    let bytes = COPIED.min((gpu.memory()?.0 / 4) as usize);
+    let (from, to) = (DeviceBuffer::new(bytes, "a copy")?, DeviceBuffer::new(bytes, "a copy")?);
+    from.fill(0x5a)?;
+    let ms = median_ms(gpu, || {
+        // SAFETY: both buffers have `bytes` bytes and outlive the copy.
+        let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to.ptr(), from.ptr(), bytes, gpu.stream()) };
+        crate::error::check(status, || "copying device memory".into())
+    })?;
+    Ok(2.0 * bytes as f64 / (ms / 1e3))
+}
+
+fn product(gpu: &Gpu, mut linear: Linear, precision: Precision, fp8: bool) -> Result<f64, CudaError> {
+    let weights = if fp8 { Weights::Fp8 } else { Weights::Same };
+    let shape = LinearShape { n: SIDE, k: SIDE, epilogue: Epilogue::Store, weights, bias: false, norm: false };
+    tune(gpu, &mut linear, &[LinearSite { shape, max_rows: SIDE }], None, |_| {})?;
+    let ops = WeightOps::new(gpu, precision)?;
+    let count = (SIDE * SIDE) as u64;
+    let random = |key| {
+        let buffer = DeviceBuffer::new(SIDE * SIDE * precision.bytes(), "a matrix")?;
+        // Never zeroes: they multiply faster than numbers.
+        ops.random_normal(gpu, buffer.ptr(), precision, key, 0, count, 1.0)?;
+        Ok::<_, CudaError>(buffer)
+    };
+    let (x, w) = (random(1)?, random(2)?);
+    let out = DeviceBuffer::new(SIDE * SIDE * 4, "a product")?;
+    let codes = [DeviceBuffer::new(SIDE * SIDE, "codes")?, DeviceBuffer::new(SIDE * SIDE, "codes")?];
+    let scales = [DeviceBuffer::new(SIDE * 4, "scales")?, DeviceBuffer::new(SIDE * 4, "scales")?];
+    if fp8 {
+        RowOps::new(gpu, precision)?.quantize_rows(gpu, x.ptr(), codes[0].ptr(), scales[0].ptr(), SIDE, SIDE)?;
+        ops.quantize_weight(gpu, w.ptr(), codes[1].ptr(), scales[1].ptr(), SIDE, SIDE)?;
+    }
+    let args = LinearArgs {
+        shape,
+        input: match fp8 {
+            true => LinearInput::Fp8 { codes: codes[0].ptr(), scales: scales[0].ptr() },
+            false => LinearInput::Plain(x.ptr()),
+        },
+        w: if fp8 { codes[1].ptr() } else { w.ptr() },
+        w_scales: scales[1].ptr(),
+        bias: 0,
+        out: out.ptr(),
+        m: SIDE,
+    };
+    let ms = median_ms(gpu, || linear.run(gpu, &args))?;
+    Ok(2.0 * (SIDE as f64).powi(3) / (ms / 1e3))
+}
