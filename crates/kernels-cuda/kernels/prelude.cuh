@@ -287,15 +287,21 @@ DEVICE void cluster_barrier() {
     __syncthreads();
 #endif
 }
+// The same for those that only wait for each other to have read.
+DEVICE void cluster_done() {
+#if STROBE_ARCH >= 90
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
 // Read what block `rank` of the cluster holds where this block holds `p`.
-DEVICE float load_cluster(const float *p, u32 rank) {
+DEVICE float4 load_cluster_quad(const float *p, u32 rank) {
+    float4 v;
 #if STROBE_ARCH >= 90
     u32 address;
-    float value;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-    return value;
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
 #else
-    return *p;
+    v = *(const float4 *)p;
 #endif
+    return v;
 }

@@ -8,6 +8,11 @@
 // of k within a product is free as long as both operands agree on it, so each lane takes 16 neighbouring bytes of a
 // weight row and the matching elements of x.
 
+// 0: bf16 and f32, 1: f16.
+#ifndef SKINNY_TYPE
+#define SKINNY_TYPE 0
+#endif
+
 #define THREADS 256
 #define WARPS 8
 // Bytes of a weight row in one piece of work.
@@ -421,6 +426,7 @@ DEVICE u64 tile_descriptor(u32 address) {
     return (u64)((address & 0x3ffff) >> 4) | ((u64)1 << 16) | ((u64)(1024 >> 4) << 32) | ((u64)1 << 62);
 }
 
+// Begins; the sums may not be touched before `multiply_shared_wait`.
 template <typename T, int MT>
 DEVICE void multiply_shared(float (&acc)[2][MT][4], u32 w, u32 tiles64, u32 x, u32 half) {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -431,8 +437,8 @@ DEVICE void multiply_shared(float (&acc)[2][MT][4], u32 w, u32 tiles64, u32 x, u
         if (tiles64 > 1) GroupProduct<T, MT>::add(acc[1], tile_descriptor(w + 64 * CHUNK_BYTES + at), tile_descriptor(x + at));
     }
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
+DEVICE void multiply_shared_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 DEVICE void copies_are_for_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif
 
@@ -494,6 +500,32 @@ template <typename W> DEVICE void copy_x(const SkinnyArgs &a, u32 to, u32 chunk)
     }
 }
 
+// Four sums of every block of the cluster, always in the same order.
+DEVICE void add_ranks(float (&sum)[4], const float *at, u32 ranks) {
+    float4 v[8];
+    v[0] = *(const float4 *)at;
+    if (ranks > 1) {
+#pragma unroll
+        for (int rank = 0; rank < 8; rank++) {
+            if (rank < ranks) v[rank] = load_cluster_quad(at, rank);
+        }
+    }
+    sum[0] = v[0].x, sum[1] = v[0].y, sum[2] = v[0].z, sum[3] = v[0].w;
+#pragma unroll
+    for (int rank = 1; rank < 8; rank++) {
+        if (rank < ranks) sum[0] += v[rank].x, sum[1] += v[rank].y, sum[2] += v[rank].z, sum[3] += v[rank].w;
+    }
+}
+
+// Scales and biases of four neighbouring columns, of which there are `left`.
+DEVICE void scale_and_shift(float (&value)[4], const SkinnyArgs &a, u32 column, u32 left) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        if (a.scales && j < left) value[j] *= a.scales[column + j];
+        if (a.bias && j < left) value[j] += a.bias[column + j];
+    }
+}
+
 template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs &a) {
     DYNAMIC_SHARED(memory);
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row_warp = warp & 3, half = warp >> 2;
@@ -506,8 +538,8 @@ template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs
     const u32 weight_bytes = tiles64 * 64 * CHUNK_BYTES;
     const u32 told_at = items > a.early ? items - a.early : 0;
     const u32 ring = shared_address(memory) + a.ring_at;
-    float *sums = (float *)memory; // [token][tile_rows + 4]
-    const u32 pitch = a.tile_rows + 4;
+    float *sums = (float *)memory; // [8 MT][pitch]
+    const u32 pitch = tiles64 * 64 + 4;
 
     // This thread's rows of a pass are thread / 8 + 32 i.
     const u32 piece = threadIdx.x & 7;
@@ -564,6 +596,10 @@ template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs
             copies_are_for_tensor_cores();
 #endif
             __syncthreads();
+            const u32 w = ring + slot * a.slot_bytes;
+#if STROBE_ARCH >= 90
+            if constexpr (Tiles<W>::FROM_SHARED) multiply_shared<T, MT>(acc, w, tiles64, w + weight_bytes, half);
+#endif
             if (item < items) {
                 u32 to = ring + free_slot * a.slot_bytes;
                 ask_weights(to);
@@ -573,17 +609,15 @@ template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs
             item++;
             copy_async_commit();
             if (++asked == told_at) allow_next();
-            const u32 w = ring + slot * a.slot_bytes;
 #if STROBE_ARCH >= 90
-            if constexpr (Tiles<W>::FROM_SHARED) {
-                multiply_shared<T, MT>(acc, w, tiles64, w + weight_bytes, half);
-            } else
+            if constexpr (Tiles<W>::FROM_SHARED) multiply_shared_wait();
 #endif
-                multiply_half<T, W, MT>(acc, w, tiles64, w + weight_bytes, a.m, half);
+            if constexpr (!Tiles<W>::FROM_SHARED) multiply_half<T, W, MT>(acc, w, tiles64, w + weight_bytes, a.m, half);
             slot = slot + 1 == a.stages ? 0 : slot + 1;
             free_slot = free_slot + 1 == a.stages ? 0 : free_slot + 1;
         }
         // The second half's sums go to shared memory, the first half's are added to them.
+        float *own = sums + (lane & 3) * 2 * pitch + row_warp * 16 + (lane >> 2);
 #pragma unroll
         for (u32 turn = 0; turn < 2; turn++) {
             if (half != turn) {
@@ -594,38 +628,80 @@ template <typename T, typename W, int MT> DEVICE void tile_rows(const SkinnyArgs
                     for (int mt = 0; mt < MT; mt++) {
 #pragma unroll
                         for (int i = 0; i < 4; i++) {
-                            u32 token = mt * 8 + (lane & 3) * 2 + (i & 1);
-                            u32 row = tile * 64 + row_warp * 16 + (lane >> 2) + (i >> 1) * 8;
-                            float *to = sums + token * pitch + row;
-                            if (token < a.m && row < a.tile_rows) *to = turn == 0 ? acc[tile][mt][i] : *to + acc[tile][mt][i];
+                            float *to = own + (mt * 8 + (i & 1)) * pitch + tile * 64 + (i >> 1) * 8;
+                            *to = turn == 0 ? acc[tile][mt][i] : *to + acc[tile][mt][i];
                         }
                     }
                 }
             }
             if (turn == 0) __syncthreads();
         }
+        // Four neighbouring columns of a row for each thread. What a residual was is fetched before the wait.
+        const u32 quads = (units + 3) / 4;
+        float old[4];
+        auto fetch = [&](u32 i) {
+            if (a.output != OUT_ADD || i >= quads * a.m) return;
+            const u32 token = i / quads, unit = i % quads * 4;
+            const float *from = (const float *)a.out + (u64)token * a.n + first + unit;
+#pragma unroll
+            for (int j = 0; j < 4; j++) old[j] = unit + j < units ? from[j] : 0.0f;
+        };
+        u32 i = rank * THREADS + threadIdx.x;
+        fetch(i);
         if (ranks > 1) {
             cluster_barrier();
         } else {
             __syncthreads();
         }
-        for (u32 i = rank * THREADS + threadIdx.x; i < units * a.m; i += ranks * THREADS) {
-            u32 token = i / units, unit = i % units;
-            Finish finish;
-            finish.fetch(a, token, first + unit);
+        while (i < quads * a.m) {
+            const u32 token = i / quads, unit = i % quads * 4, wide = silu ? a.n / 2 : a.n;
             const float *at = sums + token * pitch + (silu ? (unit >> 3) * 16 + (unit & 7) : unit);
-            float value = 0.0f, up = 0.0f;
-            for (u32 other = 0; other < ranks; other++) {
-                value += ranks > 1 ? load_cluster(at, other) : *at;
-                if (silu) up += ranks > 1 ? load_cluster(at + 8, other) : at[8];
+            float value[4];
+            add_ranks(value, at, ranks);
+            scale_and_shift(value, a, first + unit, units - unit);
+            if (silu) {
+                float up[4];
+                add_ranks(up, at + 8, ranks);
+                scale_and_shift(up, a, first + unit + wide, units - unit);
+#pragma unroll
+                for (int j = 0; j < 4; j++) value[j] = value[j] / (1.0f + __expf(-value[j])) * up[j];
             }
-            finish.store<T>(a, token, first + unit, value, up);
+            const u64 to = (u64)token * wide + first + unit;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (unit + j >= units) break;
+                if (a.output == OUT_ADD) {
+                    ((float *)a.out)[to + j] = old[j] + value[j];
+                } else if (a.output == OUT_STORE_F32) {
+                    ((float *)a.out)[to + j] = value[j];
+                } else {
+                    ((T *)a.out)[to + j] = Cast<T>::from(value[j]);
+                }
+            }
+            i += ranks * THREADS;
+            fetch(i);
         }
         // The sums are written again in the next pass, and a block that has ended can't be read.
-        if (ranks > 1) cluster_barrier();
+        if (ranks > 1) cluster_done();
     }
 }
 
+#define SKINNY(name, T, W)                                                                                             \
+    KERNEL __launch_bounds__(THREADS, 2) skinny8_##name(SkinnyArgs a) { stream_rows<T, W, 1, false>(a); }               \
+    KERNEL __launch_bounds__(THREADS, 3) skinny8_kept_##name(SkinnyArgs a) { stream_rows<T, W, 1, true>(a); }           \
+    KERNEL __launch_bounds__(THREADS, 2) skinny16_##name(SkinnyArgs a) { stream_rows<T, W, 2, false>(a); }              \
+    KERNEL __launch_bounds__(THREADS, 2) skinny16_kept_##name(SkinnyArgs a) { stream_rows<T, W, 2, true>(a); }          \
+    KERNEL __launch_bounds__(THREADS, 2) skinny32_##name(SkinnyArgs a) { tile_rows<T, W, 4>(a); }                       \
+    KERNEL __launch_bounds__(THREADS, sizeof(W)) skinny64_##name(SkinnyArgs a) { tile_rows<T, W, 8>(a); }
+#if SKINNY_TYPE == 0
+SKINNY(bf16, bf16, bf16)
+SKINNY(fp8_bf16, bf16, fp8)
+#else
+SKINNY(f16, f16, f16)
+SKINNY(fp8_f16, f16, fp8)
+#endif
+
+#if SKINNY_TYPE == 0
 // ---- single precision: plain multiplications ---------------------------------------------------------------------
 // A warp per output column and eight rows of x at a time.
 KERNEL __launch_bounds__(THREADS) skinny_f32(SkinnyArgs a) {
@@ -677,15 +753,4 @@ KERNEL __launch_bounds__(THREADS) skinny_f32(SkinnyArgs a) {
         }
     }
 }
-
-#define SKINNY(name, T, W)                                                                                             \
-    KERNEL __launch_bounds__(THREADS, 2) skinny8_##name(SkinnyArgs a) { stream_rows<T, W, 1, false>(a); }               \
-    KERNEL __launch_bounds__(THREADS, 3) skinny8_kept_##name(SkinnyArgs a) { stream_rows<T, W, 1, true>(a); }           \
-    KERNEL __launch_bounds__(THREADS, 2) skinny16_##name(SkinnyArgs a) { stream_rows<T, W, 2, false>(a); }              \
-    KERNEL __launch_bounds__(THREADS, 2) skinny16_kept_##name(SkinnyArgs a) { stream_rows<T, W, 2, true>(a); }          \
-    KERNEL __launch_bounds__(THREADS, 2) skinny32_##name(SkinnyArgs a) { tile_rows<T, W, 4>(a); }                       \
-    KERNEL __launch_bounds__(THREADS, 2) skinny64_##name(SkinnyArgs a) { tile_rows<T, W, 8>(a); }
-SKINNY(bf16, bf16, bf16)
-SKINNY(f16, f16, f16)
-SKINNY(fp8_bf16, bf16, fp8)
-SKINNY(fp8_f16, f16, fp8)
+#endif

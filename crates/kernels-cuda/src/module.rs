@@ -27,6 +27,13 @@ macro_rules! gemm_sm90 {
     };
 }
 
+/// Products of few rows, in two files for the same reason.
+macro_rules! skinny {
+    ($type:literal) => {
+        concat!("#define SKINNY_TYPE ", $type, "\n", include_str!("../kernels/skinny.cu"))
+    };
+}
+
 /// Every kernel file.
 pub const SOURCES: &[KernelSource] = &[
     source("attention_decode.cu", include_str!("../kernels/attention_decode.cu"), 80),
@@ -40,7 +47,8 @@ pub const SOURCES: &[KernelSource] = &[
     source("rows.cu", include_str!("../kernels/rows.cu"), 80),
     source("sample.cu", include_str!("../kernels/sample.cu"), 80),
     source("selftest.cu", include_str!("../kernels/selftest.cu"), 80),
-    source("skinny.cu", include_str!("../kernels/skinny.cu"), 80),
+    source("skinny_bf16.cu", skinny!("0"), 80),
+    source("skinny_f16.cu", skinny!("1"), 80),
     source("unfused.cu", include_str!("../kernels/unfused.cu"), 80),
     source("weights.cu", include_str!("../kernels/weights.cu"), 80),
 ];

@@ -8,7 +8,8 @@ use crate::kernel_args;
 use crate::memory::DevicePtr;
 use crate::module::Function;
 
-const FILE: &str = "skinny.cu";
+const BF16_FILE: &str = "skinny_bf16.cu";
+const F16_FILE: &str = "skinny_f16.cu";
 /// Threads and warps of a block, as in the kernel file.
 const THREADS: u32 = 256;
 const WARPS: usize = 8;
@@ -227,8 +228,9 @@ impl Shape {
         let tile_rows = rows.div_ceil(rows.div_ceil(most_rows)).next_multiple_of(16);
         // Whole tiles, of which parts may stay empty.
         let tokens = if self.m <= 32 { 32 } else { MAX_M };
-        let slot_bytes = tile_rows.next_multiple_of(64) * CHUNK_BYTES + tokens * self.x_chunk_bytes();
-        let ring_at = (self.m * (tile_rows + 4) * 4).next_multiple_of(1024);
+        let whole_rows = tile_rows.next_multiple_of(64);
+        let slot_bytes = whole_rows * CHUNK_BYTES + tokens * self.x_chunk_bytes();
+        let ring_at = (tokens * (whole_rows + 4) * 4).next_multiple_of(1024);
         let (stages, shared) = stages(limits, tuning, ring_at, slot_bytes)?;
         let blocks = clusters * cluster;
         Some(Plan { blocks, cluster, stages, slot_bytes, x_at: 0, ring_at, keeps_x: false, tile_rows, shared })
@@ -268,44 +270,56 @@ pub struct Skinny {
 impl Skinny {
     /// Find the kernels.
     pub fn new(gpu: &Gpu) -> Result<Skinny, CudaError> {
-        let family = |names: [&'static str; 6]| -> Result<Family, CudaError> {
-            let [a, b, c, d, e, f] = names.map(|name| gpu.function(FILE, name));
+        let family = |file: &'static str, names: [&'static str; 6]| -> Result<Family, CudaError> {
+            let [a, b, c, d, e, f] = names.map(|name| gpu.function(file, name));
             Ok([a?, b?, c?, d?, e?, f?])
         };
         Ok(Skinny {
-            bf16: family([
-                "skinny8_bf16",
-                "skinny8_kept_bf16",
-                "skinny16_bf16",
-                "skinny16_kept_bf16",
-                "skinny32_bf16",
-                "skinny64_bf16",
-            ])?,
-            f16: family([
-                "skinny8_f16",
-                "skinny8_kept_f16",
-                "skinny16_f16",
-                "skinny16_kept_f16",
-                "skinny32_f16",
-                "skinny64_f16",
-            ])?,
-            fp8_bf16: family([
-                "skinny8_fp8_bf16",
-                "skinny8_kept_fp8_bf16",
-                "skinny16_fp8_bf16",
-                "skinny16_kept_fp8_bf16",
-                "skinny32_fp8_bf16",
-                "skinny64_fp8_bf16",
-            ])?,
-            fp8_f16: family([
-                "skinny8_fp8_f16",
-                "skinny8_kept_fp8_f16",
-                "skinny16_fp8_f16",
-                "skinny16_kept_fp8_f16",
-                "skinny32_fp8_f16",
-                "skinny64_fp8_f16",
-            ])?,
-            f32: gpu.function(FILE, "skinny_f32")?,
+            bf16: family(
+                BF16_FILE,
+                [
+                    "skinny8_bf16",
+                    "skinny8_kept_bf16",
+                    "skinny16_bf16",
+                    "skinny16_kept_bf16",
+                    "skinny32_bf16",
+                    "skinny64_bf16",
+                ],
+            )?,
+            f16: family(
+                F16_FILE,
+                [
+                    "skinny8_f16",
+                    "skinny8_kept_f16",
+                    "skinny16_f16",
+                    "skinny16_kept_f16",
+                    "skinny32_f16",
+                    "skinny64_f16",
+                ],
+            )?,
+            fp8_bf16: family(
+                BF16_FILE,
+                [
+                    "skinny8_fp8_bf16",
+                    "skinny8_kept_fp8_bf16",
+                    "skinny16_fp8_bf16",
+                    "skinny16_kept_fp8_bf16",
+                    "skinny32_fp8_bf16",
+                    "skinny64_fp8_bf16",
+                ],
+            )?,
+            fp8_f16: family(
+                F16_FILE,
+                [
+                    "skinny8_fp8_f16",
+                    "skinny8_kept_fp8_f16",
+                    "skinny16_fp8_f16",
+                    "skinny16_kept_fp8_f16",
+                    "skinny32_fp8_f16",
+                    "skinny64_fp8_f16",
+                ],
+            )?,
+            f32: gpu.function(BF16_FILE, "skinny_f32")?,
             limits: Limits {
                 multiprocessors: gpu.info().multiprocessors as usize,
                 shared: gpu.info().shared_bytes_per_block as usize,
@@ -340,11 +354,11 @@ impl Skinny {
                 if args.w_scales.is_some() { " scaled from fp8" } else { "" }
             ))
         };
-        if !self.supports(args, precision) {
-            return Err(unsupported());
-        }
         let family = match (precision, args.w_scales) {
             (Precision::F32, _) => {
+                if !self.supports(args, precision) {
+                    return Err(unsupported());
+                }
                 let blocks = shape(args, 4).units().div_ceil(WARPS);
                 return self.launch(gpu, self.f32, Launch::grid(blocks, THREADS), arguments(args));
             }
