@@ -170,8 +170,8 @@ pub(crate) fn fingerprint(parts: &[&str]) -> String {
     format!("{hash:032x}")
 }
 
-/// Machine code of `source`, from the cache when it is there; tells whether it was.
-fn cubin(source: &KernelSource, arch: Arch, dir: Option<&Path>) -> Result<(Vec<u8>, bool), CudaError> {
+/// Machine code of `source`, from the cache in `dir` when it is there; tells whether it was.
+pub fn cubin(source: &KernelSource, arch: Arch, dir: Option<&Path>) -> Result<(Vec<u8>, bool), CudaError> {
     // The compiler's version is part of the key, but a warm start must not need the compiler at all.
     let version = nvrtc_version().map_or_else(|_| "none".to_string(), |(major, minor)| format!("{major}.{minor}"));
     let key = fingerprint(&[PRELUDE, source.text, &options(arch).join(" "), &version]);

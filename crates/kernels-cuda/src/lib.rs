@@ -30,7 +30,7 @@ mod unfused;
 mod weights;
 
 pub use attention::{Attention, AttentionConfig, DecodeArgs, PrefillArgs, RopeAngles};
-pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, kernel_cache_dir, nvrtc_version};
+pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, cubin, kernel_cache_dir, nvrtc_version};
 pub use cupti::Recorder;
 pub use dtype::{KvDtype, Precision};
 pub use error::CudaError;
