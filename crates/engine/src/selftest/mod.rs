@@ -8,10 +8,12 @@ mod attention;
 pub mod fault;
 mod gemm;
 mod linear;
+mod models;
 pub mod rig;
 mod rows;
 mod sampling;
 mod skinny;
+mod soak;
 mod timeline;
 mod unfused;
 
@@ -123,6 +125,8 @@ pub fn checks() -> Vec<Check> {
         Check { name: "unfused", run: unfused::check },
         Check { name: "sampling", run: sampling::check },
         Check { name: "timeline", run: timeline::check },
+        Check { name: "models", run: models::check },
+        Check { name: "soak", run: soak::check },
         Check { name: "fault", run: fault::check },
     ]
 }
