@@ -74,6 +74,7 @@ fn help_of_every_verb_starts_with_examples() {
         "eval",
         "eval logits",
         "profile",
+        "selftest",
     ] {
         let help = sandbox.ok(&format!("{verb} --help")).stdout;
         let mut lines = help.lines();
