@@ -160,15 +160,22 @@ pub struct DescribedModel {
 
 impl ModelArgs {
     /// What the model is, for runtimes that load the weights by themselves.
-    pub fn describe(&self, build: &BuildArgs, batch: usize, tokens: usize) -> Result<DescribedModel> {
+    pub fn describe(
+        &self,
+        build: &BuildArgs,
+        batch: Option<usize>,
+        tokens: usize,
+        on_gpu: bool,
+    ) -> Result<DescribedModel> {
         let (None, Some(name)) = (&self.engine_dir, &self.model) else {
             // Mapping an engine's weights costs nothing; a call that names neither or both is refused there.
-            let loaded = self.load(&mut Target::Cpu(Cpu::new(Tier::Scalar, 1)), build, Some(batch), Some(tokens))?;
+            let loaded = self.load(&mut Target::Cpu(Cpu::new(Tier::Scalar, 1)), build, None, None)?;
             return Ok(DescribedModel { config: loaded.config, tokenizer: loaded.tokenizer, dir: loaded.dir });
         };
         let model = ModelRef::open(name, build.seed())?;
         build.refuse_seed_of_checkpoint(&model)?;
-        let config = model.engine_config(build.config(&model, Some(batch), Some(tokens), false))?;
+        let tokens = tokens.max(batch.unwrap_or(0));
+        let config = model.engine_config(build.config(&model, batch, Some(tokens), on_gpu))?;
         Ok(DescribedModel { config, tokenizer: model.tokenizer, dir: None })
     }
 }

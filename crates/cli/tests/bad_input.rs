@@ -400,7 +400,7 @@ fn engine_field_that_cannot_be_run() {
     let original = sandbox.read("e/config.json");
     for (from, to, field) in [
         ("\"tp_size\": 1", "\"tp_size\": 2", "pretrained_config.mapping.tp_size"),
-        ("\"quant_algo\": null", "\"quant_algo\": \"FP8\"", "pretrained_config.quantization.quant_algo"),
+        ("\"quant_algo\": null", "\"quant_algo\": \"W4A16\"", "pretrained_config.quantization.quant_algo"),
         ("\"max_beam_width\": 1", "\"max_beam_width\": 4", "build_config.max_beam_width"),
         ("\"gemm_plugin\": \"auto\"", "\"gemm_plugin\": \"fp8\"", "build_config.plugin_config.gemm_plugin"),
         ("\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"", "pretrained_config.hidden_act"),

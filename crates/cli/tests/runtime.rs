@@ -122,6 +122,8 @@ fn bad_calls() {
         (format!("{BENCH} --temperature 0.5"), vec!["--temperature", "--runtime strobe"]),
         (format!("{BENCH} --kv-cache-reuse enable"), vec!["--kv-cache-reuse", "--runtime strobe"]),
         (format!("{BENCH} --gemm-plugin disable"), vec!["--gemm-plugin", "--runtime strobe"]),
+        (format!("{BENCH} --cuda-graph disable"), vec!["--cuda-graph", "--runtime strobe"]),
+        (format!("{BENCH} --quantization fp8"), vec!["--runtime pytorch has no fp8"]),
         (format!("{BENCH} --request-rate 3"), vec!["--request-rate", "--runtime strobe"]),
     ] {
         assert_names(&sandbox.refused(&words), &parts);

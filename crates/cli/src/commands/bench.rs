@@ -16,7 +16,7 @@ use crate::bench::client::Load;
 use crate::bench::outcome::RepeatFigures;
 use crate::bench::write::{self, Files};
 use crate::bench::{self, Spec, text};
-use crate::build_args::{BuildArgs, DEFAULT_MAX_BATCH_SIZE, Switch};
+use crate::build_args::{BuildArgs, Switch};
 use crate::device::{Device, DeviceArgs};
 use crate::model_args::{CpuArgs, CudaArgs, ModelArgs, Target};
 use crate::runtime::{self, Runtime};
@@ -394,6 +394,10 @@ fn refuse_of_other_runtimes(args: &BenchArgs, profiled: bool) -> Result<()> {
         ("--chunked-context", !args.chunked_context.on()),
         ("--weights-memory", args.weights_memory != WeightsMemory::Auto),
         ("--log-iteration-data", args.log_iteration_data),
+        ("--cuda-graph", args.cuda.cuda_graph.is_some()),
+        ("--overlap-scheduler", args.cuda.overlap_scheduler.is_some()),
+        ("--nvtx", args.cuda.nvtx.is_some()),
+        ("--cuda-launch-blocking", args.cuda.cuda_launch_blocking),
         ("--max-seq-len", args.build.max_seq_len.is_some()),
         ("--tokens-per-block", args.build.tokens_per_block.is_some()),
         ("--gemm-plugin", args.build.gemm_plugin.is_some()),
@@ -420,9 +424,13 @@ fn other_runtime(
     output_dir: Option<PathBuf>,
     arrival: String,
 ) -> Result<()> {
-    let batch = args.max_batch_size.unwrap_or(DEFAULT_MAX_BATCH_SIZE).min(concurrency).max(1);
     let prefill_tokens = args.max_num_tokens.unwrap_or(OTHERS_MAX_NUM_TOKENS);
-    let model = args.model.describe(&args.build, batch, prefill_tokens.max(batch))?;
+    let on_gpu = device != Device::Cpu;
+    let model = args.model.describe(&args.build, args.max_batch_size, prefill_tokens, on_gpu)?;
+    if model.config.build.fp8 || model.config.build.fp8_kv_cache {
+        bail!("--runtime {} has no fp8; use an engine or options without it", args.runtime.name());
+    }
+    let batch = args.max_batch_size.unwrap_or(model.config.build.max_batch_size).min(concurrency).max(1);
     let jobs = bench::jobs(&args.dataset, samples, model.config.model.vocab_size, model.tokenizer.as_ref())?;
     let threads = args.cpu.open()?.threads();
     let python = args.python.clone().unwrap_or_else(|| PathBuf::from("python3"));
