@@ -595,7 +595,10 @@ impl Core {
                 }
                 start = clock.now();
             }
-            if !self.take_commands()? {
+            self.push_range(format_args!("_fetch_new_requests"));
+            let go_on = self.take_commands();
+            self.pop_range();
+            if !go_on? {
                 break;
             }
             if !self.scheduler.is_idle() {
@@ -723,9 +726,13 @@ impl Core {
         }
         let mut times = StepTimes { start, fetched: clock.now(), ..StepTimes::default() };
 
+        self.push_range(format_args!("_schedule"));
         self.scheduler.plan(&mut self.plan);
+        self.pop_range();
         times.planned = clock.now();
+        self.push_range(format_args!("prepare_resources"));
         self.scheduler.apply(&self.plan);
+        self.pop_range();
         times.scheduled = clock.now();
         if self.plan.items.is_empty() {
             if !self.flights.is_empty() {
@@ -742,16 +749,26 @@ impl Core {
         self.next_iteration += 1;
         let profiled = self.measuring && self.recorder.begin(iteration);
 
+        let (context, generation) = (self.plan.context_requests, self.plan.generation_requests);
+        self.push_range(format_args!(
+            "[Executor] _forward_step {iteration}: {context} ctx reqs, {generation} gen reqs"
+        ));
+        self.push_range(format_args!("_prepare_inputs"));
         let (new_active, new_active_queue_ns, recomputed_tokens) = self.stamp_scheduled(iteration, times.scheduled);
         let active = &self.active;
         let last_row = |slot: u32| active[slot as usize].as_ref().map_or(-1, |active| active.last_row);
         self.inputs.fill(&self.plan.items, self.scheduler.running(), last_row);
         self.say_how_to_draw();
+        self.pop_range();
         times.prepared = clock.now();
         if self.flights.is_empty() {
             self.last_end = start;
         }
-        times.forwarded = self.launch(profiled, iteration)?;
+        self.push_range(format_args!("_forward_step"));
+        let launched = self.launch(profiled, iteration);
+        self.pop_range();
+        self.pop_range();
+        times.forwarded = launched?;
 
         let kv_used = self.scheduler.pool().used() as u32;
         let record = IterationRecord {
@@ -855,6 +872,20 @@ impl Core {
         self.flights.push_back(flight);
     }
 
+    /// Begin a range for Nsight Systems, where it listens; names as TensorRT-LLM gives them.
+    fn push_range(&self, name: std::fmt::Arguments<'_>) {
+        if let Runner::Cuda(backend) = &self.backend {
+            backend.profiler().push(name);
+        }
+    }
+
+    /// End the range begun last.
+    fn pop_range(&self) {
+        if let Runner::Cuda(backend) = &self.backend {
+            backend.profiler().pop();
+        }
+    }
+
     /// Land every step that is on its way.
     fn drain(&mut self) -> Result<(), String> {
         while !self.flights.is_empty() {
@@ -891,6 +922,7 @@ impl Core {
             flight.tokens.extend_from_slice(tokens);
         }
         record.times.sampled = clock.now();
+        self.push_range(format_args!("_update_requests"));
         let (time_ns, iteration) = (record.times.sampled, record.iter);
 
         let shared = self.shared.clone();
@@ -929,6 +961,8 @@ impl Core {
                 outbox.finished.push(finish_event(&mut self.active, &mut self.free_slots, facts, reason));
             }
         }
+        self.pop_range();
+        self.push_range(format_args!("_handle_responses"));
         if self.measuring {
             record.decisions = (outbox.decisions.len() as u32, flight.decisions.len() as u32);
             outbox.decisions.extend_from_slice(&flight.decisions);
@@ -955,6 +989,7 @@ impl Core {
             shared.to_client.notify_all();
         }
         drop(guard);
+        self.pop_range();
         flight.clear();
         self.spare_flights.push(flight);
         Ok(())

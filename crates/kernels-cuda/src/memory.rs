@@ -51,7 +51,10 @@ impl DeviceBuffer {
         assert!(offset + bytes <= self.bytes, "a write of {bytes} bytes at {offset} into {} bytes", self.bytes);
         // SAFETY: both ranges are in bounds, and the call returns only when the host memory has been read.
         let status = unsafe { sys::cuMemcpyHtoD_v2(self.pointer + offset as u64, data.as_ptr().cast(), bytes) };
-        check(status, || format!("copying {bytes} bytes to the GPU"))
+        check(status, || format!("copying {bytes} bytes to the GPU"))?;
+        // The call may return while the last bytes are still on their way, and our stream does not wait for them.
+        // SAFETY: no arguments.
+        check(unsafe { sys::cuCtxSynchronize() }, || "waiting for a copy".into())
     }
 
     /// Copy from byte `offset` into `data`; waits for all work before it on the default stream only, so synchronise

@@ -96,7 +96,7 @@ pub struct SkinnyTuning {
 
 impl Default for SkinnyTuning {
     fn default() -> SkinnyTuning {
-        SkinnyTuning { stages: 6, l2_ahead: 2, early: 0, overlap: true, cluster: 0 }
+        SkinnyTuning { stages: 6, l2_ahead: 0, early: usize::MAX, overlap: true, cluster: 0 }
     }
 }
 
@@ -384,7 +384,7 @@ impl Skinny {
             slot_bytes: plan.slot_bytes as u32,
             stages: plan.stages as u32,
             l2_ahead: self.tuning.l2_ahead as u32,
-            early: self.tuning.early as u32,
+            early: u32::try_from(self.tuning.early).unwrap_or(u32::MAX),
             tile_rows: plan.tile_rows as u32,
             ..arguments(args)
         };

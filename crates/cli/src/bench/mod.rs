@@ -170,7 +170,7 @@ pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec:
                 peaks: Some(peaks),
                 model: &model.config.model_name,
                 layer_ranges: recording::layer_ranges_wanted(),
-                samples: None,
+                samples: samples.as_ref(),
             },
         )
     });

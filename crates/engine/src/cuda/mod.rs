@@ -379,6 +379,7 @@ impl CudaBackend {
         let padded = bucket.map(|index| self.graphs[index].0);
         let stage = &mut self.stages[self.next];
         let packed = inputs::pack(step, &self.pack, padded, &mut stage.packed);
+        self.gpu.set_tag(u32::MAX);
         self.gpu.copy_to_device(self.buffers.packed.ptr(), &stage.packed[..packed.words])?;
         if let Some((_, _, iteration)) = &trace {
             self.profiler.begin_iteration(*iteration);
@@ -396,7 +397,11 @@ impl CudaBackend {
                 self.run_nodes(&packed)?;
             }
         }
-        self.run_sample(&packed)?;
+        self.profiler.push(format_args!("_sample_async"));
+        let sampled = self.run_sample(&packed);
+        self.profiler.pop();
+        sampled?;
+        self.gpu.set_tag(u32::MAX);
         let stage = &mut self.stages[self.next];
         self.gpu.copy_to_host(&mut stage.tokens[..packed.sampled], self.buffers.tokens.ptr())?;
         stage.done.record(&self.gpu)?;
