@@ -511,6 +511,7 @@ impl Core {
                 tokens_per_block: block_tokens,
                 policy: options.policy,
                 reuse: options.prefix_reuse,
+                overlap: options.overlap,
                 utc_ns: clock.utc_ns(),
             },
             scheduler: SchedulerConfig {

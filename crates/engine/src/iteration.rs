@@ -67,6 +67,8 @@ pub struct IterationLimits {
     pub policy: Policy,
     /// Whether prefixes are reused.
     pub reuse: bool,
+    /// Whether a step is launched before the tokens of the one before are known.
+    pub overlap: bool,
     /// Calendar time of the clock's zero, nanoseconds since 1970.
     pub utc_ns: u64,
 }
@@ -144,7 +146,7 @@ impl IterationRecord {
         if let Some(bytes) = self.resident_bytes {
             record.insert("cpuMemUsage".into(), json!(bytes));
         }
-        record.insert("schedulerMode".into(), json!("non_overlap"));
+        record.insert("schedulerMode".into(), json!(if limits.overlap { "overlap" } else { "non_overlap" }));
         record.insert("kvCacheStats".into(), Value::Object(kv));
         record.insert(batching_name.into(), Value::Object(batching));
         record.insert(

@@ -135,7 +135,8 @@ pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec:
         if !run.partial
             && let Ok(metrics) = metrics(&run.records, &options)
         {
-            repeats.push(RepeatFigures::of(&metrics, &utilization::by_kind(&run.iterations, &framed)));
+            let utilization = utilization::by_kind(&run.iterations, &framed);
+            repeats.push(RepeatFigures::of(&metrics, &utilization, &run.iterations));
         }
         if interrupt::requested() {
             if !last {

@@ -8,7 +8,7 @@ use strobe_analyze::budget::{budget_by_kind, budgets};
 use strobe_analyze::top_ops::top_ops;
 use strobe_engine::device::DeviceFacts;
 use strobe_engine::window::Window;
-use strobe_engine::{CacheSize, EngineConfig, EngineInfo, WeightsOrigin};
+use strobe_engine::{CacheSize, EngineConfig, EngineInfo, IterationRecord, WeightsOrigin};
 use strobe_kernels_cuda::GpuSamples;
 use strobe_trace::Trace;
 use strobe_workload::{
@@ -18,7 +18,7 @@ use strobe_workload::{
 
 use super::client::RunData;
 use super::overhead::{self, Overhead};
-use super::utilization::Utilization;
+use super::utilization::{FullBatchDecode, Utilization, prefill_tokens_per_s};
 use crate::machine::{Machine, MeasuredPeaks};
 use crate::recording;
 
@@ -38,10 +38,16 @@ pub struct RepeatFigures {
     /// MBU of pure generation iterations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decode_mbu: Option<f64>,
+    /// Tokens per second of pure prompt iterations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_tok_s: Option<f64>,
+    /// Tokens per second of generation with all requests in the batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub full_batch_decode_tok_s: Option<f64>,
 }
 
 impl RepeatFigures {
-    pub fn of(m: &Metrics, utilization: &[Utilization]) -> RepeatFigures {
+    pub fn of(m: &Metrics, utilization: &[Utilization], iterations: &[IterationRecord]) -> RepeatFigures {
         let kind = |name: &str| utilization.iter().find(|u| u.kind == name);
         RepeatFigures {
             request_throughput_req_s: m.request_throughput_req_s,
@@ -52,6 +58,8 @@ impl RepeatFigures {
             avg_tpot_ms: m.tpot_ms.as_ref().map(|d| d.average),
             prefill_mfu: kind("prefill").map(|u| u.mfu),
             decode_mbu: kind("decode").map(|u| u.mbu),
+            prefill_tok_s: prefill_tokens_per_s(iterations),
+            full_batch_decode_tok_s: FullBatchDecode::of(iterations).map(|full| full.tokens_per_s),
         }
     }
 
@@ -67,6 +75,8 @@ impl RepeatFigures {
         rows.extend(self.avg_tpot_ms.map(|value| ("Average TPOT (ms)", value)));
         rows.extend(self.prefill_mfu.map(|value| ("MFU, prefill iterations (share of peak)", value)));
         rows.extend(self.decode_mbu.map(|value| ("MBU, decode iterations (share of bandwidth)", value)));
+        rows.extend(self.prefill_tok_s.map(|value| ("Prefill iterations (tokens/sec)", value)));
+        rows.extend(self.full_batch_decode_tok_s.map(|value| ("Decode at full batch (tokens/sec)", value)));
         rows
     }
 }
@@ -160,6 +170,9 @@ impl Outcome {
         put("build_config", self.config.to_json()["build_config"].clone());
         put("peaks", json!(self.peaks));
         put("utilization", json!(self.utilization));
+        if let Some(full) = FullBatchDecode::of(&self.run.iterations) {
+            put("full_batch_decode", json!(full));
+        }
         put(
             "memory",
             json!({

@@ -12,6 +12,7 @@ use strobe_trace::{IterationKind, Trace};
 use strobe_workload::{anchor_text, strobe_text};
 
 use super::outcome::{Outcome, RepeatFigures, spreads};
+use super::utilization::FullBatchDecode;
 use crate::recording;
 
 const RULE: &str = "===========================================================";
@@ -128,6 +129,16 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
         ]);
     }
     text.push_str(&table.render(width));
+    if let Some(full) = FullBatchDecode::of(&outcome.run.iterations) {
+        let _ = writeln!(
+            text,
+            "Decode at full batch: {} requests, {} iterations, {} per step, {} tokens/s",
+            full.requests,
+            full.iterations,
+            human::ns(full.step_ms * 1e6),
+            human::number(full.tokens_per_s)
+        );
+    }
     text.push_str("MFU = model FLOPs / (wall of these iterations x peak); MBU = (weights once per iteration + KV read + KV written) / (wall x bandwidth)\n");
     if outcome.utilization.iter().any(|row| row.mbu > 1.0) {
         text.push_str("MBU above 100 %: memory was faster during this run than in any reading, or small weights stayed in a cache\n");

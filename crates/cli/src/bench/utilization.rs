@@ -41,6 +41,43 @@ pub fn kind_of(record: &IterationRecord) -> IterationKind {
     }
 }
 
+/// Generation with every request of the run in the batch: what decoding at this batch size takes, without the steps
+/// in which the batch fills or drains.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct FullBatchDecode {
+    /// Requests in each of these iterations: the most that any pure generation iteration had.
+    pub requests: u32,
+    pub iterations: usize,
+    /// Mean wall time.
+    pub step_ms: f64,
+    pub tokens_per_s: f64,
+}
+
+impl FullBatchDecode {
+    /// Recorded iterations are left out: recording takes time.
+    pub fn of(iterations: &[IterationRecord]) -> Option<FullBatchDecode> {
+        let decode = || iterations.iter().filter(|i| kind_of(i) == IterationKind::Decode && !i.profiled);
+        let requests = decode().map(|i| i.generation_requests).max()?;
+        let walls: Vec<u64> =
+            decode().filter(|i| i.generation_requests == requests).map(IterationRecord::wall_ns).collect();
+        let total: u64 = walls.iter().sum();
+        (total > 0).then(|| FullBatchDecode {
+            requests,
+            iterations: walls.len(),
+            step_ms: total as f64 / walls.len() as f64 / 1e6,
+            tokens_per_s: f64::from(requests) * walls.len() as f64 / (total as f64 / 1e9),
+        })
+    }
+}
+
+/// Tokens per second of pure prompt iterations that were not recorded.
+pub fn prefill_tokens_per_s(iterations: &[IterationRecord]) -> Option<f64> {
+    let chosen = || iterations.iter().filter(|i| kind_of(i) == IterationKind::Prefill && !i.profiled);
+    let wall: u64 = chosen().map(IterationRecord::wall_ns).sum();
+    let tokens: u64 = chosen().map(|i| u64::from(i.context_tokens)).sum();
+    (wall > 0).then(|| tokens as f64 / (wall as f64 / 1e9))
+}
+
 /// Bytes per second of the kind of iteration that moved most.
 pub fn bytes_per_s(iterations: &[IterationRecord]) -> f64 {
     let rate = |kind: IterationKind| {
@@ -90,4 +127,39 @@ pub fn by_kind(iterations: &[IterationRecord], peaks: &MeasuredPeaks) -> Vec<Uti
         rows.extend(row("all", &|_| true));
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn iteration(context: u32, generation: u32, wall_ns: u64, profiled: bool) -> IterationRecord {
+        let mut record = IterationRecord {
+            context_requests: u32::from(context > 0),
+            context_tokens: context,
+            generation_requests: generation,
+            profiled,
+            ..IterationRecord::default()
+        };
+        record.times.end = wall_ns;
+        record
+    }
+
+    #[test]
+    fn a_full_batch_leaves_out_what_fills_drains_and_records() {
+        let run = [
+            iteration(512, 0, 2_000_000, false),
+            iteration(512, 0, 9_000_000, true),
+            iteration(64, 3, 5_000_000, false),
+            iteration(0, 4, 1_000_000, false),
+            iteration(0, 4, 3_000_000, false),
+            iteration(0, 4, 7_000_000, true),
+            iteration(0, 2, 500_000, false),
+        ];
+        let expected = FullBatchDecode { requests: 4, iterations: 2, step_ms: 2.0, tokens_per_s: 2000.0 };
+        assert_eq!(FullBatchDecode::of(&run), Some(expected));
+        assert_eq!(prefill_tokens_per_s(&run), Some(256_000.0));
+        assert_eq!(FullBatchDecode::of(&run[..3]), None);
+        assert_eq!(prefill_tokens_per_s(&run[3..]), None);
+    }
 }

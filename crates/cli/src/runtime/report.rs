@@ -19,7 +19,7 @@ use strobe_workload::{
 use super::{Facts, Run, Runtime};
 use crate::bench::outcome::{RepeatFigures, spreads};
 use crate::bench::text;
-use crate::bench::utilization::kind_of;
+use crate::bench::utilization::{FullBatchDecode, kind_of};
 use crate::bench::write::Files;
 use crate::machine::Machine;
 use crate::run_dir;
@@ -60,6 +60,7 @@ impl Outcome {
             tokens_per_block: 0,
             policy: Policy::GuaranteedNoEvict,
             reuse: false,
+            overlap: false,
             utc_ns: 0,
         }
     }
@@ -88,6 +89,9 @@ impl Outcome {
             }),
         );
         put("iterations", json!(self.run.iterations.len()));
+        if let Some(full) = FullBatchDecode::of(&self.run.iterations) {
+            put("full_batch_decode", json!(full));
+        }
         if self.repeats.len() > 1 {
             let all: Map<_, _> =
                 spreads(&self.repeats).into_iter().map(|(name, s)| (name.to_string(), json!(s))).collect();
