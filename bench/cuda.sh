@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# Measures the GPU figures of the README with a built strobe and writes one JSON per section to bench/results, each with
+# machine, commit, commands, medians, the share of the measured ceilings and an iteration budget. All sections take about
+# 6 minutes on an H200; leave the GPU alone meanwhile. Needs Python 3; section peers needs one with torch and transformers.
+#
+#   bench/cuda.sh [SECTION...]     decode throughput prefill fp8 peers ablation; default: all of them, in this order
+#   bench/cuda.sh docs             put the results into README.md and docs/
+#
+#   STROBE=target/release/strobe   the program to measure
+#   OUT_DIR=bench/results          where results go
+#   WORK=DIR                       where datasets and run directories go; default: a temporary directory
+#   COMMIT=...                     what was built, where there is no git repository to ask
+#   PYTHON=python3                 the Python of section peers
+#   RUN_LIMIT_S=150                a run that takes longer is ended, and its result says so
+#   STROBE_BENCH_DEVICE=cpu        a rehearsal with tiny models on the CPU: tests this script, measures nothing worth keeping
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root="$PWD"
+device="${STROBE_BENCH_DEVICE:-cuda}"
+strobe="$(realpath "${STROBE:-target/release/strobe}")"
+work="$(realpath -m "${WORK:-$(mktemp -d)}")"
+rehearsal=""
+if [[ "$device" == cpu ]]; then
+  rehearsal=1
+  out="$(realpath -m "${OUT_DIR:-$work/results}")"
+else
+  out="$(realpath -m "${OUT_DIR:-bench/results}")"
+fi
+python="${PYTHON:-python3}"
+commit="${COMMIT:-$(git rev-parse HEAD 2> /dev/null || echo unknown)}"
+[[ -n "${COMMIT:-}" ]] || git diff --quiet HEAD -- crates Cargo.toml 2> /dev/null || commit="$commit with local changes"
+results() { python3 "$root/bench/cuda_results.py" "$@"; }
+
+if [[ "${1:-}" == docs ]]; then
+  exec python3 bench/cuda_results.py docs "$out"
+fi
+sections=("$@")
+[[ $# -gt 0 ]] || sections=(decode throughput prefill fp8 peers ablation)
+for section in "${sections[@]}"; do
+  case "$section" in
+    decode | throughput | prefill | fp8 | peers | ablation) ;;
+    *) echo "there is no section \`$section\`; the sections are decode throughput prefill fp8 peers ablation, and docs" >&2; exit 2 ;;
+  esac
+done
+mkdir -p "$work" "$out"
+cd "$work"
+
+# The workloads: a model, requests of input/output tokens, and the iterations to record in each.
+if [[ -z "$rehearsal" ]]; then
+  small=(--model tinyllama-1.1b --dtype bfloat16) big=(--model llama-3.1-8b --quantization fp8 --kv-cache-dtype fp8)
+  batches=(1 64 256 1024) requests=3000 seed_lengths=(128 128)
+  prompts=32 long_prompt=2047 ablation_prompts=64 ablation_lengths=(2032 16)
+  big_requests=2000 big_long_requests=600 big_long=(1000 1000)
+  decode_window=60-70 throughput_windows=20-24,60-69 prefill_window=8-11 ablation_window=2-9
+  big_windows=30-32,150-154 big_long_windows=30-32,500-504
+  peer_batch=1024 hf_requests=1024
+else
+  small=(--model micro) big=(--model micro --dtype bfloat16)
+  batches=(1 4) requests=40 seed_lengths=(16 16)
+  prompts=4 long_prompt=127 ablation_prompts=8 ablation_lengths=(120 8)
+  big_requests=16 big_long_requests=4 big_long=(32 32)
+  decode_window=6-8 throughput_windows=2-3,10-12 prefill_window=1-2 ablation_window=1-3
+  big_windows=2-3,8-9 big_long_windows=0-0,20-22
+  peer_batch=8 hf_requests=8
+fi
+
+failed=0
+runs=()
+# run NAME OPTIONS...: one benchmark into the run directory $work/NAME. A failure is kept as the result, and the rest goes on.
+run() {
+  local name="$1"; shift
+  local begun=$SECONDS status=0
+  runs+=("$name")
+  rm -rf "$name" "$name.error"
+  timeout --signal=INT --kill-after=10 "${RUN_LIMIT_S:-150}" \
+    "$strobe" bench "$@" --device "$device" --output-dir "$name" > "$name.txt" 2> "$name.error" || status=$?
+  if [[ $status -eq 0 ]]; then
+    rm -f "$name.error"
+  else
+    failed=1
+    echo "exit status $status" >> "$name.error"
+    echo "FAILED: strobe bench $*" >&2
+    cat "$name.error" >&2
+  fi
+  echo "$name: $((SECONDS - begun)) s"
+}
+# dataset FILE MODEL REQUESTS INPUT OUTPUT
+dataset() {
+  [[ -s "$1" ]] || "$strobe" prepare-dataset --model "$2" --output "$1" \
+    token-norm-dist --num-requests "$3" --input-mean "$4" --output-mean "$5" > /dev/null
+}
+# keep SECTION: the runs since the last call become one result.
+keep() {
+  results collect "$out/cuda-$1.json" "$commit" "bench/cuda.sh $1" "$work" "${runs[@]}"
+  runs=()
+}
+seed_dataset() { dataset seed.jsonl "${small[1]}" "$requests" "${seed_lengths[@]}"; }
+# decode_load BATCH: the mode and load that decode at this batch size, all requests at once.
+decode_load() {
+  if [[ "$1" == 1 ]]; then
+    echo "latency --dataset seed.jsonl --num-requests 3"
+  else
+    echo "throughput --dataset seed.jsonl --num-requests $1 --max-batch-size $1"
+  fi
+}
+
+decode() {
+  seed_dataset
+  for batch in "${batches[@]}"; do
+    # shellcheck disable=SC2046 # words on purpose
+    run "decode-$batch" $(decode_load "$batch") "${small[@]}" --repeat 5 --profile "$decode_window"
+  done
+}
+throughput() {
+  seed_dataset
+  run "throughput-$requests" throughput "${small[@]}" --dataset seed.jsonl --repeat 5 --profile "$throughput_windows"
+}
+prefill() {
+  dataset prompts.jsonl "${small[1]}" "$prompts" "$long_prompt" 1
+  run prefill-one latency "${small[@]}" --dataset prompts.jsonl --repeat 5 --profile "$prefill_window"
+  run prefill-packed throughput "${small[@]}" --dataset prompts.jsonl --repeat 5 --profile 2-3
+}
+fp8() {
+  dataset big.jsonl "${big[1]}" "$big_requests" "${seed_lengths[@]}"
+  dataset big-long.jsonl "${big[1]}" "$big_long_requests" "${big_long[@]}"
+  run fp8-short throughput "${big[@]}" --dataset big.jsonl --max-batch-size 1024 --repeat 3 --profile "$big_windows"
+  run fp8-long throughput "${big[@]}" --dataset big-long.jsonl --max-batch-size 1024 --profile "$big_long_windows"
+}
+peers() {
+  seed_dataset
+  local graph=(--runtime pytorch-graph --python "$python")
+  for batch in "${batches[@]}"; do
+    # shellcheck disable=SC2046
+    run "peer-graph-$batch" $(decode_load "$batch") "${small[@]}" "${graph[@]}" --repeat 5
+  done
+  run "peer-graph-$requests" throughput "${small[@]}" --dataset seed.jsonl --max-batch-size "$peer_batch" "${graph[@]}" \
+    --repeat 3
+  run "peer-generate-$hf_requests" throughput "${small[@]}" --dataset seed.jsonl --num-requests "$hf_requests" \
+    --max-batch-size "$peer_batch" --runtime pytorch --python "$python"
+}
+ablation() {
+  seed_dataset
+  dataset ablation.jsonl "${small[1]}" "$ablation_prompts" "${ablation_lengths[@]}"
+  for choice in disable auto; do
+    run "gemm-$choice" throughput "${small[@]}" --dataset seed.jsonl --gemm-plugin "$choice" --repeat 3 \
+      --profile "$throughput_windows"
+  done
+  for choice in disable enable; do
+    run "fmha-$choice" throughput "${small[@]}" --dataset ablation.jsonl --context-fmha "$choice" --repeat 5 \
+      --profile "$ablation_window"
+  done
+  for pair in "gemm disable auto" "fmha disable enable"; do
+    read -r what before after <<< "$pair"
+    if COLUMNS=110 "$strobe" compare "$what-$before" "$what-$after" --html "$what.html" > "$what.compare" 2>&1; then
+      results ablation "$what-$before" "$what-$after" "$what.compare" > "$out/ablation-$what.txt"
+    else
+      failed=1
+      cat "$what.compare" >&2
+    fi
+  done
+}
+
+for section in "${sections[@]}"; do
+  "$section"
+  keep "$section"
+done
+echo "results: $out; runs: $work; $SECONDS s"
+exit "$failed"

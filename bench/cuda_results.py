@@ -1,0 +1,292 @@
+"""Puts run directories of `strobe bench` together into one result per section, and results into the documents.
+
+  cuda_results.py collect RESULT.json COMMIT COMMAND WORK RUN...
+  cuda_results.py ablation BEFORE AFTER COMPARISON.txt       the figures of both runs, then the comparison
+  cuda_results.py docs RESULTS_DIR
+"""
+
+import json
+import os
+import re
+import sys
+
+# What of a report's own section is kept; the rest follows from it or is long.
+KEPT = ("command", "runtime", "implementation", "torch", "weights", "arrival", "peaks", "utilization", "full_batch_decode",
+        "memory", "gpu_samples", "cuda", "overlap_scheduler", "repeats", "spread", "windows", "iterations")
+# Published for one H200 by NVIDIA: docs/source/performance/perf-overview.md of TensorRT-LLM.
+PUBLISHED = {"fp8-short": 29526, "fp8-long": 17744}
+
+
+def read(path):
+    with open(path) as file:
+        return json.load(file)
+
+
+def median(strobe, name, single):
+    """Median, extremes and number of the repetitions of a figure; the single value where it was run once."""
+    spread = strobe.get("spread", {}).get(name)
+    if spread:
+        return {"median": spread["median"], "min": spread["min"], "max": spread["max"], "runs": spread["count"]}
+    return None if single is None else {"median": single, "min": single, "max": single, "runs": 1}
+
+
+def ceilings(run, strobe):
+    """By kind of iteration of the last run: speed, MFU, MBU, and the share of the ceilings. The least an iteration can
+    take is the larger of its FLOPs at the measured peak and its bytes at the measured bandwidth; the share is that over
+    the time it took. Recorded iterations are left out."""
+    peaks = strobe.get("peaks")
+    path = os.path.join(run, "iterations.jsonl")
+    if not peaks or not os.path.exists(path):
+        return {}
+    groups = {}
+    with open(path) as file:
+        for line in file:
+            record = json.loads(line)
+            own, batch = record["strobe"], record.get("inflightBatchingStats", {})
+            prompts, generating = batch.get("numContextRequests", 0), batch.get("numGenRequests", 0)
+            if own["profiled"] or not record["iterLatencyMS"]:
+                continue
+            kind = "decode" if not prompts else "mixed" if generating else "prefill"
+            row = (record["iterLatencyMS"] / 1e3, own["flops"] / peaks["flops_per_s"],
+                   own["bytes"] / peaks["read_bytes_per_s"], batch.get("numCtxTokens", 0) + generating, generating)
+            groups.setdefault(kind, []).append(row)
+            groups.setdefault("all", []).append(row)
+    most = max((row[4] for row in groups.get("decode", [])), default=0)
+    if most:
+        groups["full_batch_decode"] = [row for row in groups["decode"] if row[4] == most]
+    found = {}
+    for kind, rows in groups.items():
+        wall = sum(row[0] for row in rows)
+        found[kind] = {
+            "iterations": len(rows), "wall_ms": wall * 1e3, "tokens_per_s": sum(row[3] for row in rows) / wall,
+            "mfu": sum(row[1] for row in rows) / wall, "mbu": sum(row[2] for row in rows) / wall,
+            "share_of_ceilings": sum(max(row[1], row[2]) for row in rows) / wall}
+    return found
+
+
+def figures(run, report):
+    strobe = report["strobe"]
+    performance = report["performance"]
+    found = {
+        "requests": report["request_info"]["num_requests"],
+        "input_tokens": report["request_info"]["avg_input_length"],
+        "output_tokens": report["request_info"]["avg_output_length"],
+        "output_tok_s": median(strobe, "Output throughput (tokens/sec)", performance["system_output_throughput_tok_s"]),
+        "request_latency_ms": median(strobe, "Average request latency (ms)", performance["avg_request_latency_ms"]),
+        "prefill_tok_s": median(strobe, "Prefill iterations (tokens/sec)", None),
+    }
+    full = strobe.get("full_batch_decode")
+    if full:
+        speed = median(strobe, "Decode at full batch (tokens/sec)", full["tokens_per_s"])
+        found["decode_tok_s"] = speed
+        found["decode_batch"] = full["requests"]
+        found["decode_step_ms"] = full["requests"] / speed["median"] * 1e3
+    found["by_kind"] = ceilings(run, strobe)
+    return {name: value for name, value in found.items() if value}
+
+
+def budget(report):
+    """The parts of a recorded iteration and its ops, largest first."""
+    profile = report["strobe"].get("profile")
+    if not profile:
+        return None
+    kinds = []
+    for kind in profile["budget_by_kind"]:
+        parts = sorted(kind["parts"], key=lambda part: -part["mean_ns"])
+        kinds.append({
+            "kind": kind["kind"], "iterations": kind["iterations"], "mean_wall_us": kind["wall_ns"]["mean"] / 1e3,
+            "parts": [{"part": part["part"], "mean_us": part["mean_ns"] / 1e3, "share_of_wall": part["share_of_wall"]}
+                      for part in parts if part["mean_ns"] > 0]})
+    return {"by_kind": kinds, "top_ops": profile["top_ops"][:16]}
+
+
+def collect(result, commit, command, work, names):
+    runs, machine = [], None
+    for name in names:
+        run = os.path.join(work, name)
+        path = os.path.join(run, "report.json")
+        error = run + ".error"
+        entry = {"name": name}
+        if os.path.exists(error):
+            with open(error) as file:
+                entry["error"] = file.read().strip()
+        elif os.path.exists(path):
+            report = read(path)
+            strobe = report["strobe"]
+            if machine is None or "gpu" not in machine:
+                machine = {**strobe["machine"], "device": report["machine"]["name"]}
+            entry.update(command=strobe["command"], engine=report["engine"], figures=figures(run, report))
+            recorded = budget(report)
+            if recorded:
+                entry["budget"] = recorded
+            entry["strobe"] = {key: strobe[key] for key in KEPT if key in strobe}
+        else:
+            entry["error"] = "there is no report"
+        runs.append(entry)
+        print(summary(entry))
+    name = os.path.splitext(os.path.basename(result))[0]
+    document = {"name": name, "commit": commit, "command": command, "machine": machine, "runs": runs}
+    with open(result + ".new", "w") as file:
+        json.dump(document, file, indent=1)
+        file.write("\n")
+    os.replace(result + ".new", result)
+
+
+def count(value):
+    return f"{value:,.0f}"
+
+
+def percent(value):
+    return f"{value * 100:.1f} %"
+
+
+def microseconds(value):
+    return f"{value / 1e3:.2f} ms" if value >= 1e3 else f"{value:.0f} µs" if value >= 100 else f"{value:.1f} µs"
+
+
+def summary(entry):
+    if "error" in entry:
+        return f"{entry['name']}: FAILED: {entry['error'].splitlines()[0]}"
+    found = entry["figures"]
+    pieces = [f"{count(found['output_tok_s']['median'])} output tok/s"]
+    if "prefill_tok_s" in found:
+        pieces.append(f"prefill {count(found['prefill_tok_s']['median'])} tok/s")
+    if "decode_tok_s" in found:
+        pieces.append(f"decode at batch {found['decode_batch']} {count(found['decode_tok_s']['median'])} tok/s, "
+                      f"{found['decode_step_ms']:.3f} ms per step")
+    for kind, row in found.get("by_kind", {}).items():
+        pieces.append(f"{kind} {percent(row['share_of_ceilings'])} of the ceilings")
+    return f"{entry['name']}: " + "; ".join(pieces)
+
+
+def ablation(before, after, comparison):
+    """The speeds of two runs, then what `strobe compare` says of them."""
+    reports = [read(os.path.join(run, "report.json")) for run in (before, after)]
+    for report in reports:
+        # Where the run directory is says nothing.
+        command = re.sub(r" --(output-dir|overwrite)( \S+)?", "", report["strobe"]["command"])
+        print(f"$ {command}")
+    print(f"$ strobe compare {before} {after}\n")
+    print(f"{'median':<34}{before:>16}{after:>16}{'change':>12}")
+    names = [("Output throughput (tokens/sec)", "system_output_throughput_tok_s"),
+             ("Average request latency (ms)", "avg_request_latency_ms"), ("Average TTFT (ms)", None),
+             ("Prefill iterations (tokens/sec)", None), ("Decode at full batch (tokens/sec)", None)]
+    runs = 1
+    for name, key in names:
+        pair = [median(report["strobe"], name, report["performance"][key] if key else None) for report in reports]
+        if None in pair:
+            continue
+        a, b = (figure["median"] for figure in pair)
+        runs = pair[0]["runs"]
+        print(f"{name:<34}{a:>16,.1f}{b:>16,.1f}{(b / a - 1) * 100:>+10.1f} %")
+    print(f"({runs} runs of each)\n")
+    with open(comparison) as file:
+        print(file.read().rstrip())
+
+
+def replace(path, marker, text):
+    """Put `text` between `<!-- output: marker -->` and `<!-- end: marker -->`."""
+    with open(path) as file:
+        page = file.read()
+    begin, end = f"<!-- output: {marker} -->", f"<!-- end: {marker} -->"
+    if begin not in page or end not in page:
+        sys.exit(f"{path} has no place for {marker}: it needs {begin} and {end}")
+    head, rest = page.split(begin, 1)
+    tail = rest.split(end, 1)[1]
+    with open(path, "w") as file:
+        file.write(f"{head}{begin}\n{text.rstrip()}\n{end}{tail}")
+    print(f"{path}: {marker}")
+
+
+def docs(results):
+    documents = {}
+    for section in ("decode", "throughput", "prefill", "fp8", "peers", "ablation"):
+        path = os.path.join(results, f"cuda-{section}.json")
+        if os.path.exists(path):
+            documents[section] = read(path)
+    done = {run["name"]: run for document in documents.values() for run in document["runs"] if "figures" in run}
+    if not done:
+        sys.exit(f"{results} has no results; make them with bench/cuda.sh")
+    replace("README.md", "cuda-table", table(documents, done))
+    replace("docs/cuda.md", "cuda-budget", budgets(done))
+    for what in ("gemm", "fmha"):
+        path = os.path.join(results, f"ablation-{what}.txt")
+        if os.path.exists(path):
+            with open(path) as file:
+                replace("docs/ablation.md", f"ablation-{what}", f"```text\n{file.read().rstrip()}\n```")
+
+
+def table(documents, done):
+    rows = ["| | strobe | of the ceilings | others |", "|---|---|---|---|"]
+
+    def row(what, name, figure, kind, others):
+        if name not in done:
+            return
+        found = done[name]["figures"]
+        value = found[figure]["median"]
+        text = f"**{count(value)}** {'output ' if figure == 'output_tok_s' else ''}tok/s"
+        if figure == "decode_tok_s":
+            text += f", {found['decode_step_ms']:.2f} ms per step"
+        share = found.get("by_kind", {}).get(kind)
+        rows.append(f"| {what} | {text} | {percent(share['share_of_ceilings']) if share else ''} | {others} |")
+
+    def peer(name, figure, what):
+        if name not in done or figure not in done[name]["figures"]:
+            return ""
+        return f"{what} {count(done[name]['figures'][figure]['median'])}"
+
+    by_batch = [name for name in done if re.fullmatch(r"decode-\d+", name)]
+    for name in sorted(by_batch, key=lambda name: int(name.split("-")[1])):
+        batch = name.split("-")[1]
+        row(f"decode, batch {batch}", name, "decode_tok_s", "full_batch_decode",
+            peer(f"peer-graph-{batch}", "decode_tok_s", "PyTorch in a CUDA graph"))
+    for name in (name for name in done if re.fullmatch(r"throughput-\d+", name)):
+        found = done[name]["figures"]
+        others = [peer(f"peer-graph-{found['requests']}", "output_tok_s", "PyTorch in CUDA graphs")]
+        others += [peer(other, "output_tok_s", "Hugging Face `generate`") for other in done if "generate" in other]
+        row(f"{count(found['requests'])} requests of {lengths(found)}", name, "output_tok_s", "all",
+            ", ".join(filter(None, others)))
+    for name, what in (("prefill-one", "prefill, one prompt of {} tokens"), ("prefill-packed", "prefill, prompts of {} tokens packed")):
+        if name in done:
+            row(what.format(count(done[name]["figures"]["input_tokens"])), name, "prefill_tok_s", "prefill", "")
+    for name in ("fp8-short", "fp8-long"):
+        if name in done:
+            row(f"Llama-3.1-8B in FP8, {lengths(done[name]['figures'])}", name, "output_tok_s", "all",
+                f"TensorRT-LLM publishes {count(PUBLISHED[name])}")
+    repeats = sorted({done[name]["figures"]["output_tok_s"]["runs"] for name in done if not name.startswith("peer")})
+    commits = {document["commit"] for document in documents.values()}
+    machine = next(iter(documents.values()))["machine"] or {}
+    rows.append("")
+    rows.append(f"On one {machine.get('device', 'GPU')}; medians of {' or '.join(map(str, repeats))} runs; commit "
+                f"{', '.join(sorted(commit[:12] for commit in commits))}.")
+    return "\n".join(rows)
+
+
+def lengths(found):
+    return f"{found['input_tokens']:.0f}/{found['output_tokens']:.0f}"
+
+
+def budgets(done):
+    rows = ["| run | iterations | mean wall | where it went |", "|---|---|---|---|"]
+    for name, run in done.items():
+        if name.startswith(("gemm-", "fmha-")):
+            continue
+        for kind in run.get("budget", {}).get("by_kind", []):
+            parts = [f"{part['part']} {microseconds(part['mean_us'])} ({percent(part['share_of_wall'])})"
+                     for part in kind["parts"] if part["share_of_wall"] >= 0.005]
+            rest = sum(part["share_of_wall"] for part in kind["parts"] if part["share_of_wall"] < 0.005)
+            parts += [f"rest {percent(rest)}"] if rest > 0 else []
+            rows.append(f"| {name} | {kind['iterations']} {kind['kind']} | {microseconds(kind['mean_wall_us'])} | {', '.join(parts)} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    verb, *given = sys.argv[1:] or [""]
+    if verb == "collect" and len(given) >= 5:
+        collect(*given[:4], given[4:])
+    elif verb == "ablation" and len(given) == 3:
+        ablation(*given)
+    elif verb == "docs" and len(given) == 1:
+        docs(*given)
+    else:
+        sys.exit(__doc__)
