@@ -39,7 +39,10 @@ sections=("$@")
 for section in "${sections[@]}"; do
   case "$section" in
     decode | throughput | prefill | fp8 | peers | ablation) ;;
-    *) echo "there is no section \`$section\`; the sections are decode throughput prefill fp8 peers ablation, and docs" >&2; exit 2 ;;
+    *)
+      echo "there is no section \`$section\`; write some of decode throughput prefill fp8 peers ablation, or docs" >&2
+      exit 2
+      ;;
   esac
 done
 mkdir -p "$work" "$out"
@@ -66,7 +69,7 @@ fi
 
 failed=0
 runs=()
-# run NAME OPTIONS...: one benchmark into the run directory $work/NAME. A failure is kept as the result, and the rest goes on.
+# run NAME OPTIONS...: one benchmark into the run directory $work/NAME. A failure becomes its result, and the rest goes on.
 run() {
   local name="$1"; shift
   local begun=$SECONDS status=0

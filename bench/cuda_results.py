@@ -119,6 +119,8 @@ def collect(result, commit, command, work, names):
             recorded = budget(report)
             if recorded:
                 entry["budget"] = recorded
+            for choice in strobe.get("cuda", {}).get("gemm", {}).get("choices", []):
+                choice.pop("candidates", None)
             entry["strobe"] = {key: strobe[key] for key in KEPT if key in strobe}
         else:
             entry["error"] = "there is no report"
@@ -246,7 +248,8 @@ def table(documents, done):
         others += [peer(other, "output_tok_s", "Hugging Face `generate`") for other in done if "generate" in other]
         row(f"{count(found['requests'])} requests of {lengths(found)}", name, "output_tok_s", "all",
             ", ".join(filter(None, others)))
-    for name, what in (("prefill-one", "prefill, one prompt of {} tokens"), ("prefill-packed", "prefill, prompts of {} tokens packed")):
+    for name, what in (("prefill-one", "prefill, one prompt of {} tokens"),
+                       ("prefill-packed", "prefill, prompts of {} tokens packed")):
         if name in done:
             row(what.format(count(done[name]["figures"]["input_tokens"])), name, "prefill_tok_s", "prefill", "")
     for name in ("fp8-short", "fp8-long"):
@@ -276,7 +279,8 @@ def budgets(done):
                      for part in kind["parts"] if part["share_of_wall"] >= 0.005]
             rest = sum(part["share_of_wall"] for part in kind["parts"] if part["share_of_wall"] < 0.005)
             parts += [f"rest {percent(rest)}"] if rest > 0 else []
-            rows.append(f"| {name} | {kind['iterations']} {kind['kind']} | {microseconds(kind['mean_wall_us'])} | {', '.join(parts)} |")
+            iterations, wall = f"{kind['iterations']} {kind['kind']}", microseconds(kind["mean_wall_us"])
+            rows.append(f"| {name} | {iterations} | {wall} | {', '.join(parts)} |")
     return "\n".join(rows)
 
 

@@ -23,9 +23,9 @@ impl Switch {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GemmPlugin {
-    /// Packed weights and tuned kernels
+    /// Packed weights and tuned kernels; on a GPU the faster of cuBLASLt and strobe's kernels for each shape
     Auto,
-    /// The plain blocked GEMM over weights as they are in the checkpoint
+    /// The plain blocked GEMM over weights as they are in the checkpoint; on a GPU strobe's own kernels only
     Disable,
 }
 
@@ -66,7 +66,7 @@ pub enum KvCacheDtype {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Build options")]
 pub struct BuildArgs {
-    /// Type of the weights; the KV cache is float16 with both 16-bit types [default: auto]
+    /// Type of the weights; on a CPU the KV cache is float16 with both 16-bit types [default: auto]
     #[arg(long, value_enum)]
     pub dtype: Option<DTypeChoice>,
     /// Longest sequence, prompt and output together [default: the model's, at most 4096]
@@ -75,7 +75,7 @@ pub struct BuildArgs {
     /// Tokens per KV cache block, a power of two; context chunks are multiples of it [default: 32]
     #[arg(long, value_name = "N")]
     pub tokens_per_block: Option<usize>,
-    /// Packed and tuned GEMM, or the plain blocked one [default: auto]
+    /// Which matrix products run [default: auto]
     #[arg(long, value_enum)]
     pub gemm_plugin: Option<GemmPlugin>,
     /// Fused attention for prompts, or scores, softmax and values as separate ops through memory [default: enable]
@@ -87,7 +87,7 @@ pub struct BuildArgs {
     /// Quantise the layers' projections and their inputs: e4m3 with a scale per row; needs a GPU [default: none]
     #[arg(long, value_enum)]
     pub quantization: Option<Quantization>,
-    /// Type of the KV cache; fp8 needs a GPU [default: auto, as the weights]
+    /// Type of the KV cache; fp8 (e4m3) needs a GPU [default: auto, as --dtype says]
     #[arg(long, value_enum)]
     pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Seed of a preset's random weights [default: 0]

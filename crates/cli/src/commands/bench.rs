@@ -450,7 +450,8 @@ fn other_runtime(
     let rule = rule(args);
     let options = MetricOptions { rule, world_size: 1, streaming: args.streaming || latency };
     let all = runs.iter().map(|run| metrics(&run.records, &options)).collect::<Result<Vec<_>, _>>()?;
-    let repeats = all.iter().zip(&runs).map(|(metrics, run)| RepeatFigures::of(metrics, &[], &run.iterations)).collect();
+    let repeats =
+        all.iter().zip(&runs).map(|(metrics, run)| RepeatFigures::of(metrics, &[], &run.iterations)).collect();
     let (Some(metrics), Some(run)) = (all.into_iter().last(), runs.pop()) else { bail!("the runner ran nothing") };
     let outcome = runtime::report::Outcome {
         runtime: args.runtime,
