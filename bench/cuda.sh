@@ -28,7 +28,9 @@ else
 fi
 python="${PYTHON:-python3}"
 commit="${COMMIT:-$(git rev-parse HEAD 2> /dev/null || echo unknown)}"
-[[ -n "${COMMIT:-}" ]] || git diff --quiet HEAD -- crates Cargo.toml 2> /dev/null || commit="$commit with local changes"
+if [[ -z "${COMMIT:-}" && "$commit" != unknown ]]; then
+  git diff --quiet HEAD -- crates Cargo.toml || commit="$commit with local changes"
+fi
 results() { python3 "$root/bench/cuda_results.py" "$@"; }
 
 if [[ "${1:-}" == docs ]]; then
@@ -101,7 +103,7 @@ seed_dataset() { dataset seed.jsonl "${small[1]}" "$requests" "${seed_lengths[@]
 # decode_load BATCH: the mode and load that decode at this batch size, all requests at once.
 decode_load() {
   if [[ "$1" == 1 ]]; then
-    echo "latency --dataset seed.jsonl --num-requests 3"
+    echo "latency --dataset seed.jsonl --num-requests 3 --max-batch-size 1"
   else
     echo "throughput --dataset seed.jsonl --num-requests $1 --max-batch-size $1"
   fi

@@ -219,7 +219,7 @@ def docs(results):
 
 
 def table(documents, done):
-    rows = ["| | strobe | of the ceilings | others |", "|---|---|---|---|"]
+    rows = ["| | strobe | of the ceilings | others, tok/s |", "|---|---|---|---|"]
 
     def row(what, name, figure, kind, others):
         if name not in done:
@@ -235,8 +235,11 @@ def table(documents, done):
     def peer(name, figure, what):
         if name not in done or figure not in done[name]["figures"]:
             return ""
-        return f"{what} {count(done[name]['figures'][figure]['median'])}"
+        found = done[name]["figures"]
+        of = "" if figure == "decode_tok_s" or name.endswith(str(total)) else f" ({count(found['requests'])} requests)"
+        return f"{what} {count(found[figure]['median'])}{of}"
 
+    total = next((name.split("-")[1] for name in done if re.fullmatch(r"throughput-\d+", name)), "")
     by_batch = [name for name in done if re.fullmatch(r"decode-\d+", name)]
     for name in sorted(by_batch, key=lambda name: int(name.split("-")[1])):
         batch = name.split("-")[1]
