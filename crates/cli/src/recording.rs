@@ -73,6 +73,9 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
             rows.add(&mut trace, &mut meanings, recording, &recorded.timeline);
             continue;
         }
+        if info.device.cuda().is_some() {
+            continue; // when the host issued an op says nothing of when it ran
+        }
         for event in &recording.ops {
             let Some(&kernel) = kernels.get(event.node as usize) else { continue };
             let op = OpRow::new(OpKind::CpuOp, kernel, event.start as i64, event.end as i64);
@@ -102,9 +105,18 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
         let cost = recording.gpu.as_ref()?.timeline.cost;
         Some((format!("recorder of window {}", recording.window), cost.to_string()))
     }));
-    let notices = recordings.iter().filter_map(|recording| recording.gpu.as_ref());
+    let notices = recordings.iter().flat_map(|recording| match &recording.gpu {
+        Some(recorded) => gpu::notices(&recorded.timeline),
+        None if info.device.cuda().is_some() => {
+            vec![format!(
+                "the kernels of window {} were not recorded; only the host's ranges are here",
+                recording.window
+            )]
+        }
+        None => Vec::new(),
+    });
     trace.meta = Meta {
-        notices: notices.flat_map(|recorded| gpu::notices(&recorded.timeline)).collect(),
+        notices: notices.collect(),
         graph_mode: on_gpu.map(|_| GraphMode::Node),
         session_start_utc_ns: Some(info.clock.utc_ns() as i64),
         producer: format!("strobe {}", env!("CARGO_PKG_VERSION")),

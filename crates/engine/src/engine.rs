@@ -63,7 +63,8 @@ pub struct EngineOptions {
     pub cache: CacheSize,
     /// Reuse cached prefixes.
     pub prefix_reuse: bool,
-    /// Record every second iteration and throw the record away, to measure what recording costs.
+    /// Record every second iteration (on a GPU, every second block of [`GPU_PROBE_BLOCK`]) and throw the record away, to
+    /// measure what recording costs.
     pub probe_recorder: bool,
     /// Plan and launch a step before the tokens of the one before it are known to the host.
     pub overlap: bool,
@@ -334,16 +335,20 @@ impl Engine {
     }
 
     /// End the loop and take what is left to say; an open window is handed out as incomplete.
-    pub fn shutdown(mut self) -> Result<Outbox, EngineError> {
+    pub fn shutdown(self) -> Result<Outbox, EngineError> {
+        let (outbox, failure) = self.end();
+        failure.map_or(Ok(outbox), Err)
+    }
+
+    /// The same, but what was said before a failure is not lost to it.
+    pub fn end(mut self) -> (Outbox, Option<EngineError>) {
         self.send([Command::Shutdown]);
-        if let Some(thread) = self.thread.take() {
-            match thread.join() {
-                Ok(Ok(())) => {}
-                Ok(Err(problem)) => return Err(EngineError::Stopped(problem)),
-                Err(panic) => return Err(EngineError::Stopped(panic_text(panic.as_ref()))),
-            }
-        }
-        Ok(std::mem::take(&mut self.shared.lock().outbox))
+        let failure = match self.thread.take().map(JoinHandle::join) {
+            None | Some(Ok(Ok(()))) => None,
+            Some(Ok(Err(problem))) => Some(problem),
+            Some(Err(panic)) => Some(panic_text(panic.as_ref())),
+        };
+        (std::mem::take(&mut self.shared.lock().outbox), failure.map(EngineError::Stopped))
     }
 }
 
@@ -408,7 +413,9 @@ struct Core {
     plan: Plan,
     inputs: StepInputs,
     recorder: Recorder,
-    probe: bool,
+    /// Whether the device was told of a window.
+    window_open: bool,
+    probe: Option<u64>,
     active: Vec<Option<Active>>,
     free_slots: Vec<u32>,
     eos_ids: Vec<u32>,
@@ -548,8 +555,12 @@ impl Core {
                 ..Plan::default()
             },
             inputs: StepInputs::new(limits, block_tokens, bytes),
-            recorder: Recorder::new(Vec::new(), nodes.len(), false),
-            probe: options.probe_recorder,
+            recorder: Recorder::new(Vec::new(), nodes.len(), None),
+            window_open: false,
+            probe: options.probe_recorder.then_some(match info.device {
+                DeviceFacts::Cpu { .. } => 1,
+                DeviceFacts::Cuda(_) => GPU_PROBE_BLOCK,
+            }),
             active: Vec::new(),
             free_slots: Vec::new(),
             eos_ids: options.eos_ids,
@@ -581,6 +592,13 @@ impl Core {
             }
         }
         let _farewell = Farewell(self.shared.clone());
+        let ended = self.run_loop();
+        // After a failure too: what was recorded until then is worth having.
+        self.close_recorder();
+        ended
+    }
+
+    fn run_loop(&mut self) -> Result<(), String> {
         if let Runner::Cuda(backend) = &self.backend {
             backend.bind().map_err(|error| error.to_string())?;
         }
@@ -606,16 +624,15 @@ impl Core {
                 self.step(start)?;
             }
         }
-        self.drain()?;
-        self.close_recorder();
-        Ok(())
+        self.drain()
     }
 
     /// Hand out a window that was cut short and name those never reached.
     fn close_recorder(&mut self) {
         let (mut cut, unreached) = self.recorder.finish();
-        if let Some(recording) = &mut cut {
-            recording.gpu = gpu_recording(&mut self.backend, &self.info.clock);
+        if std::mem::take(&mut self.window_open) {
+            let gpu = gpu_recording(&mut self.backend, &self.info.clock);
+            cut.iter_mut().for_each(|recording| recording.gpu = gpu.clone());
         }
         let mut mailbox = self.shared.lock();
         mailbox.outbox.recordings.extend(cut);
@@ -721,8 +738,13 @@ impl Core {
     /// steps may overlap.
     fn step(&mut self, mut start: u64) -> Result<(), String> {
         let clock = self.info.clock;
-        if !self.flights.is_empty() && self.measuring && self.recorder.opens(self.next_iteration) {
+        if !self.window_open && self.measuring && self.recorder.opens(self.next_iteration) {
             self.drain()?;
+            if let Runner::Cuda(backend) = &mut self.backend {
+                backend.begin_window(&clock).map_err(|error| error.to_string())?;
+            }
+            self.window_open = true;
+            // Switching the recorder on is no part of the iteration.
             start = clock.now();
         }
         let mut times = StepTimes { start, fetched: clock.now(), ..StepTimes::default() };
@@ -809,11 +831,9 @@ impl Core {
         let backend = match &mut self.backend {
             Runner::Cpu(backend) => &mut **backend,
             Runner::Cuda(backend) => {
-                if profiled && self.recorder.is_empty() {
-                    backend.begin_window(&clock).map_err(|error| error.to_string())?;
-                }
                 let trace = profiled.then_some((&mut self.recorder, &clock, iteration));
-                backend.launch(&self.inputs, trace).map_err(|error| error.to_string())?;
+                let launched = backend.launch(&self.inputs, trace);
+                launched.map_err(|error| format!("iteration {iteration}: {error}"))?;
                 return Ok(clock.now());
             }
         };
@@ -982,8 +1002,13 @@ impl Core {
             };
             if let Some(mut recording) = self.recorder.end(step) {
                 recording.gpu = gpu_recording(&mut self.backend, &clock);
-                outbox.recordings.push(recording);
-                mailbox.news = true;
+                self.window_open = false;
+                if self.recorder.is_probe() {
+                    self.recorder.discard(recording);
+                } else {
+                    outbox.recordings.push(recording);
+                    mailbox.news = true;
+                }
             }
         }
         if mailbox.news {
@@ -1161,6 +1186,10 @@ fn cache_blocks(model: &LoadedModel, options: &EngineOptions, limits: StepLimits
     }
     Ok(blocks)
 }
+
+/// Iterations of a block that a GPU's recorder is on or off for while its cost is measured: it can't be switched for
+/// every single one.
+pub const GPU_PROBE_BLOCK: u64 = 16;
 
 /// Block numbers are 32 bits wide.
 const MOST_BLOCKS: usize = (u32::MAX - 1) as usize;

@@ -93,57 +93,59 @@ pub(crate) struct Recorder {
     next: usize,
     current: Option<Recording>,
     nodes: usize,
-    probe: bool,
+    /// Record alternate blocks of this many iterations to measure what that costs; their events are thrown away.
+    probe: Option<u64>,
+    /// Emptied recording of a probe, so that a block begins without allocating.
+    spare: Option<Recording>,
 }
 
 /// Iterations whose events are allocated at once when a window opens; longer windows grow as they go.
 const RESERVED_STEPS: usize = 256;
 
 impl Recorder {
-    /// `probe` records every second iteration and throws it away, to measure what recording costs.
-    pub fn new(windows: Vec<Window>, nodes: usize, probe: bool) -> Recorder {
-        Recorder { windows, next: 0, current: None, nodes, probe }
+    /// With `probe`, every second block of that many iterations is recorded, and no window.
+    pub fn new(windows: Vec<Window>, nodes: usize, probe: Option<u64>) -> Recorder {
+        Recorder { windows, next: 0, current: None, nodes, probe, spare: None }
+    }
+
+    /// The window that `iteration` is the first of, unless it is open already.
+    fn opening(&self, iteration: u64) -> Option<Window> {
+        if self.current.is_some() {
+            return None;
+        }
+        match self.probe {
+            Some(length) => {
+                let first = iteration - iteration % length;
+                (first / length % 2 == 1).then_some(Window { first: iteration, last: first + length - 1 })
+            }
+            None => self.windows.get(self.next).copied().filter(|window| iteration >= window.first),
+        }
     }
 
     /// Whether `iteration` is the first of a window that is not open yet.
     pub fn opens(&self, iteration: u64) -> bool {
-        self.current.is_none() && (self.probe || self.windows.get(self.next).is_some_and(|w| iteration >= w.first))
-    }
-
-    /// Whether a window is open and nothing is in it yet.
-    pub fn is_empty(&self) -> bool {
-        self.current.as_ref().is_some_and(|recording| recording.ops.is_empty() && recording.steps.is_empty())
+        self.opening(iteration).is_some()
     }
 
     /// Whether `iteration` is the last of the open window.
     pub fn closes(&self, iteration: u64) -> bool {
-        !self.probe && self.current.as_ref().is_some_and(|recording| iteration >= recording.window.last)
+        self.current.as_ref().is_some_and(|recording| iteration >= recording.window.last)
     }
 
     /// Whether `iteration` is recorded. Opens its window when it is the first one inside.
     pub fn begin(&mut self, iteration: u64) -> bool {
-        if self.probe {
-            if self.current.is_none() {
-                self.open(0, Window { first: 0, last: u64::MAX });
-            }
-            if let Some(recording) = &mut self.current {
-                recording.ops.clear();
-                recording.steps.clear();
-            }
-            return iteration % 2 == 1;
-        }
-        if self.current.is_none() {
-            let Some(&window) = self.windows.get(self.next) else { return false };
-            if iteration < window.first {
-                return false;
-            }
+        if let Some(window) = self.opening(iteration) {
             self.open(self.next, window);
             self.next += 1;
         }
-        true
+        self.current.is_some()
     }
 
     fn open(&mut self, index: usize, window: Window) {
+        if let Some(spare) = self.spare.take() {
+            self.current = Some(Recording { index, window, ..spare });
+            return;
+        }
         let steps = usize::try_from(window.last - window.first).unwrap_or(usize::MAX).min(RESERVED_STEPS - 1) + 1;
         self.current = Some(Recording {
             index,
@@ -166,16 +168,30 @@ impl Recorder {
     pub fn end(&mut self, step: StepEvent) -> Option<Recording> {
         let recording = self.current.as_mut()?;
         recording.steps.push(step);
-        if self.probe || step.iteration < recording.window.last {
+        if step.iteration < recording.window.last {
             return None;
         }
         recording.complete = true;
         self.current.take()
     }
 
+    /// Whether recordings are only made to see what that costs.
+    pub fn is_probe(&self) -> bool {
+        self.probe.is_some()
+    }
+
+    /// Take back the recording of a probe, which nobody wants.
+    pub fn discard(&mut self, mut recording: Recording) {
+        recording.steps.clear();
+        recording.ops.clear();
+        recording.complete = false;
+        recording.gpu = None;
+        self.spare = Some(recording);
+    }
+
     /// The program ends: hand out a window that was cut short, and name those never reached.
     pub fn finish(&mut self) -> (Option<Recording>, Vec<Window>) {
-        let cut = self.current.take().filter(|_| !self.probe);
+        let cut = self.current.take().filter(|_| self.probe.is_none());
         (cut, self.windows.get(self.next..).unwrap_or_default().to_vec())
     }
 }

@@ -58,7 +58,7 @@ pub enum CudaError {
         meaning: String,
     },
     /// Not enough memory on the device.
-    #[error("{what} needs {needed} bytes of GPU memory, {free} of {total} are free; {remedy}")]
+    #[error("not enough GPU memory for {what}: {} needed, {} of {} free; {remedy}", gib(*needed), gib(*free), gib(*total))]
     OutOfMemory {
         /// For what.
         what: String,
@@ -94,9 +94,9 @@ pub enum CudaError {
         file: &'static str,
     },
     /// An op failed on the device: found when its step was waited for.
-    #[error("op {op} failed on the GPU: {code} ({meaning}); the device can't be used any more by this process")]
+    #[error("{op} failed on the GPU: {code} ({meaning}); the device can't be used any more by this process")]
     Fault {
-        /// The op, or the range of ops that it was one of.
+        /// `op NAME`, or the step that it was one of.
         op: String,
         /// The driver's name of the error.
         code: String,
@@ -118,12 +118,29 @@ pub enum CudaError {
     Unsupported(String),
 }
 
+/// What to do when memory runs out beside a cache that took its share.
+const MORE_ROOM: &str = "lower --kv-cache-free-gpu-mem-fraction, --max-batch-size or --max-num-tokens, or free the GPU";
+
+/// Bytes as people compare them.
+fn gib(bytes: u64) -> String {
+    match bytes {
+        0..0x4000_0000 => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
+}
+
 /// Turn a driver status into a result; `action` says what was tried.
 pub(crate) fn check(status: sys::CUresult, action: impl FnOnce() -> String) -> Result<(), CudaError> {
     if status == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
     }
-    let (code, meaning) = describe(status);
+    let (code, mut meaning) = describe(status);
+    if status == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY
+        && let Ok((free, total)) = crate::memory::free_and_total()
+    {
+        let (free, total) = (gib(free), gib(total));
+        meaning += &format!("; {free} of {total} free on the GPU, another process may hold the rest; {MORE_ROOM}");
+    }
     Err(CudaError::Driver { action: action(), code, meaning })
 }
 

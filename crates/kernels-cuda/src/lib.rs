@@ -41,7 +41,7 @@ pub use linear::{Candidate, Epilogue, GemmPlugin, Linear, LinearArgs, LinearInpu
 pub use lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
 pub use memory::{DeviceBuffer, DevicePtr, PinnedBuffer};
 pub use module::{Function, KernelSource, SOURCES};
-pub use nvml::{GpuSamples, GpuSeries, GpuSummary, NvmlSampler, SeriesSummary, Throttling};
+pub use nvml::{GpuLimits, GpuSamples, GpuSeries, GpuSummary, NvmlSampler, SeriesSummary, Throttling};
 pub use nvtx::Nvtx;
 pub use profiler::{NvtxChoice, Profiler, attached_profiler};
 pub use rows::{EmbedArgs, RopeArgs, RowOps};

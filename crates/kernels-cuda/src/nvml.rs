@@ -31,11 +31,13 @@ const REASONS: [(u64, &str); 8] = [
     (0x400, "reliability limit"),
 ];
 
+const SM_CLOCK: &str = "SM clock";
+
 /// What is sampled, in the order of [`GpuSamples::series`].
 const SERIES: [(&str, &str); 7] = [
     ("GPU memory used", "bytes"),
     ("Power", "W"),
-    ("SM clock", "MHz"),
+    (SM_CLOCK, "MHz"),
     ("Memory clock", "MHz"),
     ("GPU utilisation", "%"),
     ("Memory utilisation", "%"),
@@ -51,6 +53,17 @@ pub struct GpuSamples {
     pub series: Vec<GpuSeries>,
     /// Bits of NVML's reasons for lowered clocks.
     pub reasons: Vec<u64>,
+    /// What the GPU is allowed, where it says.
+    pub limits: GpuLimits,
+}
+
+/// What a GPU is allowed; what it does not say is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct GpuLimits {
+    /// Highest SM clock in MHz.
+    pub sm_clock_mhz: Option<f64>,
+    /// Power limit in force, in W.
+    pub power_w: Option<f64>,
 }
 
 /// One measured thing.
@@ -73,6 +86,8 @@ pub struct GpuSummary {
     pub series: Vec<SeriesSummary>,
     /// Why clocks were held down, and in which share of the samples; empty = never.
     pub throttled: Vec<Throttling>,
+    /// What the GPU is allowed.
+    pub limits: GpuLimits,
 }
 
 /// Mean and extremes of a series.
@@ -97,6 +112,15 @@ pub struct Throttling {
     pub reason: &'static str,
     /// Share of the samples that had it, 0 to 1.
     pub share: f64,
+    /// Mean SM clock in these samples, in MHz.
+    pub sm_clock_mhz: Option<f64>,
+}
+
+impl GpuSummary {
+    /// Mean and extremes of the series with this name.
+    pub fn series(&self, name: &str) -> Option<&SeriesSummary> {
+        self.series.iter().find(|series| series.name == name)
+    }
 }
 
 impl GpuSamples {
@@ -113,14 +137,22 @@ impl GpuSamples {
                 peak: values.fold(f64::NEG_INFINITY, f64::max),
             })
         };
+        let clocks = self.series.iter().find(|series| series.name == SM_CLOCK).map_or(&[][..], |s| &s.values);
         let of_reason = |(bit, reason): (u64, &'static str)| {
             let hit = self.reasons.iter().filter(|reasons| *reasons & bit != 0).count();
-            (hit > 0).then(|| Throttling { reason, share: hit as f64 / self.reasons.len() as f64 })
+            let then = self.reasons.iter().zip(clocks).filter(|(reasons, mhz)| *reasons & bit != 0 && mhz.is_finite());
+            let (count, sum) = then.fold((0, 0.0), |(count, sum), (_, mhz)| (count + 1, sum + mhz));
+            (hit > 0).then(|| Throttling {
+                reason,
+                share: hit as f64 / self.reasons.len() as f64,
+                sm_clock_mhz: (count > 0).then(|| sum / f64::from(count)),
+            })
         };
         GpuSummary {
             samples: self.times.len(),
             series: self.series.iter().filter_map(of_series).collect(),
             throttled: REASONS.into_iter().filter_map(of_reason).collect(),
+            limits: self.limits,
         }
     }
 }
@@ -151,7 +183,7 @@ impl NvmlSampler {
                 let guard = stopped.0.lock().unwrap_or_else(|e| e.into_inner());
                 let waited = stopped.1.wait_timeout_while(guard, wait, |stopped| !*stopped);
                 if *waited.unwrap_or_else(|e| e.into_inner()).0 {
-                    return samples.finish();
+                    return GpuSamples { limits: gpu.limits(), ..samples.finish() };
                 }
             }
         };
@@ -206,7 +238,7 @@ impl Samples {
         let series = all
             .filter(|(_, values)| values.iter().any(|v| v.is_finite()))
             .map(|((name, unit), values)| GpuSeries { name, unit, values });
-        GpuSamples { times: self.times, series: series.collect(), reasons: self.reasons }
+        GpuSamples { times: self.times, series: series.collect(), reasons: self.reasons, limits: GpuLimits::default() }
     }
 }
 
@@ -234,6 +266,8 @@ struct Nvml {
     clock: Option<ReadNumbered>,
     utilization: Option<unsafe extern "C" fn(Device, *mut Utilization) -> Status>,
     temperature: Option<ReadNumbered>,
+    most_clock: Option<ReadNumbered>,
+    power_limit: Option<ReadUint>,
     reasons: Option<unsafe extern "C" fn(Device, *mut c_ulonglong) -> Status>,
 }
 
@@ -268,10 +302,27 @@ impl Nvml {
                 clock: found.symbol("nvmlDeviceGetClockInfo"),
                 utilization: found.symbol("nvmlDeviceGetUtilizationRates"),
                 temperature: found.symbol("nvmlDeviceGetTemperature"),
+                most_clock: found.symbol("nvmlDeviceGetMaxClockInfo"),
+                power_limit: found.symbol("nvmlDeviceGetEnforcedPowerLimit"),
                 reasons: found
                     .symbol("nvmlDeviceGetCurrentClocksEventReasons")
                     .or_else(|| found.symbol("nvmlDeviceGetCurrentClocksThrottleReasons")),
             })
+        }
+    }
+
+    fn limits(&self) -> GpuLimits {
+        let (mut mhz, mut milliwatts) = (0, 0);
+        // SAFETY: the handle is live, the rest are locals.
+        let (clock, power) = unsafe {
+            (
+                self.most_clock.is_some_and(|read| read(self.device, CLOCK_SM, &mut mhz) == SUCCESS),
+                self.power_limit.is_some_and(|read| read(self.device, &mut milliwatts) == SUCCESS),
+            )
+        };
+        GpuLimits {
+            sm_clock_mhz: clock.then_some(f64::from(mhz)),
+            power_w: power.then_some(f64::from(milliwatts) / 1e3),
         }
     }
 
@@ -353,8 +404,9 @@ mod tests {
         let expected =
             [("GPU memory used", 1e9, 1e9, 1e9), ("Power", 100.0, 200.0, 300.0), ("SM clock", 1500.0, 1860.0, 1980.0)];
         assert_eq!(found, expected, "what the GPU never answered is not there");
-        let expected = [("power cap", 0.5), ("thermal slowdown (software)", 0.25)];
-        assert_eq!(summary.throttled.iter().map(|t| (t.reason, t.share)).collect::<Vec<_>>(), expected);
+        let expected = [("power cap", 0.5, Some(1740.0)), ("thermal slowdown (software)", 0.25, Some(1980.0))];
+        let found: Vec<_> = summary.throttled.iter().map(|t| (t.reason, t.share, t.sm_clock_mhz)).collect();
+        assert_eq!(found, expected);
     }
 
     #[test]

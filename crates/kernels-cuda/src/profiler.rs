@@ -121,7 +121,9 @@ impl Profiler {
     /// recorded. `None` where strobe does not record.
     pub fn end_window(&mut self, gpu: &Gpu, now: &dyn Fn() -> u64) -> Result<Option<KernelTimeline>, CudaError> {
         let waited = gpu.synchronize();
-        let timeline = self.recorder.as_mut().map(|recorder| recorder.stop(gpu, now));
+        // A device that has faulted gives no records any more, and is not asked for them.
+        let alive = waited.is_ok();
+        let timeline = self.recorder.as_mut().filter(|_| alive).map(|recorder| recorder.stop(gpu, now));
         // SAFETY: no preconditions; without a tool it does nothing.
         let marked = check(unsafe { sys::cuProfilerStop() }, || "marking the end of a profile window".into());
         waited?;

@@ -272,6 +272,11 @@ impl ClockMap {
         ClockMap { from: (first.0, last.0), to: (first.1, last.1) }
     }
 
+    /// Whether a time of the source clock lies before the first moment.
+    pub fn is_before(&self, time: u64) -> bool {
+        time < self.from.0
+    }
+
     /// A time of the source clock on the target clock.
     pub fn map(&self, time: u64) -> i64 {
         let since = time.wrapping_sub(self.from.0) as i64;

@@ -43,6 +43,8 @@ pub struct RunData {
     pub recordings: Vec<Recording>,
     pub unreached: Vec<Window>,
     pub partial: bool,
+    /// Why the engine stopped before the run was over.
+    pub failure: Option<EngineError>,
 }
 
 impl RunData {
@@ -210,10 +212,19 @@ fn take_iterations(run: &mut RunData, outbox: &Outbox, limits: &IterationLimits,
     run.unreached.extend_from_slice(&outbox.unreached);
 }
 
-/// Stop the engine and take what it still had to say into the last run.
+/// Stop the engine and take what it still had to say into the last run. A run that measured something before the engine
+/// failed is kept, with the failure; otherwise the failure is all there is.
 pub fn finish(engine: Engine, run: &mut RunData, load: &Load) -> Result<(), EngineError> {
     let limits = engine.info().limits;
-    let outbox = engine.shutdown()?;
+    let (outbox, failure) = engine.end();
     take(run, &outbox, &limits, load);
+    match failure {
+        Some(failure) if run.iterations.is_empty() => return Err(failure),
+        Some(failure) => {
+            run.partial = true;
+            run.failure = Some(failure);
+        }
+        None => {}
+    }
     Ok(())
 }

@@ -138,7 +138,8 @@ pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec:
             let utilization = utilization::by_kind(&run.iterations, &framed);
             repeats.push(RepeatFigures::of(&metrics, &utilization, &run.iterations));
         }
-        if interrupt::requested() {
+        // A run that the user did not stop and that is not whole was ended by the engine.
+        if interrupt::requested() || run.partial {
             if !last {
                 // The run that was to be reported and recorded never came.
                 run.partial = true;

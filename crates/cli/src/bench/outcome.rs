@@ -9,7 +9,7 @@ use strobe_analyze::top_ops::top_ops;
 use strobe_engine::device::DeviceFacts;
 use strobe_engine::window::Window;
 use strobe_engine::{CacheSize, EngineConfig, EngineInfo, IterationRecord, WeightsOrigin};
-use strobe_kernels_cuda::GpuSamples;
+use strobe_kernels_cuda::{GpuSamples, RecorderCost};
 use strobe_trace::Trace;
 use strobe_workload::{
     Metrics, PercentileRule, ReportContext, Spread, WorldInfo, anchor_json::EngineInfo as AnchorEngine,
@@ -147,14 +147,33 @@ impl Outcome {
         self.info.memory.kv_cache_bytes / (self.info.limits.kv_blocks as u64).max(1)
     }
 
-    /// Whether every second iteration was recorded to see what that costs.
+    /// Whether iterations all over the run were recorded to see what that costs.
     pub fn probed(&self) -> bool {
         self.windows.is_empty() && self.run.iterations.iter().any(|i| i.profiled)
     }
 
     /// What the recorder cost; `None` when it was not probed, or no iterations were alike.
     pub fn overhead(&self) -> Option<Overhead> {
-        self.probed().then(|| overhead::measure(&self.run.iterations)).flatten()
+        self.probed().then(|| overhead::of_probe(&self.run.iterations)).flatten()
+    }
+
+    /// What the recorder is seen to cost in the profile windows, against the steps around them.
+    pub fn window_overhead(&self) -> Option<Overhead> {
+        (!self.windows.is_empty()).then(|| overhead::of_windows(&self.run.iterations)).flatten()
+    }
+
+    /// What switching a GPU's recorder on and off took for each window.
+    pub fn recorder_costs(&self) -> Vec<(Window, RecorderCost)> {
+        let costs = self.run.recordings.iter().filter_map(|r| Some((r.window, r.gpu.as_ref()?.timeline.cost)));
+        costs.collect()
+    }
+
+    /// Most GPU memory in use at once, by all processes, and how much of it is in none of the engine's pools.
+    pub fn gpu_memory(&self) -> Option<(u64, u64)> {
+        let peak = self.samples.as_ref()?.summary().series("GPU memory used")?.peak as u64;
+        let m = &self.info.memory;
+        let pools = m.weights_bytes + m.kv_cache_bytes + m.activation_bytes + m.workspace_bytes + m.graph_bytes;
+        Some((peak, peak.saturating_sub(pools)))
     }
 
     /// What a report says that does not follow from the records.
@@ -178,12 +197,14 @@ impl Outcome {
             json!({
                 "peak_rss_bytes": self.peak_resident(),
                 "weights_bytes": self.info.memory.weights_bytes,
-            "weights_mapped": self.mapped,
+                "weights_mapped": self.mapped,
                 "kv_cache_reserved_bytes": self.info.memory.kv_cache_bytes,
                 "kv_cache_peak_used_bytes": u64::from(self.peak_kv_blocks()) * self.kv_block_bytes(),
                 "activations_reserved_bytes": self.info.memory.activation_bytes,
                 "workspace_bytes": self.info.memory.workspace_bytes,
                 "graphs_bytes": self.info.memory.graph_bytes,
+                "gpu_peak_used_bytes": self.gpu_memory().map(|(peak, _)| peak),
+                "gpu_outside_pools_bytes": self.gpu_memory().map(|(_, rest)| rest),
             }),
         );
         if let Some(facts) = self.info.device.cuda() {
@@ -203,7 +224,15 @@ impl Outcome {
         if self.probed() {
             put("profiler_overhead", self.overhead().map_or(json!({"pairs": 0}), |overhead| json!(overhead)));
         }
+        if let Some(failure) = &self.run.failure {
+            put("failure", json!(failure.to_string()));
+        }
         if !self.windows.is_empty() {
+            put("recorder_cost_in_windows", json!(self.window_overhead()));
+            let costs = self.recorder_costs();
+            if !costs.is_empty() {
+                put("recorder", costs.iter().map(|(w, c)| json!({"window": w.to_string(), "cost": c})).collect());
+            }
             let states = self.window_states();
             put(
                 "windows",

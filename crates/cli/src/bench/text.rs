@@ -6,6 +6,7 @@ use strobe_analyze::budget::{IterationBudget, Part, budget_by_kind, budgets};
 use strobe_analyze::top_ops::{OpSummary, top_ops};
 use strobe_engine::cuda::CudaFacts;
 use strobe_engine::device::DeviceFacts;
+use strobe_kernels_cuda::{GpuLimits, GpuSummary, SeriesSummary, Throttling};
 use strobe_report::human;
 use strobe_report::table::{Cell, Table};
 use strobe_trace::{IterationKind, Trace};
@@ -27,9 +28,10 @@ pub fn report(outcome: &Outcome, width: usize) -> String {
     let mut text = String::new();
     if outcome.run.partial {
         let done = outcome.run.records.iter().filter(|r| r.finish_reason != "aborted").count();
+        let why = if outcome.run.failure.is_some() { "the engine failed" } else { "interrupted" };
         let _ = writeln!(
             text,
-            "PARTIAL RUN: interrupted after {done} of {} requests; figures cover what was done\n",
+            "PARTIAL RUN: {why} after {done} of {} requests; figures cover what was done\n",
             outcome.asked
         );
     }
@@ -85,15 +87,22 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             "Bandwidth (denominator of MBU):",
             format!("{} read, measured {}", human::bytes_per_s(peaks.read_bytes_per_s), peaks.bandwidth_measured),
         ),
-        ("Peak memory (RSS):", outcome.peak_resident().map_or(human::NOT_KNOWN.into(), human::bytes)),
-        (
-            "  weights:",
-            format!(
-                "{}, {}",
-                human::bytes(memory.weights_bytes),
-                if outcome.mapped { "mapped from the engine's file" } else { "in memory" }
-            ),
-        ),
+    ]);
+    let resident = outcome.peak_resident().map_or(human::NOT_KNOWN.into(), human::bytes);
+    let on_gpu = outcome.info.device.cuda().is_some();
+    rows.push((if on_gpu { "Peak host memory (RSS):" } else { "Peak memory (RSS):" }, resident));
+    if let Some((peak, _)) = outcome.gpu_memory() {
+        rows.push(("Peak GPU memory (NVML):", format!("{}, all processes", human::bytes(peak))));
+    } else if on_gpu {
+        rows.push(("Peak GPU memory (NVML):", human::NOT_KNOWN.into()));
+    }
+    let kept = match (on_gpu, outcome.mapped) {
+        (true, _) => "on the GPU",
+        (false, true) => "mapped from the engine's file",
+        (false, false) => "in memory",
+    };
+    rows.extend([
+        ("  weights:", format!("{}, {kept}", human::bytes(memory.weights_bytes))),
         (
             "  KV cache:",
             format!(
@@ -109,6 +118,9 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
     if memory.workspace_bytes + memory.graph_bytes > 0 {
         let (workspace, graphs) = (human::bytes(memory.workspace_bytes), human::bytes(memory.graph_bytes));
         rows.push(("  workspace, graphs:", format!("{workspace}, {graphs}")));
+    }
+    if let Some((_, rest)) = outcome.gpu_memory() {
+        rows.push(("  rest:", format!("{}: context, kernels, libraries, other processes", human::bytes(rest))));
     }
     for (label, value) in rows {
         let _ = writeln!(text, "{label:<38}{value}");
@@ -150,17 +162,21 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
     }
     spread_section(text, &outcome.repeats, width);
     if outcome.probed() && outcome.overhead().is_none() {
-        text.push_str("\nProfiler overhead: not measured, no three neighbouring iterations had the same batch; use longer outputs\n");
+        text.push_str("\nProfiler overhead: not measured, recorded iterations and their neighbours never had the same batch; use longer outputs\n");
     }
     if let Some(o) = outcome.overhead() {
         text.push('\n');
-        heading(text, "PROFILER OVERHEAD (every second iteration recorded)");
+        let (what, each) = match o.block {
+            1 => ("every second iteration".to_string(), "pairs of neighbouring iterations".to_string()),
+            n => (format!("alternate blocks of {n} iterations"), format!("blocks of {n} iterations")),
+        };
+        heading(text, &format!("PROFILER OVERHEAD ({what} recorded)"));
         let interval = o.interval.map_or(String::new(), |i| {
             format!(", 95 % interval {} to {}", human::percent(i.low), human::percent(i.high))
         });
         let _ = writeln!(
             text,
-            "{} over {} pairs of neighbouring iterations{interval}; median step {} off, {} on",
+            "{} over {} {each}{interval}; median step {} off, {} on",
             human::percent(o.relative),
             o.pairs,
             human::ns(o.off_ms * 1e6),
@@ -235,31 +251,51 @@ fn gpu_rows(outcome: &Outcome, facts: &CudaFacts) -> Vec<(&'static str, String)>
     if let Some(samples) = &outcome.samples {
         let summary = samples.summary();
         for series in &summary.series {
-            let text = format!("mean {:.0}, peak {:.0} {}", series.mean, series.peak, series.unit);
-            rows.push((nvml_label(series.name), text));
+            rows.extend(nvml_row(series, &summary.limits));
         }
-        let throttled: Vec<_> = summary
-            .throttled
-            .iter()
-            .map(|t| format!("{} in {} of samples", t.reason, human::percent(t.share)))
-            .collect();
-        if !throttled.is_empty() {
-            rows.push(("GPU THROTTLED:", throttled.join(", ")));
-        }
+        rows.extend(throttling(&summary));
     }
     rows
 }
 
-fn nvml_label(series: &'static str) -> &'static str {
-    match series {
-        "memory used" => "GPU memory in use:",
-        "power" => "GPU power:",
-        "SM clock" => "GPU SM clock:",
-        "memory clock" => "GPU memory clock:",
-        "utilisation" => "GPU busy:",
-        "temperature" => "GPU temperature:",
-        other => other,
-    }
+/// A sampled series in a line. Memory is said with the pools it is made of.
+fn nvml_row(series: &SeriesSummary, limits: &GpuLimits) -> Option<(&'static str, String)> {
+    let limit = |limit: Option<f64>| limit.map_or(String::new(), |limit| format!(" of {}", human::number(limit)));
+    let (label, limit) = match series.name {
+        "GPU memory used" => return None,
+        "Power" => ("GPU power (averages of a second):", limit(limits.power_w)),
+        "SM clock" => ("GPU SM clock:", limit(limits.sm_clock_mhz)),
+        "Memory clock" => ("GPU memory clock:", String::new()),
+        "GPU utilisation" => ("GPU busy, by NVML:", String::new()),
+        "Memory utilisation" => ("GPU memory busy, by NVML:", String::new()),
+        "Temperature" => ("GPU temperature:", String::new()),
+        other => (other, String::new()),
+    };
+    let unit = if series.unit == "C" { "°C" } else { series.unit };
+    let [min, mean, peak] = [series.min, series.mean, series.peak].map(|value| format!("{value:.0}"));
+    Some((label, format!("mean {mean}, {min} to {peak}{limit} {unit}")))
+}
+
+/// SM clocks within this share of the maximum are as good as it.
+const SAME_CLOCK: f64 = 0.02;
+
+/// Why clocks were held down, and whether it shows: a power cap is often named while clocks are still at their maximum.
+fn throttling(summary: &GpuSummary) -> Option<(&'static str, String)> {
+    let most = summary.limits.sm_clock_mhz.or_else(|| Some(summary.series("SM clock")?.peak));
+    let below = |t: &Throttling| Some(1.0 - t.sm_clock_mhz? / most.filter(|mhz| *mhz > 0.0)?);
+    let reasons = summary.throttled.iter().map(|t| {
+        let clocks = match (below(t), t.sm_clock_mhz) {
+            (Some(below), Some(mhz)) if below > SAME_CLOCK => {
+                format!(" (SM clock {mhz:.0} MHz in them, {} below the maximum)", human::percent(below))
+            }
+            (Some(_), _) => " (SM clock at its maximum all the same)".to_string(),
+            _ => String::new(),
+        };
+        format!("{} in {} of samples{clocks}", t.reason, human::percent(t.share))
+    });
+    let text = reasons.collect::<Vec<_>>().join(", ");
+    let lowered = summary.throttled.iter().any(|t| below(t).is_none_or(|below| below > SAME_CLOCK));
+    (!text.is_empty()).then_some((if lowered { "GPU THROTTLED:" } else { "GPU clock limits named:" }, text))
 }
 
 /// Rows of the per-iteration table before it is cut in the middle.
@@ -301,6 +337,7 @@ fn profile(text: &mut String, outcome: &Outcome, trace: &Trace, width: usize) {
         text.push_str(&table.render(width));
         text.push('\n');
     }
+    recorder_cost(text, outcome);
     text.push_str("Parts add up to the wall time: the means exactly, medians one by one. idle = between ops inside the forward pass; unknown = covered by no range.\n\n");
     heading(text, "TOP OPS");
     text.push_str(&ops_table(&top_ops(&context), 12).render(width));
@@ -311,6 +348,29 @@ fn profile(text: &mut String, outcome: &Outcome, trace: &Trace, width: usize) {
             human::flops_per_s(peaks.flops_per_s),
             human::bytes_per_s(peaks.bytes_per_s)
         );
+    }
+}
+
+fn signed_percent(share: f64) -> String {
+    format!("{:+.1} %", 100.0 * share)
+}
+
+/// What recording the windows cost: in the steps, against those around, and at their edges.
+fn recorder_cost(text: &mut String, outcome: &Outcome) {
+    match outcome.window_overhead() {
+        Some(o) => {
+            let _ = writeln!(
+                text,
+                "Cost of recording: median step {} in the window, {} around it with the same batch ({}).",
+                human::ns(o.on_ms * 1e6),
+                human::ns(o.off_ms * 1e6),
+                signed_percent(o.relative)
+            );
+        }
+        None => text.push_str("Cost of recording: not seen, no step around the window has the same batch; --measure-profiler-overhead measures it.\n"),
+    }
+    for (window, cost) in outcome.recorder_costs() {
+        let _ = writeln!(text, "Recorder of window {window}: {cost}.");
     }
 }
 

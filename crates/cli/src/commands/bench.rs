@@ -191,7 +191,7 @@ struct BenchArgs {
     /// Also write a Chrome trace of the windows; also TLLM_TORCH_PROFILE_TRACE
     #[arg(long, value_name = "FILE.json", help_heading = "Profiling")]
     trace_out: Option<PathBuf>,
-    /// Record every second iteration and print what recording costs
+    /// Record every second iteration (on a GPU, alternate blocks of 16) and print what recording costs
     #[arg(long, conflicts_with = "profile", help_heading = "Profiling")]
     measure_profiler_overhead: bool,
 
@@ -370,6 +370,9 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     if let Some(dir) = &output_dir {
         output::note(&format!("run directory: {}", dir.display()));
     }
+    if let Some(failure) = &outcome.run.failure {
+        bail!("{failure}; the report covers what was done until then");
+    }
     match &outcome.metrics {
         Err(error) if !outcome.run.partial => bail!("the run gave no metrics: {error:#}"),
         _ => Ok(()),
@@ -530,7 +533,7 @@ fn windows(args: &BenchArgs) -> Result<Vec<strobe_engine::window::Window>> {
     }
     if args.measure_profiler_overhead && !windows.is_empty() {
         output::warn(
-            "the profile window is ignored: --measure-profiler-overhead records every second iteration instead",
+            "the profile window is ignored: --measure-profiler-overhead records iterations all over the run instead",
         );
         return Ok(Vec::new());
     }

@@ -371,6 +371,16 @@ impl CudaBackend {
         step: &StepInputs,
         trace: Option<(&mut Recorder, &Clock, u64)>,
     ) -> Result<(), CudaError> {
+        self.launch_step(step, trace).map_err(|error| match &error {
+            // Whatever is called after a fault fails with it: the step before is to blame, not this launch.
+            CudaError::Driver { code, .. } if is_fault(code) => {
+                fault(error, || self.stages[self.oldest].what.to_string())
+            }
+            _ => error,
+        })
+    }
+
+    fn launch_step(&mut self, step: &StepInputs, trace: Option<(&mut Recorder, &Clock, u64)>) -> Result<(), CudaError> {
         let bucket = if inputs::is_decode(step) {
             self.graphs.iter().position(|(bucket, _)| *bucket >= step.tokens.len())
         } else {
@@ -387,13 +397,13 @@ impl CudaBackend {
         let begun = trace.as_ref().map(|(_, clock, _)| clock.now());
         match bucket {
             Some(index) => {
-                stage.what = "a decode step replayed as a graph";
+                stage.what = "a decode step replayed as a graph (--cuda-launch-blocking finds the op)";
                 let graph = &self.graphs[index].1;
                 graph.launch(&self.gpu)?;
                 self.profiler.graph_launched(&graph.nodes);
             }
             None => {
-                stage.what = "a step launched op by op";
+                stage.what = "a step launched op by op (--cuda-launch-blocking finds the op)";
                 self.run_nodes(&packed)?;
             }
         }
@@ -471,7 +481,7 @@ impl CudaBackend {
         if !self.blocking {
             return Ok(());
         }
-        self.gpu.synchronize().map_err(|error| fault(error, || op.to_string()))
+        self.gpu.synchronize().map_err(|error| fault(error, || format!("op {op}")))
     }
 
     /// Launch every op of the forward pass, up to the logits. Everything is at a place that depends on counts only.
@@ -868,6 +878,24 @@ fn sites(config: &ModelConfig, limits: StepLimits, fp8: bool) -> Vec<LinearSite>
 /// Elements of all score matrices that a step can have: each row of a step may belong to a request of full length.
 fn most_scores(config: &ModelConfig, limits: StepLimits) -> usize {
     score_elements(config.num_attention_heads, limits.tokens, limits.positions)
+}
+
+/// Whether the driver's error is a kernel's doing: it sticks to the context from then on.
+fn is_fault(code: &str) -> bool {
+    const FAULTS: [&str; 11] = [
+        "ILLEGAL_ADDRESS",
+        "MISALIGNED_ADDRESS",
+        "INVALID_ADDRESS_SPACE",
+        "INVALID_PC",
+        "ILLEGAL_INSTRUCTION",
+        "HARDWARE_STACK_ERROR",
+        "LAUNCH_FAILED",
+        "LAUNCH_TIMEOUT",
+        "ASSERT",
+        "ECC_UNCORRECTABLE",
+        "CONTAINED",
+    ];
+    FAULTS.iter().any(|fault| code.strip_prefix("CUDA_ERROR_") == Some(fault))
 }
 
 /// A driver error that a kernel caused, with what was running.

@@ -24,7 +24,7 @@ pub fn provoke(index: u32) -> Result<(), CudaError> {
     let nowhere: DevicePtr = 4096;
     gpu.launch(function, Launch::grid(1, 32).overlapping(), kernel_args![nowhere])?;
     gpu.synchronize().map_err(|error| match error {
-        CudaError::Driver { code, meaning, .. } => CudaError::Fault { op: KERNEL.into(), code, meaning },
+        CudaError::Driver { code, meaning, .. } => CudaError::Fault { op: format!("op {KERNEL}"), code, meaning },
         other => other,
     })
 }

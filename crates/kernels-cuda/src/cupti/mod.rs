@@ -26,6 +26,7 @@ const DOMAIN_DRIVER: c_int = 1;
 const DOMAIN_RUNTIME: c_int = 2;
 const EXTERNAL_KIND_OWN: c_int = 3;
 const THREAD_ID_OF_SYSTEM: c_int = 1;
+const ATTRIBUTE_BUFFERS_ARE_ZERO: c_int = 5;
 
 type OnBufferRequested = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 type OnBufferCompleted = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
@@ -38,6 +39,7 @@ struct Api {
     unsubscribe: unsafe extern "C" fn(*mut c_void) -> Status,
     set_thread_id_type: unsafe extern "C" fn(c_int) -> Status,
     register_callbacks: unsafe extern "C" fn(OnBufferRequested, OnBufferCompleted) -> Status,
+    set_attribute: unsafe extern "C" fn(c_int, *mut usize, *mut c_void) -> Status,
     enable: unsafe extern "C" fn(u32) -> Status,
     disable: unsafe extern "C" fn(u32) -> Status,
     flush_all: unsafe extern "C" fn(u32) -> Status,
@@ -67,6 +69,7 @@ impl Api {
             unsubscribe: symbol!("cuptiUnsubscribe"),
             set_thread_id_type: symbol!("cuptiSetThreadIdType"),
             register_callbacks: symbol!("cuptiActivityRegisterCallbacks"),
+            set_attribute: symbol!("cuptiActivitySetAttribute"),
             enable: symbol!("cuptiActivityEnable"),
             disable: symbol!("cuptiActivityDisable"),
             flush_all: symbol!("cuptiActivityFlushAll"),
@@ -127,6 +130,7 @@ type Buffer = Box<[u64]>;
 
 /// Buffers on their way between CUPTI and the recorder.
 struct Buffers {
+    /// All zero.
     free: Vec<Buffer>,
     /// With the number of valid bytes.
     full: Vec<(Buffer, usize)>,
@@ -169,6 +173,12 @@ extern "C" fn on_buffer_completed(_context: *mut c_void, _stream: u32, buffer: *
         0 => all.free.push(buffer),
         _ => all.full.push((buffer, valid.min(BUFFER_WORDS * 8))),
     }
+}
+
+/// A used buffer, all zero again.
+fn cleared(mut buffer: Buffer, valid: usize) -> Buffer {
+    buffer.iter_mut().take(valid.div_ceil(8)).for_each(|word| *word = 0);
+    buffer
 }
 
 extern "C" fn on_callback(_data: *mut c_void, _domain: c_int, _function: u32, _info: *const c_void) {}
@@ -230,12 +240,18 @@ impl Recorder {
             api.check((api.set_thread_id_type)(THREAD_ID_OF_SYSTEM), "choosing how threads are numbered")?;
             let status = (api.register_callbacks)(on_buffer_requested, on_buffer_completed);
             api.check(status, "registering buffers")?;
+            // Otherwise CUPTI clears each buffer on the thread that launches when it takes it, in the middle of a step.
+            // A version that does not know this clears them, and nothing is lost but time.
+            let (mut size, mut yes) = (1, 1u8);
+            (api.set_attribute)(ATTRIBUTE_BUFFERS_ARE_ZERO, &mut size, (&raw mut yes).cast());
         }
         let _ = API.set(api);
         let mut all = buffers();
         while all.free.len() < READY_BUFFERS {
             // Written now, so that no step pays for the first touch of its pages.
-            all.free.push(vec![u64::MAX; BUFFER_WORDS].into_boxed_slice());
+            let mut buffer = vec![u64::MAX; BUFFER_WORDS].into_boxed_slice();
+            buffer.fill(0);
+            all.free.push(buffer);
         }
         Ok(recorder)
     }
@@ -246,7 +262,7 @@ impl Recorder {
         let begun = Instant::now();
         // What an earlier, failed window left behind must not be in this one.
         let leftover = std::mem::take(&mut buffers().full);
-        buffers().free.extend(leftover.into_iter().map(|(buffer, _)| buffer));
+        buffers().free.extend(leftover.into_iter().map(|(buffer, valid)| cleared(buffer, valid)));
         for kind in kind::ALL {
             // SAFETY: a kind that every supported version knows.
             let status = unsafe { (self.api.enable)(kind) };
@@ -257,6 +273,8 @@ impl Recorder {
         }
         ITERATION.store(u32::MAX, Ordering::Relaxed);
         gpu.on_tag(Some(set_external));
+        // The first call makes CUPTI take a buffer: here, and not in the first step.
+        gpu.synchronize()?;
         let began = self.api.moment(now);
         let start_ns = begun.elapsed().as_nanos() as u64;
         self.running = Some(Running { began, start_ns, ties: Ties::default(), graphs: Vec::new() });
@@ -311,7 +329,7 @@ impl Recorder {
             }
             let mut all = buffers();
             if all.free.len() < READY_BUFFERS {
-                all.free.push(buffer);
+                all.free.push(cleared(buffer, valid));
             }
         }
         let mut dropped = 0;

@@ -252,6 +252,9 @@ impl<F: Fn(bool, u32) -> String> Decoder<F> {
     }
 
     fn call(&mut self, c: Api, is_runtime: bool) {
+        if self.map.is_before(c.end) {
+            return;
+        }
         let name = match self.functions.get(&(is_runtime, c.function)) {
             Some(&name) => name,
             None => {
@@ -282,6 +285,9 @@ impl<F: Fn(bool, u32) -> String> Decoder<F> {
     }
 
     fn overhead(&mut self, o: Overhead) {
+        if self.map.is_before(o.end) {
+            return;
+        }
         let (text, is_own) = match o.overhead_kind >> 16 {
             1 => ("CUPTI: flushing buffers", true),
             2 => ("CUPTI: instrumenting code", true),
