@@ -90,7 +90,7 @@ impl Layout {
             prefill: spans,
             tiles: limits.tokens + spans,
         };
-        whole.tables() + spans * table + 2 + DRAW * limits.sampled + 2 * limits.sampled
+        whole.tables() + spans * table + 2 + DRAW * limits.sampled
     }
 }
 
@@ -103,8 +103,6 @@ pub struct Packed {
     pub words: usize,
     /// Word of the first [`Draw`]; `None` when every row is greedy and free.
     pub draws: Option<usize>,
-    /// Word of the first forbidden token.
-    pub banned: usize,
     /// Sampled rows, without padding.
     pub sampled: usize,
     /// Requests with one row.
@@ -230,7 +228,6 @@ pub fn pack(step: &StepInputs, options: &PackOptions, padded: Option<usize>, out
     let plain = step.draws.iter().all(|(draw, banned)| draw.is_greedy() && banned.is_empty());
     if !plain {
         let draws = end.next_multiple_of(2);
-        packed.banned = draws + DRAW * step.draws.len();
         for (index, (draw, banned)) in step.draws.iter().enumerate() {
             let draw = Draw {
                 temperature: draw.temperature,
@@ -243,9 +240,8 @@ pub fn pack(step: &StepInputs, options: &PackOptions, padded: Option<usize>, out
             };
             draw_words(&draw, &mut out[draws + DRAW * index..][..DRAW]);
         }
-        out[packed.banned..packed.banned + step.banned.len()].copy_from_slice(&step.banned);
         packed.draws = Some(draws);
-        packed.words = packed.banned + step.banned.len();
+        packed.words = draws + DRAW * step.draws.len();
     }
     packed
 }

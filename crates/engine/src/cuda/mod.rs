@@ -89,11 +89,14 @@ struct Buffers {
     codes: Option<(DeviceBuffer, DeviceBuffer)>,
     scores: Option<DeviceBuffer>,
     packed: DeviceBuffer,
+    /// Tokens that some rows may not draw; grows, because nobody knows how many a request will name.
+    banned: DeviceBuffer,
 }
 
 /// Host memory of one step on its way.
 struct Stage {
     packed: PinnedBuffer<u32>,
+    banned: PinnedBuffer<u32>,
     tokens: PinnedBuffer<u32>,
     done: Event,
     sampled: usize,
@@ -222,7 +225,8 @@ impl CudaBackend {
         let buffers = Buffers::new(&config, limits, precision, build.fp8, build.context_fmha, words)?;
         let stage = || -> Result<Stage, CudaError> {
             let (packed, tokens) = (PinnedBuffer::new(words)?, PinnedBuffer::new(limits.sampled)?);
-            Ok(Stage { packed, tokens, done: Event::new(false)?, sampled: 0, what: "nothing" })
+            let banned = PinnedBuffer::new(FEW_BANNED)?;
+            Ok(Stage { packed, banned, tokens, done: Event::new(false)?, sampled: 0, what: "nothing" })
         };
         let stages = [stage()?, stage()?];
         lap("buffers");
@@ -391,6 +395,19 @@ impl CudaBackend {
         let packed = inputs::pack(step, &self.pack, padded, &mut stage.packed);
         self.gpu.set_tag(u32::MAX);
         self.gpu.copy_to_device(self.buffers.packed.ptr(), &stage.packed[..packed.words])?;
+        if packed.draws.is_some() && !step.banned.is_empty() {
+            let count = step.banned.len();
+            if stage.banned.len() < count {
+                stage.banned = PinnedBuffer::new(count.next_power_of_two())?;
+            }
+            if self.buffers.banned.bytes() < count * 4 {
+                // No graph knows it, but the step before may still read it.
+                self.gpu.synchronize()?;
+                self.buffers.banned = DeviceBuffer::new(count.next_power_of_two() * 4, "forbidden tokens")?;
+            }
+            stage.banned[..count].copy_from_slice(&step.banned);
+            self.gpu.copy_to_device(self.buffers.banned.ptr(), &stage.banned[..count])?;
+        }
         if let Some((_, _, iteration)) = &trace {
             self.profiler.begin_iteration(*iteration);
         }
@@ -469,7 +486,7 @@ impl CudaBackend {
         match packed.draws {
             None => self.sample.argmax(&self.gpu, logits, vocab, rows, out)?,
             Some(draws) => {
-                let (draws, banned) = (at(base, draws), at(base, packed.banned));
+                let (draws, banned) = (at(base, draws), self.buffers.banned.ptr());
                 self.sample.sample(&self.gpu, &SampleArgs { logits, vocab, rows, draws, banned, out })?;
             }
         }
@@ -803,6 +820,9 @@ pub fn choose_gemms(index: u32, config: &EngineConfig) -> Result<Tuned, EngineEr
     Ok(tune(&gpu, &mut linear, &sites(&config.model, limits, build.fp8), None, |_| {})?)
 }
 
+/// Room for forbidden tokens that is made at once.
+const FEW_BANNED: usize = 1 << 12;
+
 /// Free memory that is not given to the cache: graphs and code that libraries load later.
 const GRAPH_RESERVE: u64 = 1 << 30;
 
@@ -952,6 +972,7 @@ impl Buffers {
             codes,
             scores,
             packed: DeviceBuffer::new(words * 4, "step inputs")?,
+            banned: DeviceBuffer::new(FEW_BANNED * 4, "forbidden tokens")?,
         };
         // The first step reads it for padding rows.
         buffers.tokens.fill(0)?;

@@ -232,8 +232,8 @@ fn run_checks(gpu: &Gpu, seed: u64, chosen: &[Check], seen: &mut dyn FnMut(&Chec
         // Each check has its own numbers, so that it finds the same alone as among others.
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(16));
         let mut rig = Rig { gpu, cpu: Cpu::new(Tier::Scalar, threads), random: Random::named(seed, check.name) };
-        let (outcomes, fault) = match (check.run)(&mut rig).and_then(|found| gpu.synchronize().map(|()| found)) {
-            Ok(outcomes) => (outcomes, None),
+        let (outcomes, fault) = match (check.run)(&mut rig) {
+            Ok(outcomes) => (outcomes, gpu.synchronize().err().map(|error| error.to_string())),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
         let seconds = begin.elapsed().as_secs_f64();

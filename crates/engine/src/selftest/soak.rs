@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use strobe_kernels_cpu::{Cpu, Tier};
-use strobe_kernels_cuda::CudaError;
+use strobe_kernels_cuda::{CudaError, GemmChoices};
 use strobe_model::DType;
 
 use super::models::{build, gap, on_cpu, tolerance, type_name};
@@ -267,15 +267,30 @@ fn best(row: &[f32]) -> u32 {
 
 pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let index = rig.gpu.info().index;
-    let device = move |graphs| Device::Cuda(CudaDevice { graphs, ..CudaDevice::new(index) });
-    Ok(soak(&device, &SETUPS, &mut rig.random, rig.cpu.threads()))
+    let device = move |graphs, choices| Device::Cuda(CudaDevice { graphs, choices, ..CudaDevice::new(index) });
+    let alive = || rig.gpu.synchronize().is_ok();
+    Ok(soak(&device, &alive, &SETUPS, &mut rig.random, rig.cpu.threads()))
 }
 
-fn soak(device: &dyn Fn(bool) -> Device, setups: &[Setup], random: &mut Random, threads: usize) -> Vec<Outcome> {
+/// Makes a device with or without graphs that starts from GEMM choices made before.
+type MakeDevice<'a> = &'a dyn Fn(bool, Option<GemmChoices>) -> Device;
+
+fn soak(
+    device: MakeDevice<'_>,
+    alive: &dyn Fn() -> bool,
+    setups: &[Setup],
+    random: &mut Random,
+    threads: usize,
+) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
+    // Choosing takes longer than the soak itself, and engines of one type choose the same.
+    let mut chosen: Vec<(DType, GemmChoices)> = Vec::new();
     let mut known: Vec<(DType, LoadedModel, Vec<Visitor>, Heard)> = Vec::new();
     for setup in setups {
         let dtype = setup.dtype;
+        if !alive() {
+            break;
+        }
         let mut attempt = || -> Result<(f64, usize, Option<String>, u32), EngineError> {
             let place = match known.iter().position(|(known, ..)| *known == dtype) {
                 Some(place) => place,
@@ -283,7 +298,7 @@ fn soak(device: &dyn Fn(bool) -> Device, setups: &[Setup], random: &mut Random, 
                     let model = on_cpu("micro", setup.build(), threads)?;
                     let visitors = visitors(random, model.config.model.vocab_size);
                     let options = EngineOptions { max_batch_size: Some(1), overlap: false, ..setup.options() };
-                    let one = alone(Engine::start(device(setup.graphs), &model, options)?, &visitors)?;
+                    let one = alone(Engine::start(device(setup.graphs, None), &model, options)?, &visitors)?;
                     known.push((dtype, model, visitors, one));
                     known.len() - 1
                 }
@@ -292,7 +307,11 @@ fn soak(device: &dyn Fn(bool) -> Device, setups: &[Setup], random: &mut Random, 
             let mut config = model.config.clone();
             config.build = setup.build();
             let built = LoadedModel { config, weights: model.weights.clone(), tokenizer: None, dir: None };
-            let engine = Engine::start(device(setup.graphs), &built, setup.options())?;
+            let choices = chosen.iter().find(|(known, _)| *known == dtype).map(|(_, choices)| choices.clone());
+            let engine = Engine::start(device(setup.graphs, choices), &built, setup.options())?;
+            if let Some(facts) = engine.info().device.cuda() {
+                chosen.push((dtype, facts.gemm.clone()));
+            }
             let heard = run(engine, visitors, random, built.config.model.vocab_size)?;
             let mut logits = |text: &[u32]| Ok(eval::logits(Cpu::new(Tier::detect(), threads), model, text, 0)?.logits);
             let (error, compared, problem) = judge(visitors, &heard, one, &mut logits)?;
@@ -320,10 +339,10 @@ mod tests {
     /// The soak itself, on the CPU engine, which has its own tests: nothing may be found.
     #[test]
     fn the_cpu_engine_passes() {
-        let device = |_| Device::Cpu(Cpu::new(Tier::detect(), 2));
+        let device = |_, _| Device::Cpu(Cpu::new(Tier::detect(), 2));
         let plain = Setup { dtype: DType::F32, ..PLAIN };
         let setups = [plain, Setup { overlap: false, reuse: true, ..plain }];
-        let outcomes = soak(&device, &setups, &mut Random::new(5), 2);
+        let outcomes = soak(&device, &|| true, &setups, &mut Random::new(5), 2);
         assert_eq!(outcomes.len(), 2);
         for outcome in outcomes {
             assert!(outcome.passes(), "{outcome:?}");
