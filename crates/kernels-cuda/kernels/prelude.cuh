@@ -223,7 +223,12 @@ DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "mem
 template <int PENDING> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 // What this thread saw or wrote before is there for whoever sees what it writes after, on the whole device.
 DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-DEVICE void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// Fetch a range into L2 in the background (sm_90 and later; nothing elsewhere); address and size are multiples of 16.
+DEVICE void prefetch_l2_bulk(const void *p, u32 bytes) {
+#if STROBE_ARCH >= 90
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#endif
+}
 
 // ---- tensor cores (sm_80 and later) -----------------------------------------------------------------------------
 // Four 8x8 tiles of 16-bit elements; lane i gives the address of row i % 8 of tile i / 8.
@@ -271,37 +276,4 @@ DEVICE u32 cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 #endif
     return rank;
-}
-DEVICE u32 cluster_blocks() {
-    u32 blocks = 1;
-#if STROBE_ARCH >= 90
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-#endif
-    return blocks;
-}
-// A barrier of the whole cluster, after which its blocks see each other's shared memory.
-DEVICE void cluster_barrier() {
-#if STROBE_ARCH >= 90
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#else
-    __syncthreads();
-#endif
-}
-// The same for those that only wait for each other to have read.
-DEVICE void cluster_done() {
-#if STROBE_ARCH >= 90
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-// Read what block `rank` of the cluster holds where this block holds `p`.
-DEVICE float4 load_cluster_quad(const float *p, u32 rank) {
-    float4 v;
-#if STROBE_ARCH >= 90
-    u32 address;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
-#else
-    v = *(const float4 *)p;
-#endif
-    return v;
 }

@@ -17,7 +17,7 @@ use crate::lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
 use crate::memory::{DeviceBuffer, DevicePtr};
 use crate::module::Function;
 use crate::rows::RowOps;
-use crate::skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput};
+use crate::skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, Upcoming};
 use crate::tune::{BUCKETS, bucket_index};
 
 /// Whether cuBLASLt may be used.
@@ -121,12 +121,23 @@ pub struct LinearArgs {
     pub out: DevicePtr,
     /// Rows.
     pub m: usize,
+    /// Weights of the products after this one, which a kernel may fetch ahead.
+    pub next: [Upcoming; 2],
 }
 
 impl LinearArgs {
     /// Sizes without operands: enough to ask what could run them.
     fn unbound(shape: LinearShape, m: usize) -> LinearArgs {
-        LinearArgs { shape, input: LinearInput::Plain(0), w: 0, w_scales: 0, bias: 0, out: 0, m }
+        LinearArgs {
+            shape,
+            input: LinearInput::Plain(0),
+            w: 0,
+            w_scales: 0,
+            bias: 0,
+            out: 0,
+            m,
+            next: Default::default(),
+        }
     }
 }
 
@@ -248,6 +259,10 @@ impl Linear {
     /// Run these winners from now on. What is not among them runs as it would without a plan.
     pub(crate) fn set_plan(&mut self, winners: impl Iterator<Item = (LinearShape, usize, Candidate)>) {
         for (shape, bucket, winner) in winners {
+            // Chosen by a version whose kernels took more.
+            if matches!(winner, Candidate::Skinny { folds_norm } if !self.fits_skinny(&shape, bucket, folds_norm)) {
+                continue;
+            }
             let buckets = self.plan.entry(shape).or_insert_with(|| vec![None; BUCKETS.len()]);
             buckets[bucket_index(bucket)] = Some(winner);
         }
@@ -473,6 +488,7 @@ fn skinny_args(args: &LinearArgs, input: SkinnyInput) -> SkinnyArgs {
         m: args.m,
         n,
         k,
+        next: args.next,
     }
 }
 

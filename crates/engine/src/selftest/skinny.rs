@@ -1,8 +1,8 @@
-//! Products of few rows, with the norm before and the work after them: every number of rows, odd sizes, splits over
-//! clusters, and chains whose kernels overlap.
+//! Products of few rows, with the norm before and the work after them: every number of rows, odd sizes, ways to fetch, and
+//! chains whose kernels overlap.
 
 use strobe_kernels_cuda::{
-    CudaError, DeviceBuffer, Precision, Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning,
+    CudaError, DeviceBuffer, Precision, Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning, Upcoming,
 };
 
 use super::rig::{fp8_code, fp8_value, round};
@@ -50,19 +50,20 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
                 outcomes.push(product(rig, &skinny, shape, precision, fp8)?);
             }
             // Many more weight rows than a pass takes, and a k that every warp has several pieces of.
-            for (m, n, k) in [(1, 4096, 2048), (3, 264, 5632), (16, 4104, 1040), (24, 2048, 2048), (64, 5136, 1024)] {
+            for (m, n, k) in [(1, 4096, 2048), (3, 264, 5632), (8, 520, 4096), (16, 4104, 1040), (12, 2048, 2048)] {
                 let shape = Shape { m, n, k, kind: KINDS[m % 3], norm: true, bias: false };
                 outcomes.push(product(rig, &skinny, shape, precision, fp8)?);
+                let shape = Shape { norm: false, kind: Kind::AddResidual, ..shape };
+                outcomes.push(product(rig, &skinny, shape, precision, fp8)?);
             }
-            if precision == Precision::F32 || rig.gpu.arch().number() < 90 {
+            if precision == Precision::F32 {
                 continue;
             }
-            for cluster in [1, 2, 4, 8] {
-                skinny.tuning = SkinnyTuning { cluster, ..SkinnyTuning::default() };
-                for (m, kind) in [(17, Kind::Store), (33, Kind::SiluMul), (64, Kind::AddResidual), (50, Kind::StoreF32)]
-                {
-                    let (n, k) = (16 * rig.random.between(20, 80), 16 * rig.random.between(64, 90));
-                    let shape = Shape { m, n, k, kind, norm: false, bias: true };
+            for (slots, groups) in [(1, 0), (2, 1), (3, 2), (4, 1), (6, 0)] {
+                skinny.tuning = SkinnyTuning { slots, groups, ahead: 64 << 10, ..SkinnyTuning::default() };
+                for (m, kind) in [(1, Kind::SiluMul), (7, Kind::StoreF32), (16, Kind::Store)] {
+                    let shape =
+                        Shape { m, n: 17_040, k: 16 * rig.random.between(16, 40), kind, norm: true, bias: true };
                     outcomes.push(product(rig, &skinny, shape, precision, fp8)?);
                 }
             }
@@ -74,11 +75,11 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     Ok(outcomes)
 }
 
-/// One product against sums in double precision. A norm that can't be folded in is left out.
+/// One product against sums in double precision.
 fn product(
     rig: &mut Rig,
     skinny: &Skinny,
-    mut shape: Shape,
+    shape: Shape,
     precision: Precision,
     fp8: bool,
 ) -> Result<Outcome, CudaError> {
@@ -100,7 +101,7 @@ fn product(
         Kind::AddResidual => rig.in_place(&mut before, Precision::F32)?,
     };
     let norm = SkinnyInput::Norm { hidden: hidden_buffer.ptr(), weight: weight_buffer.ptr(), eps: EPS };
-    let mut args = SkinnyArgs {
+    let args = SkinnyArgs {
         input: if shape.norm { norm } else { SkinnyInput::Plain(x_buffer.ptr()) },
         w: w_buffer.ptr(),
         w_scales: fp8.then(|| scale_buffer.ptr()),
@@ -109,20 +110,28 @@ fn product(
         m,
         n,
         k,
+        next: [Upcoming { w: w_buffer.ptr(), bytes: w_buffer.bytes() }; 2],
     };
-    if shape.norm && !skinny.supports(&args, precision) {
-        shape.norm = false;
-        args.input = SkinnyInput::Plain(x_buffer.ptr());
-    }
+    // In bf16 the norm's division comes after the product.
+    let mut factors = vec![1.0; m];
     if shape.norm {
-        x = normed(&hidden, &weight, k);
+        x = hidden.clone();
+        let late = precision == Precision::Bf16;
+        for (row, late_factor) in x.chunks_exact_mut(k).zip(&mut factors) {
+            let square: f64 = row.iter().map(|v| f64::from(*v).powi(2)).sum();
+            let factor = (square / k as f64 + f64::from(EPS)).sqrt().recip();
+            for (v, w) in row.iter_mut().zip(&weight) {
+                *v = if late { *v * w } else { (f64::from(*v) * factor * f64::from(*w)) as f32 };
+            }
+            *late_factor = if late { factor } else { 1.0 };
+        }
         round(&mut x, precision);
     }
     skinny.run(rig.gpu, &args, precision)?;
     let dot = |token: usize, row: usize| {
         let (x, w) = (&x[token * k..][..k], &w[row * k..][..k]);
         let sum: f64 = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-        sum * f64::from(scales[row]) + if shape.bias { f64::from(bias[row]) } else { 0.0 }
+        sum * factors[token] * f64::from(scales[row]) + if shape.bias { f64::from(bias[row]) } else { 0.0 }
     };
     let mut expected = Vec::with_capacity(m * columns);
     for token in 0..m {
@@ -141,7 +150,6 @@ fn product(
     let tolerance = match (stored, shape.norm, precision) {
         (Precision::Bf16, ..) => 4e-3,
         (Precision::F16, ..) => 1e-3,
-        (Precision::F32, true, Precision::Bf16) => 1e-3,
         (Precision::F32, true, Precision::F16) => 2e-4,
         (Precision::F32, ..) => 1e-5,
     };
@@ -152,7 +160,7 @@ fn product(
         Kind::SiluMul => "skinny_silu",
     };
     let dtype = format!("{}{}", precision.suffix(), if fp8 { " x fp8" } else { "" });
-    let case = format!("{shape:?} cluster {}", skinny.tuning.cluster);
+    let case = format!("{shape:?} {:?}", skinny.tuning);
     Ok(Outcome::compared((op, &dtype), case, &found, &expected, tolerance))
 }
 
@@ -186,39 +194,39 @@ fn weights(
     Ok((codes.iter().map(|code| fp8_value(*code)).collect(), rig.upload(&codes)?, scales))
 }
 
-fn normed(hidden: &[f32], weight: &[f32], k: usize) -> Vec<f32> {
-    let mut x = Vec::with_capacity(hidden.len());
-    for row in hidden.chunks_exact(k) {
-        let square: f64 = row.iter().map(|v| f64::from(*v).powi(2)).sum();
-        let factor = (square / k as f64 + f64::from(EPS)).sqrt().recip();
-        x.extend(row.iter().zip(weight).map(|(v, w)| (f64::from(*v) * factor * f64::from(*w)) as f32));
-    }
-    x
-}
-
-/// A row's result does not depend on what is computed with it, up to 16 rows.
+/// A row's result does not depend on what is computed with it.
 fn same_for_any_number_of_rows(
     rig: &mut Rig,
     skinny: &Skinny,
     precision: Precision,
 ) -> Result<Vec<Outcome>, CudaError> {
-    let (n, k) = (520, 1032);
-    let mut x = rig.random.normals(16 * k, 1.0);
-    let x_buffer = rig.upload_rounded(&mut x, precision)?;
-    let (_, w, _) = weights(rig, n, k, precision, false)?;
-    let run = |m: usize| {
-        let out = rig.output_of(m * n, Precision::F32)?;
-        let input = SkinnyInput::Plain(x_buffer.ptr());
-        let out_kind = SkinnyOutput::StoreF32(out.ptr());
-        let args = SkinnyArgs { input, w: w.ptr(), w_scales: None, bias: None, out: out_kind, m, n, k };
-        skinny.run(rig.gpu, &args, precision)?;
-        out.bytes(rig.gpu)
-    };
-    let all = run(16)?;
     let mut outcomes = Vec::new();
-    for m in [1, 5, 8, 9] {
-        let case = format!("rows of 16 among {m}");
-        outcomes.push(Outcome::exact(("skinny_rows", precision.suffix()), case, &run(m)?, &all[..m * n * 4]));
+    // A k for each place where x may be.
+    for (n, k) in [(520, 1032), (264, 3000), (136, 6008)] {
+        let mut x = rig.random.normals(16 * k, 1.0);
+        let hidden = rig.upload(&x)?;
+        let x_buffer = rig.upload_rounded(&mut x, precision)?;
+        let norm_weight = rig.upload(&vec![0.7f32; k])?;
+        let (_, w, _) = weights(rig, n, k, precision, false)?;
+        for norm in [false, true] {
+            let input = match norm {
+                true => SkinnyInput::Norm { hidden: hidden.ptr(), weight: norm_weight.ptr(), eps: EPS },
+                false => SkinnyInput::Plain(x_buffer.ptr()),
+            };
+            let run = |m: usize| {
+                let out = rig.output_of(m * n, Precision::F32)?;
+                let out_kind = SkinnyOutput::StoreF32(out.ptr());
+                let next = Default::default();
+                let args = SkinnyArgs { input, w: w.ptr(), w_scales: None, bias: None, out: out_kind, m, n, k, next };
+                skinny.run(rig.gpu, &args, precision)?;
+                out.bytes(rig.gpu)
+            };
+            let all = run(16)?;
+            for m in [1, 5, 8, 9] {
+                let case = format!("rows of 16 among {m}, k {k}, norm {norm}");
+                outcomes.push(Outcome::exact(("skinny_rows", precision.suffix()), case, &run(m)?, &all[..m * n * 4]));
+            }
+        }
     }
     Ok(outcomes)
 }
@@ -233,13 +241,12 @@ fn chain(rig: &mut Rig, skinny: &mut Skinny, precision: Precision) -> Result<Vec
         down.push(weights(rig, narrow, wide, precision, false)?.1);
         up.push(weights(rig, wide, narrow, precision, false)?.1);
     }
-    for m in [1, 8, 16, 32, 64] {
+    for m in [1, 2, 8, 16] {
         let start = rig.random.normals(m * wide, 1.0);
         let mut found = Vec::new();
         for overlap in [false, true, true, true] {
             skinny.tuning = SkinnyTuning { overlap, ..SkinnyTuning::default() };
             let hidden = rig.in_place(&mut start.clone(), Precision::F32)?;
-            let plain = rig.in_place(&mut start.clone(), precision)?;
             let middle = rig.output_of(m * narrow, precision)?;
             for (down, up) in down.iter().zip(&up) {
                 let (bias, w_scales) = (None, None);
@@ -252,21 +259,15 @@ fn chain(rig: &mut Rig, skinny: &mut Skinny, precision: Precision) -> Result<Vec
                     m,
                     n: narrow,
                     k: wide,
+                    next: [Upcoming { w: up.ptr(), bytes: up.bytes() }, Upcoming::default()],
                 };
-                let folded = skinny.supports(&args, precision);
-                if !folded {
-                    args.input = SkinnyInput::Plain(plain.ptr());
-                }
                 skinny.run(rig.gpu, &args, precision)?;
                 args.input = SkinnyInput::Plain(middle.ptr());
-                args.out = match folded {
-                    true => SkinnyOutput::AddResidual(hidden.ptr()),
-                    false => SkinnyOutput::Store(plain.ptr()),
-                };
+                args.out = SkinnyOutput::AddResidual(hidden.ptr());
                 (args.w, args.n, args.k) = (up.ptr(), wide, narrow);
                 skinny.run(rig.gpu, &args, precision)?;
             }
-            found.push([hidden.bytes(rig.gpu)?, plain.bytes(rig.gpu)?].concat());
+            found.push(hidden.bytes(rig.gpu)?);
         }
         for again in &found[1..] {
             let case = format!("{m} rows through {turns} pairs of products that overlap");

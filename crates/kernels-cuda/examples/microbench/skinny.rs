@@ -2,8 +2,8 @@
 //! cache holds them. Then each layer's products alone, and the ways to fetch ahead.
 
 use strobe_kernels_cuda::{
-    CudaError, DeviceBuffer, DevicePtr, Gpu, Precision, RowOps, Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput,
-    SkinnyTuning, WeightOps,
+    CudaError, DeviceBuffer, DevicePtr, Gpu, Precision, Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning,
+    Upcoming, WeightOps,
 };
 
 use crate::graph_microseconds;
@@ -12,7 +12,7 @@ const LAYERS: usize = 22;
 const HIDDEN: usize = 2048;
 const INTER: usize = 5632;
 const VOCABULARY: usize = 32000;
-const ROWS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+const ROWS: [usize; 5] = [1, 2, 4, 8, 16];
 const PRECISION: Precision = Precision::Bf16;
 
 /// Name, n, k, and whether a norm comes first.
@@ -27,7 +27,6 @@ const PRODUCTS: [(&str, usize, usize, bool); 5] = [
 struct Bench<'a> {
     gpu: &'a Gpu,
     skinny: Skinny,
-    rows: RowOps,
     weights: DeviceBuffer,
     scales: DeviceBuffer,
     hidden: DeviceBuffer,
@@ -54,8 +53,8 @@ impl Bench<'_> {
         (0..4).map(|product| self.weight_bytes(product)).sum()
     }
 
-    /// One product with the weights at `w`, and a norm of its own in front where it can't be folded in.
-    fn product(&self, product: usize, w: DevicePtr, m: usize) -> Result<(), CudaError> {
+    /// One product with the weights at `w`. The two behind it follow in memory, as far as `next` says.
+    fn product(&self, product: usize, w: DevicePtr, m: usize, next: [usize; 2]) -> Result<(), CudaError> {
         let (_, n, k, norm) = PRODUCTS[product];
         let (hidden, weight, eps) = (self.hidden.ptr(), self.norm.ptr(), 1e-5);
         let out = match product {
@@ -66,27 +65,23 @@ impl Bench<'_> {
         };
         let plain = if product == 3 { self.act.ptr() } else { self.x.ptr() };
         let w_scales = self.fp8.then_some(self.scales.ptr());
-        let mut args = SkinnyArgs { input: SkinnyInput::Plain(plain), w, w_scales, bias: None, out, m, n, k };
-        if norm {
-            args.input = SkinnyInput::Norm { hidden, weight, eps };
-            if !self.skinny.supports(&args, PRECISION) {
-                self.rows.rms_norm(self.gpu, hidden, weight, eps, plain, m, k)?;
-                args.input = SkinnyInput::Plain(plain);
-            }
-        }
+        let input = if norm { SkinnyInput::Norm { hidden, weight, eps } } else { SkinnyInput::Plain(plain) };
+        let behind = w + self.weight_bytes(product) as u64;
+        let next = [(behind, next[0]), (behind + next[0] as u64, next[1])].map(|(w, bytes)| Upcoming { w, bytes });
+        let args = SkinnyArgs { input, w, w_scales, bias: None, out, m, n, k, next };
         self.skinny.run(self.gpu, &args, PRECISION)
     }
 
     /// Every product of a step.
     fn step(&self, m: usize) -> Result<(), CudaError> {
         let mut w = self.weights.ptr();
-        for _ in 0..LAYERS {
-            for product in 0..4 {
-                self.product(product, w, m)?;
-                w += self.weight_bytes(product) as u64;
-            }
+        let order: Vec<usize> = (0..4 * LAYERS).map(|i| i % 4).chain([4]).collect();
+        for (i, &product) in order.iter().enumerate() {
+            let next = [1, 2].map(|later| order.get(i + later).map_or(0, |product| self.weight_bytes(*product)));
+            self.product(product, w, m, next)?;
+            w += self.weight_bytes(product) as u64;
         }
-        self.product(4, w, m)
+        Ok(())
     }
 
     fn step_milliseconds(&self, m: usize) -> Result<f64, CudaError> {
@@ -98,7 +93,7 @@ impl Bench<'_> {
         let bytes = self.weight_bytes(product);
         let places = self.weights.bytes() / bytes;
         graph_microseconds(self.gpu, 2 * LAYERS, |turn| {
-            self.product(product, self.weights.ptr() + (turn * 7 % places * bytes) as u64, m)
+            self.product(product, self.weights.ptr() + (turn * 7 % places * bytes) as u64, m, [0, 0])
         })
     }
 
@@ -115,7 +110,6 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
     let mut bench = Bench {
         gpu,
         skinny: Skinny::new(gpu)?,
-        rows: RowOps::new(gpu, PRECISION)?,
         weights: buffer(step_bytes)?,
         scales: buffer(VOCABULARY * 4)?,
         hidden: buffer(most * HIDDEN * 4)?,
@@ -142,8 +136,7 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
         products(&mut bench)?;
     }
     bench.fp8 = false;
-    ways_of_streaming(&mut bench)?;
-    ways_of_tiles(&mut bench)
+    ways_of_fetching(&mut bench)
 }
 
 fn steps(bench: &mut Bench) -> Result<(), CudaError> {
@@ -172,43 +165,49 @@ fn products(bench: &mut Bench) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// How far to fetch ahead into L2, and when to let the next kernel begin.
-fn ways_of_streaming(bench: &mut Bench) -> Result<(), CudaError> {
-    println!("\nms of a step by pieces fetched ahead into L2 and pieces left when the next kernel may begin");
-    println!("| m | L2 pieces | 0 left | 1 left | 2 left | from the start |\n|---|---|---|---|---|---|");
+/// How many blocks and slots, and how far to fetch ahead into L2.
+fn ways_of_fetching(bench: &mut Bench) -> Result<(), CudaError> {
+    let default = SkinnyTuning::default();
+    println!("\nms of a step by slots of a warp and groups of a block (0: one block per multiprocessor)");
+    println!("| m | slots | 0 | 1 | 2 | 4 |\n|---|---|---|---|---|---|");
     for m in [1, 8] {
-        for l2_ahead in [0, 1, 2, 4, 8, 100] {
-            let mut line = format!("| {m} | {l2_ahead} |");
-            for early in [0, 1, 2, 10_000] {
-                let tuning = SkinnyTuning { l2_ahead, early, ..SkinnyTuning::default() };
+        for slots in [2, 3, 4, 6] {
+            let mut line = format!("| {m} | {slots} |");
+            for groups in [0, 1, 2, 4] {
+                let tuning = SkinnyTuning { slots, groups, ..default };
                 line += &format!(" {:.4} |", bench.with(tuning).step_milliseconds(m)?);
             }
             println!("{line}");
         }
     }
-    bench.with(SkinnyTuning::default());
-    Ok(())
-}
-
-/// How many blocks share k, and how many slots a ring has.
-fn ways_of_tiles(bench: &mut Bench) -> Result<(), CudaError> {
-    println!("\nus of a product by blocks that share k, with 4 / 6 / 8 slots");
-    println!("| m | product | chosen | 1 | 2 | 4 | 8 |\n|---|---|---|---|---|---|---|");
-    let clusters: &[usize] = if bench.gpu.arch().number() >= 90 { &[0, 1, 2, 4, 8] } else { &[0, 1] };
-    for m in [32, 64] {
-        for (product, (name, ..)) in PRODUCTS.iter().enumerate() {
-            let mut line = format!("| {m} | {name} |");
-            for &cluster in clusters {
-                let mut times = Vec::new();
-                for stages in [4, 6, 8] {
-                    let tuning = SkinnyTuning { cluster, stages, ..SkinnyTuning::default() };
-                    times.push(format!("{:.2}", bench.with(tuning).product_microseconds(product, m)?));
-                }
-                line += &format!(" {} |", times.join(" / "));
+    println!(
+        "\nms of a step by KiB of its own weights that a block, and MiB of the next weights that a product fetches"
+    );
+    println!("| m | groups | KiB | 0 MiB | 4 | 8 | 16 | 24 | 32 |\n|---|---|---|---|---|---|---|---|---|");
+    for (m, groups) in [(1, 0), (1, 1), (8, 0)] {
+        for ahead in [0, 32, 128, 512] {
+            let mut line = format!("| {m} | {groups} | {ahead} |");
+            for next in [0, 4, 8, 16, 24, 32] {
+                let tuning = SkinnyTuning { ahead: ahead << 10, next: next << 20, groups, ..default };
+                line += &format!(" {:.4} |", bench.with(tuning).step_milliseconds(m)?);
             }
             println!("{line}");
         }
     }
-    bench.with(SkinnyTuning::default());
+    println!("\nus of a product of one row (weights GB/s) by groups of a block, slots and KiB fetched ahead");
+    println!("| groups | slots | KiB |{}", PRODUCTS.map(|p| format!(" {} |", p.0)).concat());
+    println!("|---|---|---|{}", "---|".repeat(PRODUCTS.len()));
+    for (groups, slots, ahead) in
+        [(0, 3, 0), (0, 4, 0), (0, 6, 0), (1, 2, 0), (2, 2, 0), (2, 3, 0), (0, 3, 128), (1, 2, 128)]
+    {
+        let tuning = SkinnyTuning { groups, slots, ahead: ahead << 10, ..default };
+        let mut line = format!("| {groups} | {slots} | {ahead} |");
+        for product in 0..PRODUCTS.len() {
+            let us = bench.with(tuning).product_microseconds(product, 1)?;
+            line += &format!(" {us:.2} ({:.0}) |", bench.weight_bytes(product) as f64 / us / 1e3);
+        }
+        println!("{line}");
+    }
+    bench.with(default);
     Ok(())
 }
