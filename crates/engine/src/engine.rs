@@ -758,15 +758,14 @@ impl Core {
         self.pop_range();
         times.scheduled = clock.now();
         if self.plan.items.is_empty() {
-            if !self.flights.is_empty() {
-                return self.drain();
-            }
-            if self.plan.pause.is_empty() {
+            if self.plan.pause.is_empty() && self.flights.is_empty() {
                 return Err("the scheduler found nothing to run although requests wait".into());
             }
-            // Everything was paused. That is no iteration, but its decisions belong to the next one.
-            self.carried.extend_from_slice(&self.plan.decisions);
-            return Ok(());
+            if !self.plan.pause.is_empty() {
+                // Everything was paused. That is no iteration, but its decisions belong to the next one.
+                self.carried.extend_from_slice(&self.plan.decisions);
+            }
+            return self.drain();
         }
         let iteration = self.next_iteration;
         self.next_iteration += 1;

@@ -109,8 +109,12 @@ pub struct Packed {
     pub decode: usize,
     /// Requests with several rows (or, without fused attention, in their prompt).
     pub prefill: usize,
-    /// Tiles of rows of those.
+    /// How many of those, the first ones, are left to unfused attention.
+    pub unfused: usize,
+    /// Tiles of rows of the others.
     pub tiles: usize,
+    /// Whether no request has two spans, so that every key but a row's own was in the cache before the step.
+    pub one_span_each: bool,
     /// Most keys of a request with one row.
     pub longest: usize,
     /// Whether sampled row i is row i for all rows.
@@ -158,7 +162,9 @@ pub fn pack(step: &StepInputs, options: &PackOptions, padded: Option<usize>, out
         sampled: step.sampled.len(),
         decode,
         prefill,
+        unfused: if options.context_fmha { 0 } else { step.context_seqs },
         tiles,
+        one_span_each: step.context_seqs == 0,
         all_sampled: step.sampled.len() == rows && step.sampled.iter().enumerate().all(|(i, &row)| row as usize == i),
         ..Packed::default()
     };
@@ -268,4 +274,236 @@ fn draw_words(draw: &Draw, out: &mut [u32]) {
 /// Address of a word.
 pub fn at(base: DevicePtr, word: usize) -> DevicePtr {
     base + 4 * word as u64
+}
+
+/// What the numbers of a packed step may reach.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Blocks of the cache.
+    pub blocks: usize,
+    /// Limits of a step.
+    pub limits: StepLimits,
+    /// Rows that the step before has sampled.
+    pub last_sampled: usize,
+}
+
+/// Follow every number in a packed step the way kernels do: one that leads out of its buffer is named. A kernel that
+/// follows it takes the whole process down.
+pub fn check(packed: &Packed, words: &[u32], options: &PackOptions, bounds: &Bounds) -> Result<(), String> {
+    let layout = packed.layout;
+    let within = |what: &str, found: usize, end: usize| {
+        if found < end { Ok(()) } else { Err(format!("{what} {found} of {end}")) }
+    };
+    let word = |at: usize| words[at] as usize;
+    within("word", packed.words, words.len() + 1)?;
+    within("row", layout.rows, bounds.limits.tokens + 1)?;
+    within("sampled row", layout.sampled, bounds.limits.sampled + 1)?;
+    for row in 0..layout.rows {
+        match words[layout.last_rows() + row] as i32 {
+            ..0 => within("token", word(row), bounds.vocab)?,
+            last => within("row of the step before", last as usize, bounds.last_sampled)?,
+        }
+        within("position", word(layout.positions() + row), bounds.limits.positions)?;
+        if words[layout.slots() + row] as i32 >= 0 {
+            within("slot", word(layout.slots() + row), bounds.blocks * options.tokens_per_block)?;
+        }
+    }
+    for row in 0..layout.sampled {
+        within("row to sample", word(layout.sampled() + row), layout.rows)?;
+    }
+    let spans = |first: usize, count: usize| (0..count).map(move |index| first + SPAN * index);
+    for at in spans(layout.decode_spans(), layout.decode).chain(spans(layout.prefill_spans(), packed.prefill)) {
+        let (start, rows, keys, table) = (word(at), word(at + 1), word(at + 2), word(at + 3));
+        within("last row of a span", start + rows, layout.rows + 1)?;
+        within("keys", keys, bounds.limits.positions + 1)?;
+        for entry in 0..keys.div_ceil(options.tokens_per_block) {
+            within("table entry", layout.tables() + table + entry, packed.words)?;
+            within("block", word(layout.tables() + table + entry), bounds.blocks)?;
+        }
+    }
+    for tile in 0..packed.tiles {
+        let (span, part) = (word(layout.tiles() + 2 * tile), word(layout.tiles() + 2 * tile + 1));
+        within("tile's span", span, packed.prefill)?;
+        let rows = word(layout.prefill_spans() + SPAN * span + 1);
+        within("tile", part * options.tile_rows, rows)?;
+    }
+    let most = score_elements(options.heads, bounds.limits.tokens, bounds.limits.positions);
+    within("score", packed.score_elements, most + 1)?;
+    for span in 0..packed.unfused {
+        let at = layout.score_offsets() + 2 * span;
+        within("first score", word(at) | word(at + 1) << 32, packed.score_elements)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::block_pool::BlockPool;
+    use crate::cuda::buckets;
+    use crate::sampling::Draw as HostDraw;
+    use crate::scheduler::{Entry, Plan, Policy, Scheduler, SchedulerConfig};
+    use crate::selftest::Random;
+    use crate::step::ElementBytes;
+
+    #[test]
+    fn parts_lie_apart_and_where_kernels_can_read_them() {
+        for rows in [1, 2, 3, 5, 96] {
+            for (sampled, decode, prefill, tiles) in [(rows, rows, 0, 0), (1, 0, 1, 1), (0, 1, 2, 7), (3, 3, 3, 4)] {
+                let layout = Layout { rows, sampled, decode, prefill, tiles };
+                let parts = [
+                    (0, rows, 1),
+                    (layout.last_rows(), rows, 1),
+                    (layout.positions(), rows, 1),
+                    (layout.slots(), rows, 1),
+                    (layout.sampled(), sampled, 1),
+                    (layout.decode_spans(), SPAN * decode, 4),
+                    (layout.prefill_spans(), SPAN * prefill, 4),
+                    (layout.tiles(), 2 * tiles, 2),
+                    (layout.score_offsets(), 2 * prefill, 2),
+                    (layout.tables(), 0, 1),
+                ];
+                for (index, &(start, words, alignment)) in parts.iter().enumerate() {
+                    assert!(start.is_multiple_of(alignment), "part {index} of {layout:?}");
+                    assert!(
+                        parts.get(index + 1).is_none_or(|next| start + words <= next.0),
+                        "part {index} of {layout:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn padding_reads_and_writes_nothing() {
+        let options = PackOptions { tokens_per_block: 16, tile_rows: 64, context_fmha: true, heads: 8 };
+        let limits = StepLimits { tokens: 8, sampled: 8, requests: 8, positions: 64 };
+        let bounds = Bounds { vocab: 100, blocks: 4, limits, last_sampled: 0 };
+        let mut step = StepInputs::empty();
+        step.push(&[7], 20, &[3, 1], false);
+        step.sampled.push(0);
+        let mut words = vec![u32::MAX; Layout::most(limits, 4)];
+        let packed = pack(&step, &options, Some(4), &mut words);
+        assert_eq!(check(&packed, &words, &options, &bounds), Ok(()));
+        let layout = packed.layout;
+        assert_eq!((layout.rows_padded(), layout.decode_padded(), packed.decode), (4, 4, 1));
+        assert_eq!(words[layout.slots()..][..4], [16 + 4, u32::MAX, u32::MAX, u32::MAX]);
+        assert_eq!(words[layout.decode_spans() + SPAN..][..SPAN], [1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn numbers_that_lead_astray_are_found() {
+        let options = PackOptions { tokens_per_block: 16, tile_rows: 64, context_fmha: true, heads: 8 };
+        let limits = StepLimits { tokens: 8, sampled: 8, requests: 8, positions: 64 };
+        let bounds = Bounds { vocab: 100, blocks: 4, limits, last_sampled: 1 };
+        let judge = |change: &dyn Fn(&mut StepInputs)| {
+            let mut step = StepInputs::empty();
+            step.push(&[7, 8], 20, &[3, 1], true);
+            change(&mut step);
+            let mut words = vec![0; Layout::most(limits, 4)];
+            let packed = pack(&step, &options, None, &mut words);
+            check(&packed, &words, &options, &bounds)
+        };
+        assert_eq!(judge(&|_| {}), Ok(()));
+        assert!(judge(&|step| step.tokens[1] = crate::scheduler::PENDING).unwrap_err().contains("token"));
+        assert!(judge(&|step| step.from_last[0] = 1).unwrap_err().contains("step before"));
+        assert!(judge(&|step| step.block_tables[0] = 4).unwrap_err().contains("block"));
+        assert!(judge(&|step| step.sampled.push(2)).unwrap_err().contains("row to sample"));
+    }
+
+    /// Requests of all lengths come, run out of blocks and end, with a step on its way while the next is planned: every
+    /// number that a kernel would follow must be good.
+    fn traffic(seed: u64, policy: Policy, reuse: bool, context_fmha: bool) -> (usize, usize) {
+        const BLOCKS: usize = 30;
+        const VOCAB: usize = 50;
+        let (batch, tokens, tokens_per_block, positions) = (8, 96, 16, BLOCKS * 16);
+        let limits = StepLimits { tokens, sampled: batch, requests: batch, positions };
+        let config = SchedulerConfig {
+            policy,
+            max_batch_size: batch,
+            max_num_tokens: tokens,
+            max_seq_len: positions,
+            chunked_context: true,
+            chunk_unit: tokens_per_block,
+            reuse_output: context_fmha,
+        };
+        let options = PackOptions { tokens_per_block, tile_rows: 32, context_fmha, heads: 8 };
+        let mut random = Random::new(seed);
+        let mut scheduler = Scheduler::new(config, BlockPool::new(BLOCKS, tokens_per_block, reuse));
+        let bytes = ElementBytes { weight: 2, kv: 2, activation: 2 };
+        let mut inputs = StepInputs::new(limits, tokens_per_block, bytes);
+        let mut words = vec![u32::MAX; Layout::most(limits, positions.div_ceil(tokens_per_block))];
+        let (mut plan, mut last_rows) = (Plan::default(), HashMap::new());
+        // Requests that the step on its way has sampled, and where they stood.
+        let mut flying: Vec<(u64, usize)> = Vec::new();
+        let (mut submitted, mut steps, mut both) = (0u64, 0, 0);
+        while submitted < 60 || !scheduler.is_idle() {
+            if submitted < 60 && random.below(2) == 0 {
+                let length = random.pick(&[1, 2, 15, 16, 17, 40, 97, 150, 260]);
+                let prompt = if random.below(3) == 0 { vec![1; length] } else { random.tokens(length, VOCAB) };
+                let output = random.pick(&[1, 2, 7, 30, 90]);
+                let slot = submitted as u32;
+                let entry = Entry::new(submitted, slot, &prompt, output, tokens_per_block, positions);
+                scheduler.submit(entry).unwrap();
+                submitted += 1;
+            }
+            scheduler.plan(&mut plan);
+            scheduler.apply(&plan);
+            let last_row = |slot: u32| last_rows.get(&slot).copied().unwrap_or(-1);
+            inputs.fill(&plan.items, scheduler.running(), last_row);
+            for _ in 0..inputs.sampled.len() {
+                let draw = HostDraw { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 1, index: 0 };
+                inputs.push_draw(draw, &[3, 4]);
+            }
+            if !plan.items.is_empty() {
+                let fits = |bucket: &usize| *bucket >= inputs.tokens.len();
+                let padded = if is_decode(&inputs) { buckets(batch).into_iter().find(fits) } else { None };
+                words.fill(u32::MAX);
+                let packed = pack(&inputs, &options, padded, &mut words);
+                let bounds = Bounds { vocab: VOCAB, blocks: BLOCKS, limits, last_sampled: flying.len() };
+                assert_eq!(check(&packed, &words, &options, &bounds), Ok(()), "{packed:?}");
+                steps += 1;
+                both += usize::from(packed.unfused > 0 && packed.prefill > packed.unfused);
+            }
+            let before = std::mem::take(&mut flying);
+            for item in &plan.items {
+                let entry = &scheduler.running()[item.running];
+                if item.samples {
+                    last_rows.insert(entry.slot, flying.len() as i32);
+                    flying.push((entry.id, item.running));
+                }
+                scheduler.begin(item);
+            }
+            for (id, near) in before {
+                scheduler.settle(id, near, random.below(VOCAB) as u32);
+            }
+            let ends = |entry: &Entry| entry.generated() >= entry.max_new_tokens || random.below(200) == 0;
+            let mut ends: Vec<bool> = scheduler.running().iter().map(ends).collect();
+            while let Some(end) = ends.pop() {
+                if end {
+                    scheduler.finish(ends.len());
+                }
+            }
+        }
+        (steps, both)
+    }
+
+    #[test]
+    fn every_step_of_a_busy_engine_stays_inside_its_buffers() {
+        let mut recomputed_beside_prompts = 0;
+        for seed in 0..4 {
+            for policy in [Policy::MaxUtilization, Policy::GuaranteedNoEvict] {
+                for (reuse, context_fmha) in [(false, true), (true, true), (false, false), (true, false)] {
+                    let (steps, both) = traffic(seed, policy, reuse, context_fmha);
+                    assert!(steps > 60, "{steps}");
+                    recomputed_beside_prompts += both;
+                }
+            }
+        }
+        assert!(recomputed_beside_prompts > 0, "no step had both kinds of spans with several rows");
+    }
 }

@@ -24,7 +24,7 @@ use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
 use crate::recorder::{OpEvent, Recorder};
 use crate::step::{StepInputs, StepLimits};
-use inputs::{Layout, PackOptions, Packed, at};
+use inputs::{Bounds, Layout, PackOptions, Packed, at};
 use weights::DeviceWeights;
 
 pub use weights::device_bytes;
@@ -36,7 +36,8 @@ pub struct CudaDevice {
     pub index: u32,
     /// Replay decode steps as graphs.
     pub graphs: bool,
-    /// Wait after every op, so that a fault is found where it happens; graphs are off then.
+    /// Wait after every op, so that a fault is found where it happens; graphs are off then. On where the environment has
+    /// `CUDA_LAUNCH_BLOCKING=1`.
     pub blocking: bool,
     /// Whether windows will be recorded; without any, the profiling library is not even loaded.
     pub record: bool,
@@ -49,7 +50,8 @@ pub struct CudaDevice {
 impl CudaDevice {
     /// GPU `index` with graphs, nothing recorded.
     pub fn new(index: u32) -> CudaDevice {
-        CudaDevice { index, graphs: true, blocking: false, record: false, nvtx: NvtxChoice::Auto, choices: None }
+        let blocking = std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value == "1");
+        CudaDevice { index, graphs: true, blocking, record: false, nvtx: NvtxChoice::Auto, choices: None }
     }
 }
 
@@ -392,8 +394,12 @@ impl CudaBackend {
             None
         };
         let padded = bucket.map(|index| self.graphs[index].0);
+        let last_sampled = self.stages[1 - self.next].sampled;
+        let (vocab, blocks, limits) = (self.config.vocab_size, self.blocks(), self.limits);
         let stage = &mut self.stages[self.next];
         let packed = inputs::pack(step, &self.pack, padded, &mut stage.packed);
+        let bounds = Bounds { vocab, blocks, limits, last_sampled };
+        debug_assert_eq!(inputs::check(&packed, &stage.packed, &self.pack, &bounds), Ok(()));
         self.gpu.set_tag(u32::MAX);
         self.gpu.copy_to_device(self.buffers.packed.ptr(), &stage.packed[..packed.words])?;
         if packed.draws.is_some() && !step.banned.is_empty() {
@@ -636,7 +642,8 @@ impl CudaBackend {
             }
             OpKind::RopeKvWrite => {
                 let next = nodes.get(index + 1).map(|node| node.kind);
-                let fused = next == Some(OpKind::Attention { rows: Rows::All }) && packed.prefill == 0;
+                let alone = packed.prefill == 0 && packed.one_span_each;
+                let fused = next == Some(OpKind::Attention { rows: Rows::All }) && alone;
                 if fused && self.attention.fuses_rope() {
                     gpu.set_tag(index as u32 + 1);
                     self.decode_attention(packed, kv, window, true)?;
@@ -684,14 +691,14 @@ impl CudaBackend {
             }
             OpKind::AttnScores | OpKind::AttnSoftmax | OpKind::AttnValues => {
                 let (Some(unfused), Some(scores)) = (&self.unfused, &b.scores) else { return Ok(1) };
-                if packed.score_elements == 0 {
+                if packed.unfused == 0 {
                     return Ok(1);
                 }
                 let args = UnfusedArgs {
                     qkv: b.qkv.ptr(),
                     kv,
                     spans: at(base, layout.prefill_spans()),
-                    span_count: packed.prefill,
+                    span_count: packed.unfused,
                     max_q: packed.widest.0,
                     max_kv: packed.widest.1,
                     block_tables: at(base, layout.tables()),
@@ -796,6 +803,7 @@ impl CudaBackend {
                 sampled: bucket,
                 decode: bucket,
                 all_sampled: true,
+                one_span_each: true,
                 ..Packed::default()
             };
             // A step of nothing but padding: writes no cache, attends to nothing.
