@@ -208,14 +208,34 @@ pub fn spread_section(text: &mut String, repeats: &[RepeatFigures], width: usize
     text.push_str(&table.render(width));
 }
 
+/// Growing numbers, runs of equal steps in short: `1, 2, 4, 8 to 128 by 8`.
+fn sizes_in_words(sizes: &[usize]) -> String {
+    let mut parts = Vec::new();
+    let mut at = 0;
+    while at < sizes.len() {
+        let step = sizes.get(at + 1).map_or(0, |next| next - sizes[at]);
+        let mut end = at + 1;
+        while end < sizes.len() && sizes[end] - sizes[end - 1] == step {
+            end += 1;
+        }
+        if end - at > 3 {
+            parts.push(format!("{} to {} by {step}", sizes[at], sizes[end - 1]));
+            at = end;
+        } else {
+            parts.push(sizes[at].to_string());
+            at += 1;
+        }
+    }
+    parts.join(", ")
+}
+
 /// What is said of a GPU: itself, how steps were launched, and what it was seen to do.
 fn gpu_rows(outcome: &Outcome, facts: &CudaFacts) -> Vec<(&'static str, String)> {
     let on = |flag: bool| if flag { "enable" } else { "disable" };
     let device = &facts.device;
-    let buckets = &facts.graph_buckets;
-    let graphs = match (buckets.first(), buckets.last()) {
-        (Some(first), Some(last)) => format!("enable, {} batch sizes from {first} to {last}", buckets.len()),
-        _ => "disable".into(),
+    let graphs = match facts.graph_buckets.as_slice() {
+        [] => "disable".into(),
+        sizes => format!("enable, {} batch sizes: {}", sizes.len(), sizes_in_words(sizes)),
     };
     let (compiled, cached) = (facts.kernels.compiled, facts.kernels.cached);
     let mut rows = vec![
@@ -453,4 +473,17 @@ pub fn kind_name(kind: Option<IterationKind>) -> String {
 /// Kinds of iteration that occur in a trace.
 pub fn kinds(trace: &Trace) -> Vec<IterationKind> {
     IterationKind::ALL.into_iter().filter(|kind| trace.iterations.iter().any(|i| i.kind() == *kind)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sizes_in_words;
+
+    #[test]
+    fn runs_of_sizes_are_short() {
+        assert_eq!(sizes_in_words(&[1, 2, 4, 8, 16, 24, 32, 40, 72, 104, 136]), "1, 2, 4, 8 to 40 by 8, 72, 104, 136");
+        assert_eq!(sizes_in_words(&[1, 2, 3, 4, 9]), "1 to 4 by 1, 9");
+        assert_eq!(sizes_in_words(&[7]), "7");
+        assert_eq!(sizes_in_words(&[]), "");
+    }
 }
