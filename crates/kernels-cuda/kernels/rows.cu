@@ -331,16 +331,16 @@ template <typename T> DEVICE void add_bias(T *out, const float *bias, u32 width,
 }
 
 // ---- heads ------------------------------------------------------------------------------------------------------
-// VEC elements of one head: 8, or 4 where half a head is no multiple of 8.
+// VEC elements of one head: 8, or 4 or 1 where half a head is no multiple of 8.
 template <typename T, int VEC> DEVICE void load_part(const T *from, float (&x)[8]) {
     if (VEC == 8) {
         load8<T>(from, x);
-    } else if (sizeof(T) == 4) {
+    } else if (VEC == 4 && sizeof(T) == 4) {
         bytes16 v = *(const bytes16 *)from;
         x[0] = __uint_as_float(v.x), x[1] = __uint_as_float(v.y), x[2] = __uint_as_float(v.z), x[3] = __uint_as_float(v.w);
     } else {
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = to_float(from[i]);
+        for (int i = 0; i < VEC; i++) x[i] = to_float(from[i]);
     }
 }
 template <typename T, int VEC> DEVICE void store_part(T *to, const float (&x)[8]) {
@@ -348,12 +348,12 @@ template <typename T, int VEC> DEVICE void store_part(T *to, const float (&x)[8]
         store8<T>(to, x);
     } else {
 #pragma unroll
-        for (int i = 0; i < 4; i++) to[i] = Cast<T>::from(x[i]);
+        for (int i = 0; i < VEC; i++) to[i] = Cast<T>::from(x[i]);
     }
 }
 
-// One warp per head of q and k; heads of up to 256 elements, a multiple of four.
-template <typename T>
+// One warp per head of q and k; heads of up to 256 elements, a multiple of VEC.
+template <typename T, int VEC>
 DEVICE void qk_norm(T *qkv, const float *q_weight, const float *k_weight, float eps, u32 rows, u32 heads, u32 kv_heads,
                     u32 head_dim) {
     allow_next();
@@ -363,23 +363,24 @@ DEVICE void qk_norm(T *qkv, const float *q_weight, const float *k_weight, float 
     if (row >= rows) return;
     const float *weight = head < heads ? q_weight : k_weight;
     T *own = qkv + ((u64)row * (heads + 2 * kv_heads) + head) * head_dim;
-    float x[2][8], squares = 0.0f;
+    const int PARTS = 8 / VEC;
+    float x[PARTS][8], squares = 0.0f;
 #pragma unroll
-    for (int part = 0; part < 2; part++) {
-        u32 column = (lane + part * 32) * 4;
+    for (int part = 0; part < PARTS; part++) {
+        u32 column = (lane + part * 32) * VEC;
         if (column >= head_dim) continue;
-        load_part<T, 4>(own + column, x[part]);
+        load_part<T, VEC>(own + column, x[part]);
 #pragma unroll
-        for (int i = 0; i < 4; i++) squares += x[part][i] * x[part][i];
+        for (int i = 0; i < VEC; i++) squares += x[part][i] * x[part][i];
     }
     float scale = 1.0f / sqrtf(warp_sum(squares) / (float)head_dim + eps);
 #pragma unroll
-    for (int part = 0; part < 2; part++) {
-        u32 column = (lane + part * 32) * 4;
+    for (int part = 0; part < PARTS; part++) {
+        u32 column = (lane + part * 32) * VEC;
         if (column >= head_dim) continue;
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[part][i] *= scale * weight[column + i];
-        store_part<T, 4>(own + column, x[part]);
+        for (int i = 0; i < VEC; i++) x[part][i] *= scale * weight[column + i];
+        store_part<T, VEC>(own + column, x[part]);
     }
 }
 
@@ -447,12 +448,18 @@ DEVICE void rope_kv_write(T *qkv, const float *cos, const float *sin, const int 
     KERNEL add_bias_##SUFFIX(T *out, const float *bias, u32 width, u32 parts) { add_bias<T>(out, bias, width, parts); }   \
     KERNEL qk_norm_##SUFFIX(T *qkv, const float *q_weight, const float *k_weight, float eps, u32 rows, u32 heads,         \
                             u32 kv_heads, u32 head_dim) {                                                                 \
-        qk_norm<T>(qkv, q_weight, k_weight, eps, rows, heads, kv_heads, head_dim);                                        \
+        qk_norm<T, 4>(qkv, q_weight, k_weight, eps, rows, heads, kv_heads, head_dim);                                     \
+    }                                                                                                                     \
+    KERNEL qk_norm_any_##SUFFIX(T *qkv, const float *q_weight, const float *k_weight, float eps, u32 rows, u32 heads,     \
+                                u32 kv_heads, u32 head_dim) {                                                             \
+        qk_norm<T, 1>(qkv, q_weight, k_weight, eps, rows, heads, kv_heads, head_dim);                                     \
     }                                                                                                                     \
     ROPE(SUFFIX, T, , T, 8)                                                                                               \
     ROPE(SUFFIX, T, _odd, T, 4)                                                                                           \
+    ROPE(SUFFIX, T, _any, T, 1)                                                                                           \
     ROPE(SUFFIX, T, _fp8, fp8, 8)                                                                                         \
-    ROPE(SUFFIX, T, _fp8_odd, fp8, 4)
+    ROPE(SUFFIX, T, _fp8_odd, fp8, 4)                                                                                     \
+    ROPE(SUFFIX, T, _fp8_any, fp8, 1)
 ROW_OPS(f32, float)
 ROW_OPS(f16, f16)
 ROW_OPS(bf16, bf16)

@@ -204,8 +204,8 @@ template <typename T, typename KV> DEVICE void values_tile(const Unfused &a) {
     }
 }
 
-// ---- f32, on plain cores: 256 threads, a tile of 32 x 32, four results per thread -------------------------------
-template <typename KV> DEVICE void scores_plain(const Unfused &a, u32 key_tiles) {
+// ---- f32 and heads of any size, on plain cores: 256 threads, a tile of 32 x 32, four results per thread ----------
+template <typename T, typename KV> DEVICE void scores_plain(const Unfused &a, u32 key_tiles) {
     __shared__ float q[32][33], k[32][33];
     allow_next();
     wait_for_previous();
@@ -220,7 +220,7 @@ template <typename KV> DEVICE void scores_plain(const Unfused &a, u32 key_tiles)
             u32 r = row + 8 * i;
             bool inside = d0 + column < a.head_dim;
             bool has_q = inside && q0 + r < job.span.q_len, has_k = inside && k0 + r < job.span.kv_len;
-            q[r][column] = has_q ? ((const float *)a.qkv)[job.query(a, q0 + r) + d0 + column] : 0.0f;
+            q[r][column] = has_q ? to_float(((const T *)a.qkv)[job.query(a, q0 + r) + d0 + column]) : 0.0f;
             k[r][column] = has_k ? to_float(((const KV *)a.kv)[job.cache(a, k0 + r, 0) + d0 + column]) : 0.0f;
         }
         __syncthreads();
@@ -238,7 +238,7 @@ template <typename KV> DEVICE void scores_plain(const Unfused &a, u32 key_tiles)
 }
 
 // grid: tiles of queries, heads x pieces of 32 elements of a head, spans.
-template <typename KV> DEVICE void values_plain(const Unfused &a) {
+template <typename T, typename KV> DEVICE void values_plain(const Unfused &a) {
     __shared__ float p[32][33], v[32][33];
     allow_next();
     wait_for_previous();
@@ -267,7 +267,7 @@ template <typename KV> DEVICE void values_plain(const Unfused &a) {
     for (u32 i = 0; i < 4; i++) {
         u32 r = q0 + row + 8 * i;
         if (r < job.span.q_len && d0 + column < a.head_dim)
-            ((float *)a.out)[job.out(a, r) + d0 + column] = acc[i];
+            ((T *)a.out)[job.out(a, r) + d0 + column] = Cast<T>::from(acc[i]);
     }
 }
 
@@ -324,8 +324,10 @@ KERNEL unfused_softmax_f32(Unfused a) {
     KERNEL __launch_bounds__(THREADS) unfused_scores##SUFFIX(Unfused a, u32 key_tiles) { SCORES(a, key_tiles); }          \
     KERNEL __launch_bounds__(THREADS, 4) unfused_values##SUFFIX(Unfused a) { VALUES(a); }
 #define COMMA ,
-UNFUSED(_f32, 256, scores_plain<float>, values_plain<float>)
-UNFUSED(_fp8_f32, 256, scores_plain<fp8>, values_plain<fp8>)
+UNFUSED(_f32, 256, scores_plain<float COMMA float>, values_plain<float COMMA float>)
+UNFUSED(_fp8_f32, 256, scores_plain<float COMMA fp8>, values_plain<float COMMA fp8>)
+UNFUSED(_any_f16, 256, scores_plain<f16 COMMA f16>, values_plain<f16 COMMA f16>)
+UNFUSED(_any_bf16, 256, scores_plain<bf16 COMMA bf16>, values_plain<bf16 COMMA bf16>)
 UNFUSED(_f16, 128, scores_tile<f16 COMMA f16>, values_tile<f16 COMMA f16>)
 UNFUSED(_fp8_f16, 128, scores_tile<f16 COMMA fp8>, values_tile<f16 COMMA fp8>)
 UNFUSED(_bf16, 128, scores_tile<bf16 COMMA bf16>, values_tile<bf16 COMMA bf16>)

@@ -9,7 +9,7 @@ use crate::module::Function;
 
 const PREFILL: &str = "attention_prefill.cu";
 const DECODE: &str = "attention_decode.cu";
-const F32: &str = "attention_f32.cu";
+const ROWS: &str = "attention_rows.cu";
 
 /// A split of a span gets about this many keys or more: below it, adding the splits up costs more than they save.
 const MIN_KEYS_PER_SPLIT: u32 = 256;
@@ -17,8 +17,8 @@ const MIN_KEYS_PER_SPLIT: u32 = 256;
 const MAX_SPLITS: usize = 128;
 /// Blocks per multiprocessor that splitting aims at, so that the last ones to end leave little idle.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
-/// Rows of a block of the 32-bit kernel.
-const F32_ROWS: usize = 8;
+/// Rows of a block of the kernels without tensor cores.
+const PLAIN_ROWS: usize = 8;
 
 /// What attention is done on.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub struct AttentionConfig {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Elements of a head: a multiple of 8, of 16 with an e4m3 cache, at most 256.
+    /// Elements of a head: even, a multiple of 16 with an e4m3 cache, at most 256. Others than multiples of 8 are slow.
     pub head_dim: usize,
     /// Tokens of a cache block: a power of two.
     pub tokens_per_block: usize,
@@ -221,8 +221,8 @@ impl Attention {
         let group = config.heads / config.kv_heads;
         let shape = Shape::new(config.head_dim, group);
         let multiprocessors = gpu.info().multiprocessors as usize;
-        let kernels = if config.precision == Precision::F32 {
-            Kernels::Plain(gpu.function(F32, by_type!("", config))?)
+        let kernels = if is_plain(&config) {
+            Kernels::Plain(gpu.function(ROWS, plain_kernel(&config))?)
         } else {
             let prefill = match shape.dim {
                 64 => by_type!("attention_prefill_d64", config),
@@ -254,7 +254,7 @@ impl Attention {
 
     /// Query tokens of one tile of [`Attention::prefill`].
     pub fn tokens_per_tile(&self) -> usize {
-        let rows = if self.config.precision == Precision::F32 { F32_ROWS } else { self.shape.tile_rows };
+        let rows = if is_plain(&self.config) { PLAIN_ROWS } else { self.shape.tile_rows };
         (rows / self.group()).max(1)
     }
 
@@ -415,7 +415,7 @@ impl Attention {
     }
 
     fn plain(&self, gpu: &Gpu, function: Function, tiles: usize, params: PrefillParams) -> Result<(), CudaError> {
-        let blocks = tiles * self.config.kv_heads * self.group().div_ceil(F32_ROWS);
+        let blocks = tiles * self.config.kv_heads * self.group().div_ceil(PLAIN_ROWS);
         gpu.launch(function, Launch::grid(blocks, 128).overlapping(), kernel_args![params])
     }
 
@@ -430,6 +430,21 @@ fn splits_for(pairs: usize, multiprocessors: usize, max_kv: usize) -> usize {
     wanted.min(max_kv.div_ceil(MIN_KEYS_PER_SPLIT as usize)).clamp(1, MAX_SPLITS)
 }
 
+/// Whether the kernels without tensor cores are used: 32 bits, or heads that don't come in pieces of 16 bytes.
+fn is_plain(config: &AttentionConfig) -> bool {
+    config.precision == Precision::F32 || !config.head_dim.is_multiple_of(8)
+}
+
+fn plain_kernel(config: &AttentionConfig) -> &'static str {
+    match (config.precision, config.kv) {
+        (Precision::F32, KvDtype::Fp8) => "attention_rows_f32_fp8",
+        (Precision::F32, KvDtype::Same) if config.head_dim.is_multiple_of(4) => "attention_rows_f32",
+        (Precision::F32, KvDtype::Same) => "attention_any_f32",
+        (Precision::F16, _) => "attention_any_f16",
+        (Precision::Bf16, _) => "attention_any_bf16",
+    }
+}
+
 fn check(config: &AttentionConfig) -> Result<(), CudaError> {
     let AttentionConfig { heads, kv_heads, head_dim, tokens_per_block, .. } = *config;
     let unsupported =
@@ -437,8 +452,8 @@ fn check(config: &AttentionConfig) -> Result<(), CudaError> {
     if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
         return unsupported("needs heads that are a multiple of kv_heads");
     }
-    if head_dim == 0 || head_dim > 256 || !head_dim.is_multiple_of(8) {
-        return unsupported("needs heads of a multiple of 8 elements, at most 256");
+    if head_dim == 0 || head_dim > 256 || !head_dim.is_multiple_of(2) {
+        return unsupported("needs heads of an even number of elements, at most 256");
     }
     if config.kv == KvDtype::Fp8 && !head_dim.is_multiple_of(16) {
         return unsupported("with an 8-bit cache needs heads of a multiple of 16 elements");
@@ -447,7 +462,7 @@ fn check(config: &AttentionConfig) -> Result<(), CudaError> {
         return unsupported("needs cache blocks of a power of two");
     }
     let shape = Shape::new(head_dim, heads / kv_heads);
-    if config.precision != Precision::F32 && heads / kv_heads > shape.tile_rows {
+    if !is_plain(config) && heads / kv_heads > shape.tile_rows {
         return unsupported("can't share one kv head between so many query heads");
     }
     Ok(())
@@ -503,6 +518,7 @@ mod tests {
             AttentionConfig { heads: 30, ..good },
             AttentionConfig { kv_heads: 0, ..good },
             AttentionConfig { head_dim: 60, ..good },
+            AttentionConfig { head_dim: 61, kv: KvDtype::Same, ..good },
             AttentionConfig { head_dim: 264, ..good },
             AttentionConfig { head_dim: 72, ..good },
             AttentionConfig { tokens_per_block: 24, ..good },

@@ -37,8 +37,8 @@ macro_rules! skinny {
 /// Every kernel file.
 pub const SOURCES: &[KernelSource] = &[
     source("attention_decode.cu", include_str!("../kernels/attention_decode.cu"), 80),
-    source("attention_f32.cu", include_str!("../kernels/attention_f32.cu"), 80),
     source("attention_prefill.cu", include_str!("../kernels/attention_prefill.cu"), 80),
+    source("attention_rows.cu", include_str!("../kernels/attention_rows.cu"), 80),
     source("gemm.cu", include_str!("../kernels/gemm.cu"), 80),
     source("gemm_sm90_bf16.cu", gemm_sm90!("0"), 90),
     source("gemm_sm90_f16.cu", gemm_sm90!("1"), 90),

@@ -146,7 +146,7 @@ pub struct RopeArgs {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Elements of a head; a multiple of eight.
+    /// Elements of a head; even.
     pub head_dim: usize,
     /// Tokens of a block; a power of two.
     pub tokens_per_block: usize,
@@ -169,8 +169,10 @@ pub struct RowOps {
     gather_rows: Function,
     add_bias: Function,
     qk_norm: Function,
-    rope_kv_write: [Function; 2],
-    rope_kv_write_fp8: [Function; 2],
+    qk_norm_any: Function,
+    /// By the elements that a thread takes: 8, 4, 1.
+    rope_kv_write: [Function; 3],
+    rope_kv_write_fp8: [Function; 3],
 }
 
 impl RowOps {
@@ -195,8 +197,13 @@ impl RowOps {
             gather_rows: typed!("gather_rows"),
             add_bias: typed!("add_bias"),
             qk_norm: typed!("qk_norm"),
-            rope_kv_write: [typed!("rope_kv_write"), typed!("rope_kv_write_odd")],
-            rope_kv_write_fp8: [typed!("rope_kv_write_fp8"), typed!("rope_kv_write_fp8_odd")],
+            qk_norm_any: typed!("qk_norm_any"),
+            rope_kv_write: [typed!("rope_kv_write"), typed!("rope_kv_write_odd"), typed!("rope_kv_write_any")],
+            rope_kv_write_fp8: [
+                typed!("rope_kv_write_fp8"),
+                typed!("rope_kv_write_fp8_odd"),
+                typed!("rope_kv_write_fp8_any"),
+            ],
         })
     }
 
@@ -292,22 +299,23 @@ impl RowOps {
         kv_heads: usize,
         head_dim: usize,
     ) -> Result<(), CudaError> {
-        if head_dim > 256 || !head_dim.is_multiple_of(4) {
+        if head_dim > 256 {
             return Err(CudaError::Unsupported(format!(
-                "heads of {head_dim} elements can't be normalised on the GPU: at most 256, a multiple of 4"
+                "heads of {head_dim} elements can't be normalised on the GPU: at most 256"
             )));
         }
+        let function = if head_dim.is_multiple_of(4) { self.qk_norm } else { self.qk_norm_any };
         let blocks = (rows * (heads + kv_heads)).div_ceil(THREADS / 32);
         let (n, q, kv, d) = (rows as u32, heads as u32, kv_heads as u32, head_dim as u32);
-        launch(gpu, self.qk_norm, blocks, THREADS as u32, kernel_args![qkv, q_weight, k_weight, eps, n, q, kv, d])
+        launch(gpu, function, blocks, THREADS as u32, kernel_args![qkv, q_weight, k_weight, eps, n, q, kv, d])
     }
 
     /// Turn q and k, write k and v.
     pub fn rope_kv_write(&self, gpu: &Gpu, args: &RopeArgs) -> Result<(), CudaError> {
         let half = args.head_dim / 2;
-        let per_thread = if half.is_multiple_of(8) { 8 } else { 4 };
+        let per_thread = [8, 4, 1].into_iter().find(|part| half.is_multiple_of(*part)).unwrap_or(1);
         let threads = args.rows * (args.heads + 2 * args.kv_heads) * (half / per_thread);
-        let fits = args.head_dim.is_multiple_of(8) && args.tokens_per_block.is_power_of_two();
+        let fits = args.head_dim.is_multiple_of(2) && args.tokens_per_block.is_power_of_two();
         if !fits || threads >= 1 << 31 {
             return Err(CudaError::Unsupported(format!(
                 "the GPU can't rotate {} rows of {} + 2 * {} heads of {} elements into blocks of {} tokens",
@@ -318,8 +326,12 @@ impl RowOps {
             KvDtype::Same => &self.rope_kv_write,
             KvDtype::Fp8 => &self.rope_kv_write_fp8,
         };
-        let [whole, odd] = *kernels;
-        let function = if per_thread == 8 { whole } else { odd };
+        let [eight, four, one] = *kernels;
+        let function = match per_thread {
+            8 => eight,
+            4 => four,
+            _ => one,
+        };
         let (rows, heads, kv_heads) = (args.rows as u32, args.heads as u32, args.kv_heads as u32);
         let (head_dim, shift) = (args.head_dim as u32, args.tokens_per_block.trailing_zeros());
         let list = kernel_args![

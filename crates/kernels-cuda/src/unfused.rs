@@ -8,6 +8,8 @@ use crate::memory::DevicePtr;
 use crate::module::Function;
 use crate::rows::typed_function;
 
+const FILE: &str = "unfused.cu";
+
 /// What does not change between calls.
 #[derive(Clone, Copy, Debug)]
 pub struct UnfusedConfig {
@@ -19,7 +21,7 @@ pub struct UnfusedConfig {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Elements of a head; a multiple of eight.
+    /// Elements of a head; a multiple of eight with an e4m3 cache. Others are slow.
     pub head_dim: usize,
     /// Tokens of a block; a power of two.
     pub tokens_per_block: usize,
@@ -92,21 +94,29 @@ impl UnfusedAttention {
     pub fn new(gpu: &Gpu, config: UnfusedConfig) -> Result<UnfusedAttention, CudaError> {
         let UnfusedConfig { precision, heads, kv_heads, head_dim, tokens_per_block, .. } = config;
         let fits = kv_heads > 0 && heads.is_multiple_of(kv_heads) && tokens_per_block.is_power_of_two();
-        if !fits || !head_dim.is_multiple_of(8) {
+        let whole = head_dim.is_multiple_of(8);
+        if !fits || (config.kv == KvDtype::Fp8 && !whole) {
             return Err(CudaError::Unsupported(format!("unfused attention can't be built for {config:?}")));
         }
-        let (scores, values) = match config.kv {
-            KvDtype::Same => (
+        let plain = precision == Precision::F32 || !whole;
+        let (scores, values) = match (config.kv, precision) {
+            (KvDtype::Same, Precision::F16) if !whole => {
+                (gpu.function(FILE, "unfused_scores_any_f16")?, gpu.function(FILE, "unfused_values_any_f16")?)
+            }
+            (KvDtype::Same, Precision::Bf16) if !whole => {
+                (gpu.function(FILE, "unfused_scores_any_bf16")?, gpu.function(FILE, "unfused_values_any_bf16")?)
+            }
+            (KvDtype::Same, _) => (
                 typed_function!(gpu, precision, "unfused.cu", "unfused_scores")?,
                 typed_function!(gpu, precision, "unfused.cu", "unfused_values")?,
             ),
-            KvDtype::Fp8 => (
+            (KvDtype::Fp8, _) => (
                 typed_function!(gpu, precision, "unfused.cu", "unfused_scores_fp8")?,
                 typed_function!(gpu, precision, "unfused.cu", "unfused_values_fp8")?,
             ),
         };
-        let (tile, threads) = if precision == Precision::F32 { (32, 256) } else { (64, 128) };
-        let softmax = gpu.function("unfused.cu", "unfused_softmax_f32")?;
+        let (tile, threads) = if plain { (32, 256) } else { (64, 128) };
+        let softmax = gpu.function(FILE, "unfused_softmax_f32")?;
         Ok(UnfusedAttention { config, scores, softmax, values, tile, threads })
     }
 

@@ -34,6 +34,10 @@ const SHAPES: &[Shape] = &[
     (2, 2, 8, 32),
     (8, 2, 24, 4),
     (3, 1, 72, 32),
+    (4, 2, 12, 16),
+    (20, 2, 2, 1),
+    (7, 1, 66, 32),
+    (3, 1, 250, 8),
 ];
 
 /// Shape, and keys of each of a few long requests.

@@ -35,9 +35,18 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
         // More rows than a grid's y or z could count.
         moves(rig, &ops, precision, 70_000, 16, &mut outcomes)?;
         norms(rig, &ops, precision, 70_000, 16, &mut outcomes)?;
-        for (heads, kv_heads, head_dim) in
-            [(32, 4, 64), (32, 8, 128), (3, 3, 24), (16, 1, 16), (6, 2, 256), (2, 2, 40), (7, 1, 80)]
-        {
+        for (heads, kv_heads, head_dim) in [
+            (32, 4, 64),
+            (32, 8, 128),
+            (3, 3, 24),
+            (16, 1, 16),
+            (6, 2, 256),
+            (2, 2, 40),
+            (7, 1, 80),
+            (4, 2, 12),
+            (3, 1, 6),
+            (2, 2, 250),
+        ] {
             let shape = QkvShape { heads, kv_heads, head_dim };
             head_norms(rig, &ops, precision, shape, &mut outcomes)?;
             for kv_dtype in [KvDtype::Same, KvDtype::Fp8] {

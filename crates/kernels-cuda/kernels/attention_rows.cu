@@ -1,15 +1,16 @@
-// Attention in 32 bits, for prompts and single rows alike: no tensor cores, but exact products.
+// Attention without tensor cores, for prompts and single rows alike: in 32 bits, where products must be exact, and for
+// heads that the tensor cores' tiles don't fit (`any`).
 //
 // A block takes eight rows (query tokens times query heads of one kv head). Scores: one key for each thread; sums: one or
 // two dimensions for each thread.
 
-struct AttentionF32Params {
-    const float *qkv;
+struct AttentionRowsParams {
+    const void *qkv;
     const void *kv;
     const SeqSpan *spans;
     const u32 *tiles; // pairs: span, and tile of its rows; null: one tile for each span
     const u32 *block_tables;
-    float *out;
+    void *out;
     u64 qkv_stride; // elements
     u64 out_stride;
     u32 heads;
@@ -21,13 +22,31 @@ struct AttentionF32Params {
     float scale;     // of scores, times log2(e)
 };
 
-DEVICE float4 load4(const float *p) { return *(const float4 *)p; }
-DEVICE float4 load4(const fp8 *p) {
-    fp8 a = p[0], b = p[1], c = p[2], d = p[3];
-    return float4{to_float(a), to_float(b), to_float(c), to_float(d)};
+// WIDTH neighbours.
+template <int WIDTH> DEVICE void load_some(const float *p, float (&x)[WIDTH]) {
+    if constexpr (WIDTH == 4) {
+        float4 v = *(const float4 *)p;
+        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) x[i] = p[i];
+    }
+}
+template <int WIDTH> DEVICE void load_some(const fp8 *p, float (&x)[WIDTH]) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) x[i] = to_float(p[i]);
+}
+template <int WIDTH> DEVICE void load_some(const f16 *p, float (&x)[WIDTH]) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += 2) unpack2<f16>(*(const u32 *)(p + i), x[i], x[i + 1]);
+}
+template <int WIDTH> DEVICE void load_some(const bf16 *p, float (&x)[WIDTH]) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += 2) unpack2<bf16>(*(const u32 *)(p + i), x[i], x[i + 1]);
 }
 
-template <typename KV> DEVICE void attention_f32(const AttentionF32Params &p) {
+// Heads are a multiple of WIDTH elements.
+template <typename T, typename KV, int WIDTH> DEVICE void attention_rows(const AttentionRowsParams &p) {
     constexpr int ROWS = 8, KEYS = 128, MAX_DIM = 256;
     __shared__ __align__(16) float queries[ROWS][MAX_DIM];
     __shared__ float scores[ROWS][KEYS];
@@ -54,11 +73,11 @@ template <typename KV> DEVICE void attention_f32(const AttentionF32Params &p) {
     const u32 *table = p.block_tables + span.table_start;
     const KV *keys = (const KV *)p.kv;
     const KV *values = keys + ((u64)p.kv_heads << p.block_shift) * p.head_dim;
-    const float *qkv = p.qkv + (u64)(span.q_start + first_token) * p.qkv_stride + first_head * p.head_dim;
-    float *out = p.out + (u64)(span.q_start + first_token) * p.out_stride + first_head * p.head_dim;
+    const T *qkv = (const T *)p.qkv + (u64)(span.q_start + first_token) * p.qkv_stride + first_head * p.head_dim;
+    T *out = (T *)p.out + (u64)(span.q_start + first_token) * p.out_stride + first_head * p.head_dim;
     for (u32 i = thread; i < ROWS * p.head_dim; i += KEYS) {
         u32 row = i / p.head_dim, dim = i - row * p.head_dim;
-        queries[row][dim] = row < rows ? qkv[(row / heads) * p.qkv_stride + (row % heads) * p.head_dim + dim] : 0.0f;
+        queries[row][dim] = row < rows ? to_float(qkv[(row / heads) * p.qkv_stride + (row % heads) * p.head_dim + dim]) : 0.0f;
     }
     float sum[ROWS][MAX_DIM / KEYS] = {};
     float maximum[2] = {-infinity(), -infinity()}, total[2] = {}; // of rows warp and warp + 4
@@ -70,12 +89,16 @@ template <typename KV> DEVICE void attention_f32(const AttentionF32Params &p) {
         __syncthreads(); // also: queries are there, and the scores of the last keys are used up
         const KV *k = keys + (u64)cache_row * p.head_dim;
         float score[ROWS] = {};
-        for (u32 dim = 0; dim < p.head_dim; dim += 4) {
-            float4 x = load4(k + dim);
+        for (u32 dim = 0; dim < p.head_dim; dim += WIDTH) {
+            float x[WIDTH], q[WIDTH];
+            load_some(k + dim, x);
 #pragma unroll
             for (int row = 0; row < ROWS; row++) {
-                float4 q = load4(&queries[row][dim]);
-                score[row] += x.x * q.x + x.y * q.y + x.z * q.z + x.w * q.w;
+                load_some(&queries[row][dim], q);
+                float products = x[0] * q[0];
+#pragma unroll
+                for (int i = 1; i < WIDTH; i++) products += x[i] * q[i];
+                score[row] += products;
             }
         }
 #pragma unroll
@@ -128,9 +151,14 @@ template <typename KV> DEVICE void attention_f32(const AttentionF32Params &p) {
 #pragma unroll
         for (int row = 0; row < ROWS; row++)
             if (row < rows)
-                out[(row / heads) * p.out_stride + (row % heads) * p.head_dim + dim] = sum[row][part] * shrink[row];
+                out[(row / heads) * p.out_stride + (row % heads) * p.head_dim + dim] = Cast<T>::from(sum[row][part] * shrink[row]);
     }
 }
 
-KERNEL __launch_bounds__(128) attention_rows_f32(AttentionF32Params p) { attention_f32<float>(p); }
-KERNEL __launch_bounds__(128) attention_rows_f32_fp8(AttentionF32Params p) { attention_f32<fp8>(p); }
+#define ATTENTION_ROWS(NAME, T, KV, WIDTH)                                                                               \
+    KERNEL __launch_bounds__(128) NAME(AttentionRowsParams p) { attention_rows<T, KV, WIDTH>(p); }
+ATTENTION_ROWS(attention_rows_f32, float, float, 4)
+ATTENTION_ROWS(attention_rows_f32_fp8, float, fp8, 4)
+ATTENTION_ROWS(attention_any_f32, float, float, 2)
+ATTENTION_ROWS(attention_any_f16, f16, f16, 2)
+ATTENTION_ROWS(attention_any_bf16, bf16, bf16, 2)
