@@ -461,14 +461,14 @@ pub struct CategoryTime {
     pub top: StrId,
 }
 
-/// The time of every category, the longest first. Sums, not unions: ops that overlap count each.
+/// The time of every category, the longest first. Sums, not unions: ops that overlap on different streams count each.
 pub fn category_times(context: &Context) -> Vec<CategoryTime> {
     let (trace, categories) = (context.trace, &context.categories);
     let mut times = vec![0i64; categories.list.len()];
     let mut counts = vec![0usize; categories.list.len()];
     for op in 0..trace.ops.len() {
         let category = categories.of_op[op] as usize;
-        times[category] = times[category].saturating_add(trace.ops.duration(op));
+        times[category] = times[category].saturating_add(context.own_ns(op));
         counts[category] += 1;
     }
     let mut names = vec![0usize; categories.list.len()];
@@ -496,7 +496,7 @@ fn times_by_name(context: &Context) -> Vec<((usize, StrId), (i64, usize))> {
     let mut others: BTreeMap<(usize, StrId), (i64, usize)> = BTreeMap::new();
     for op in 0..trace.ops.len() {
         let (name, category) = (trace.ops.name[op], categories.of_op[op]);
-        let time = trace.ops.duration(op);
+        let time = context.own_ns(op);
         match first.get_mut(name.0 as usize) {
             Some(slot) if slot.0 == category || slot.2 == 0 => {
                 *slot = (category, slot.1.saturating_add(time), slot.2 + 1);
@@ -586,6 +586,7 @@ pub fn report(context: &Context) -> Report {
     if !categories.tags.is_empty() {
         report = report.sheet(fused_sheet(context, share));
     }
+    report.notes.extend(context.own_time_note());
     if trace.ops.kind.contains(&OpKind::Graph) {
         report = report.note(
             "`graph` is time inside CUDA graphs whose kernels were not recorded; capture with --cuda-graph-trace=node to see them.",

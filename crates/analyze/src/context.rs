@@ -11,6 +11,7 @@ use crate::critical_path;
 use crate::intervals::{Span, SpanSet};
 use crate::iterations::{Detected, detect};
 use crate::launch::{Launch, launches};
+use crate::own_time::own_times;
 use crate::roofline::{Roofline, roofline};
 
 /// A trace with its categories and iterations.
@@ -25,6 +26,7 @@ pub struct Context<'t> {
     launches: OnceLock<Vec<Launch>>,
     roofline: OnceLock<Roofline>,
     waits: OnceLock<critical_path::Index>,
+    own_times: OnceLock<Option<Vec<i64>>>,
 }
 
 /// How a trace is to be looked at.
@@ -54,6 +56,7 @@ impl<'t> Context<'t> {
             launches: OnceLock::new(),
             roofline: OnceLock::new(),
             waits: OnceLock::new(),
+            own_times: OnceLock::new(),
         }
     }
 
@@ -75,6 +78,26 @@ impl<'t> Context<'t> {
     /// What walks along critical paths look up.
     pub(crate) fn waits(&self) -> &critical_path::Index {
         self.waits.get_or_init(|| critical_path::Index::of(self.trace))
+    }
+
+    fn own_times(&self) -> Option<&[i64]> {
+        self.own_times.get_or_init(|| own_times(self.trace)).as_deref()
+    }
+
+    /// What an op took: its length, or for a kernel that was launched before the one ahead of it on its stream had ended,
+    /// the time after that end.
+    pub fn own_ns(&self, op: usize) -> i64 {
+        self.own_times().and_then(|own| own.get(op).copied()).unwrap_or_else(|| self.trace.ops.duration(op))
+    }
+
+    /// What a reader of own times should know, where they differ from lengths.
+    pub(crate) fn own_time_note(&self) -> Option<String> {
+        let own = self.own_times()?;
+        let early = own.iter().enumerate().filter(|&(op, &ns)| ns != self.trace.ops.duration(op)).count();
+        Some(format!(
+            "{early} kernels were on the device before the one ahead of them on their stream had ended (programmatic \
+             dependent launch): they count from that end, so that times add up; kern-sum has their whole lengths."
+        ))
     }
 
     /// When device `device` is busy: the union of its ops.

@@ -74,7 +74,7 @@ pub fn layers(context: &Context) -> Layers {
     let mut found = Layers::default();
     let mut ops: BTreeMap<(StrId, StrId), Share> = BTreeMap::new();
     for op in 0..trace.ops.len() {
-        let ns = trace.ops.duration(op);
+        let ns = context.own_ns(op);
         found.total_ns = found.total_ns.saturating_add(ns);
         let Some(work) = trace.work_of(op) else { continue };
         found.tied_ns = found.tied_ns.saturating_add(ns);
@@ -133,7 +133,8 @@ pub fn report(context: &Context) -> Report {
         let label = layer.map_or_else(|| "outside of layers".to_owned(), |layer| layer.to_string());
         layers.push([label.into()].into_iter().chain(values(share)));
     }
-    let report = Report::new(name, title).sheet(ops).sheet(layers);
+    let mut report = Report::new(name, title).sheet(ops).sheet(layers);
+    report.notes.extend(context.own_time_note());
     let untied = found.total_ns.saturating_sub(found.tied_ns);
     match untied > 0 {
         true => report.note(format!(

@@ -20,6 +20,7 @@ pub mod memory;
 pub mod metrics;
 pub mod nsys_stats;
 pub mod overlap;
+mod own_time;
 pub mod reports;
 pub mod roofline;
 pub mod sheet;

@@ -144,7 +144,8 @@ pub fn report(context: &Context) -> Report {
     let (name, title) = ("memory", "Memory in use");
     let trace = context.trace;
     if trace.allocations.is_empty() {
-        let why = "the trace has no allocations: record them with `nsys profile --cuda-memory-usage=true` or with \
+        let why = "the trace has no allocations: strobe's engine reserves everything before the run and lists it in its \
+                   report; record those of other programs with `nsys profile --cuda-memory-usage=true` or with \
                    profile_memory=True in the PyTorch profiler";
         return Report::absent(name, title, why);
     }

@@ -163,15 +163,18 @@ pub fn roofline(context: &Context) -> Roofline {
     let mut unknown: HashMap<StrId, (u64, i64)> = HashMap::new();
     let mut not_known = |op: usize| {
         let row = unknown.entry(ops.name[op]).or_default();
-        *row = (row.0 + 1, row.1.saturating_add(ops.duration(op)));
+        *row = (row.0 + 1, row.1.saturating_add(context.own_ns(op)));
     };
 
     let mut operators = Operators::of(context);
     let mut by_name: HashMap<StrId, Option<Amounts>> = HashMap::new();
     let mut claimed: Vec<(usize, u32)> = Vec::new();
+    // Kernels that help with an op of the model, whose amounts another one carries.
+    let mut recorded: HashMap<(u32, StrId, Option<u32>), usize> = HashMap::new();
+    let mut helpers: Vec<usize> = Vec::new();
     for op in 0..ops.len() {
         let computing = computes(op);
-        let ns = ops.duration(op);
+        let ns = context.own_ns(op);
         if computing {
             result.total_ns = result.total_ns.saturating_add(ns);
         }
@@ -187,9 +190,12 @@ pub fn roofline(context: &Context) -> Roofline {
             if amounts.flops.is_some() || amounts.bytes.is_some() {
                 let source = AmountSource::Recorded;
                 let (name, longest) = (work.op, op as u32);
+                recorded.insert((ops.iteration[op], work.op, work.layer), instances.len());
                 instances.push(Instance { amounts, name, source, time_ns: ns, longest, longest_ns: ns });
                 continue;
             }
+            helpers.push(op);
+            continue;
         }
         if let Some(range) = operators.around(op) {
             // A fill that a GEMM launches for itself is part of its time.
@@ -209,6 +215,15 @@ pub fn roofline(context: &Context) -> Roofline {
         }
     }
 
+    for op in helpers {
+        let key = trace.work_of(op).map(|work| (ops.iteration[op], work.op, work.layer));
+        match key.and_then(|key| recorded.get(&key)).and_then(|&place| instances.get_mut(place)) {
+            Some(instance) => instance.time_ns = instance.time_ns.saturating_add(context.own_ns(op)),
+            None if computes(op) => not_known(op),
+            None => {}
+        }
+    }
+
     // An operator inside which another one did the work has nothing of its own to count.
     let leaf = |operators: &mut Operators, range: u32| {
         if operators.outer.contains(&range) { None } else { operators.amounts(range) }
@@ -221,7 +236,7 @@ pub fn roofline(context: &Context) -> Roofline {
             }
             continue;
         };
-        let ns = ops.duration(op);
+        let ns = context.own_ns(op);
         let place = *instance_of.entry(range).or_insert_with(|| {
             let (name, source) = (trace.ranges.name[range as usize], AmountSource::Operator);
             instances.push(Instance { amounts, name, source, time_ns: 0, longest: op as u32, longest_ns: -1 });
@@ -259,6 +274,11 @@ fn summarize(context: &Context, instances: Vec<Instance>, result: &mut Roofline)
         // fp32 inputs may run on tensor cores as tf32: the kernel's name says so.
         let tf32 = data_type == Some(DataType::Fp32) && amounts::rounds_to_tf32(kernel);
         let data_type = if tf32 { Some(DataType::Tf32) } else { data_type };
+        if let (AmountSource::Recorded, Shape::Gemm { n, k: 1.., .. }) = (instance.source, &mut amounts.shape)
+            && context.categories.of_op(op).name == "attention"
+        {
+            *n = 0; // every step has a few keys more: one row for all
+        }
         let key = (instance.name, trace.ops.name[op], amounts.shape, data_type, instance.source);
         let (row, compute_ns, memory_ns) = groups.entry(key).or_insert_with(|| {
             let row = Row {
@@ -393,13 +413,13 @@ pub fn report(context: &Context) -> Report {
         Column::new("Calls", Unit::Count),
         Column::new("Time", Unit::Ns),
         Column::new("Share of op time", Unit::Share),
-        Column::new("FLOP", Unit::Number),
-        Column::new("Bytes", Unit::Bytes),
-        Column::new("FLOP/B", Unit::Number),
+        Column::new("Share of roofline", Unit::Share),
+        Column::new("Bound", Unit::Text),
         Column::new("FLOP/s", Unit::FlopsPerS),
         Column::new("B/s", Unit::BytesPerS),
-        Column::new("Bound", Unit::Text),
-        Column::new("Share of roofline", Unit::Share),
+        Column::new("FLOP/B", Unit::Number),
+        Column::new("FLOP", Unit::Number),
+        Column::new("Bytes", Unit::Bytes),
         Column::new("From", Unit::Text),
         Column::new("Kernel", Unit::Text),
     ];
@@ -413,13 +433,13 @@ pub fn report(context: &Context) -> Report {
             row.calls.into(),
             row.time_ns.into(),
             share(row.time_ns),
-            row.flops.into(),
-            row.bytes.into(),
-            row.intensity().into(),
+            row.share().into(),
+            row.bound.map(Bound::as_str).into(),
             row.flops_per_s().into(),
             row.bytes_per_s().into(),
-            row.bound.map(Bound::as_str).into(),
-            row.share().into(),
+            row.intensity().into(),
+            row.flops.into(),
+            row.bytes.into(),
             row.source.as_str().into(),
             row.kernel.as_str().into(),
         ]);
@@ -448,6 +468,7 @@ pub fn report(context: &Context) -> Report {
     for device in devices {
         report = report.note(device);
     }
+    report.notes.extend(context.own_time_note());
     if result.mask_not_known {
         report = report.note(
             "attention without a recorded mask counts the whole square of scores: with a causal mask it does half of that",
@@ -466,6 +487,7 @@ fn peaks_sentence(peaks: &DevicePeaks) -> String {
     };
     let mut text = format!("{device}: {:.0} GB/s ({})", bytes_per_s / 1e9, peaks.bandwidth_from);
     match peaks.measured {
+        Some(flops) if flops >= 1e13 => text += &format!(", {:.1} TFLOP/s (measured)", flops / 1e12),
         Some(flops) => text += &format!(", {:.1} GFLOP/s (measured)", flops / 1e9),
         None => {
             for (data_type, flops) in &peaks.by_type {

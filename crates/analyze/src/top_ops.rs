@@ -11,8 +11,8 @@ use crate::stats::Summary;
 
 /// All executions of one op with one implementation.
 ///
-/// Times are sums of durations: ops that overlap (on several threads, or one inside another) count each, unlike
-/// in the iteration budget.
+/// Times are sums: ops that overlap (on several threads or streams, or one inside another) count each, unlike in the
+/// iteration budget. Kernels that wait on their stream count from where that wait ends.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OpSummary {
     /// What it does in the model.
@@ -80,7 +80,7 @@ fn summarize(context: &Context, only: Option<IterationKind>) -> Vec<OpSummary> {
         let work = trace.work_of(index);
         let key = (work.map_or(kernel, |work| work.op), context.categories.of_op[index], kernel);
         let in_iteration = context.iterations.of_op.get(index).is_some_and(|&i| i != strobe_trace::NONE);
-        groups.entry(key).or_default().add(trace.ops.duration(index), work, in_iteration, peaks);
+        groups.entry(key).or_default().add(context.own_ns(index), work, in_iteration, peaks);
     }
     let all: f64 = groups.values().map(|g| g.total_ns as f64).sum();
     let mut rows: Vec<OpSummary> = groups

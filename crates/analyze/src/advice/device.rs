@@ -164,7 +164,7 @@ pub(super) fn tiny_kernels(facts: &Facts, rule: &Rule) -> Option<Draft> {
             && ops.duration(op) < short
             && FUSIBLE.contains(&facts.context.categories.of_op(op).name.as_str())
     };
-    let gain: i64 = tiny.iter().filter(|&&op| fusible(op)).map(|&op| ops.duration(op)).sum();
+    let gain: i64 = tiny.iter().filter(|&&op| fusible(op)).map(|&op| facts.context.own_ns(op)).sum();
     let whole = facts.span_ns();
     let speaks = kernels.len() as f64 >= rule.limit("min_kernels")
         && tiny.len() as f64 >= rule.limit("min_share_of_kernels") * kernels.len() as f64
@@ -329,7 +329,7 @@ pub(super) fn unfused_attention(facts: &Facts, rule: &Rule) -> Option<Draft> {
             }
         }
     }
-    let gain: i64 = chains.iter().map(|&op| ops.duration(op)).sum();
+    let gain: i64 = chains.iter().map(|&op| facts.context.own_ns(op)).sum();
     let (whole, words) = kernel_whole(facts);
     if (found as f64) < rule.limit("min_chains") || (gain as f64) < rule.limit("min_share") * whole as f64 {
         return None;

@@ -51,7 +51,7 @@ impl<'c, 't> Facts<'c, 't> {
         let mut categories = vec![(0i64, 0); context.categories.list.len()];
         for (op, &category) in context.categories.of_op.iter().enumerate() {
             let (ns, ops) = &mut categories[category as usize];
-            (*ns, *ops) = (ns.saturating_add(trace.ops.duration(op)), *ops + 1);
+            (*ns, *ops) = (ns.saturating_add(context.own_ns(op)), *ops + 1);
         }
         Self {
             context,

@@ -39,7 +39,7 @@ pub(super) fn node_trace_inflates(facts: &Facts, rule: &Rule) -> Option<Draft> {
     }
     let ops = &facts.trace.ops;
     let nodes: Vec<usize> = (0..ops.len()).filter(|&op| ops.graph_node[op] != 0).collect();
-    let inside: i64 = nodes.iter().map(|&op| ops.duration(op)).fold(0, i64::saturating_add);
+    let inside: i64 = nodes.iter().map(|&op| facts.context.own_ns(op)).fold(0, i64::saturating_add);
     let whole = facts.op_ns();
     if nodes.is_empty() || (inside as f64) < rule.limit("min_share") * whole as f64 {
         return None;

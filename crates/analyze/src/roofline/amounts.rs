@@ -55,6 +55,10 @@ impl std::fmt::Display for Shape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match *self {
             Shape::Gemm { m: 0, n: 0, k: 0, .. } => Ok(()), // an op whose work is known and has no such shape
+            Shape::Gemm { batch: 0 | 1, m, n: 0, k: 0 } => write!(f, "{m}"),
+            Shape::Gemm { batch: 0 | 1, m, n, k: 0 } => write!(f, "{m}x{n}"),
+            // Keys of attention, which grow from step to step.
+            Shape::Gemm { batch: 0 | 1, m, n: 0, k } => write!(f, "{m}x*x{k}"),
             Shape::Gemm { batch: 0 | 1, m, n, k } => write!(f, "{m}x{n}x{k}"),
             Shape::Gemm { batch, m, n, k } => write!(f, "{batch} of {m}x{n}x{k}"),
             Shape::Attention { batch: 0, heads, queries, keys, head } => {

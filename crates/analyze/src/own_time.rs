@@ -1,0 +1,56 @@
+//! Kernels that start before the one ahead of them on their stream has ended.
+//!
+//! With programmatic dependent launch a kernel is put on the device early and waits there. Its length then holds this
+//! wait, and lengths add up to more than the time that passed. What counts as its own time begins where everything ahead
+//! of it on its stream has ended.
+
+use std::collections::HashMap;
+
+use strobe_trace::{OpKind, Trace};
+
+/// The own time of every op; `None` when nothing overlaps on its stream, where it is the length.
+pub(crate) fn own_times(trace: &Trace) -> Option<Vec<i64>> {
+    let ops = &trace.ops;
+    let mut last_ends: HashMap<(u16, u16, u32, u32), i64> = HashMap::new();
+    let mut own: Option<Vec<i64>> = None;
+    for op in (0..ops.len()).filter(|&op| ops.kind[op] == OpKind::Kernel) {
+        let stream = (ops.process[op], ops.device[op], ops.context[op], ops.stream[op]);
+        let (start, end) = (ops.start[op], ops.end[op]);
+        let last_end = last_ends.entry(stream).or_insert(i64::MIN);
+        if *last_end > start {
+            let own = own.get_or_insert_with(|| (0..ops.len()).map(|op| ops.duration(op)).collect());
+            own[op] = end.saturating_sub(*last_end).max(0);
+        }
+        *last_end = end.max(*last_end);
+    }
+    own
+}
+
+#[cfg(test)]
+mod tests {
+    use strobe_trace::OpRow;
+
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_waits_on_the_device_counts_from_the_end_of_the_one_before() {
+        let mut trace = Trace::default();
+        let name = trace.strings.intern("kernel");
+        let mut row = |start, end, stream| {
+            trace.ops.push(OpRow { stream, ..OpRow::new(OpKind::Kernel, name, start, end) });
+        };
+        row(0, 100, 7);
+        row(10, 160, 7);
+        row(20, 170, 7);
+        row(30, 90, 8); // another stream really runs at the same time
+        row(200, 210, 7);
+        trace.finish();
+        assert_eq!(own_times(&trace), Some(vec![100, 60, 10, 60, 10]));
+        let mut apart = Trace::default();
+        let name = apart.strings.intern("kernel");
+        apart.ops.push(OpRow::new(OpKind::Kernel, name, 0, 5));
+        apart.ops.push(OpRow::new(OpKind::Kernel, name, 5, 9));
+        apart.finish();
+        assert_eq!(own_times(&apart), None);
+    }
+}
