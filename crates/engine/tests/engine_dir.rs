@@ -196,7 +196,7 @@ fn edited_fields_are_named() {
         ("/pretrained_config/dtype", json!("int8"), &["pretrained_config.dtype", "int8"]),
         ("/pretrained_config/hidden_act", json!("gelu"), &["hidden_act", "gelu"]),
         ("/pretrained_config/mapping/pp_size", json!(2), &["mapping.pp_size", "2"]),
-        ("/pretrained_config/quantization/quant_algo", json!("FP8"), &["quant_algo", "FP8"]),
+        ("/pretrained_config/quantization/quant_algo", json!("W4A16_AWQ"), &["quant_algo", "W4A16_AWQ"]),
         ("/pretrained_config/num_hidden_layers", json!(0), &["num_hidden_layers"]),
         ("/pretrained_config/num_attention_heads", json!(3), &["num_attention_heads"]),
         ("/build_config/max_beam_width", json!(2), &["max_beam_width", "2"]),
