@@ -84,6 +84,11 @@ impl<'t> Context<'t> {
         self.own_times.get_or_init(|| own_times(self.trace)).as_deref()
     }
 
+    /// Whether any own time differs from the op's length.
+    pub(crate) fn has_own_times(&self) -> bool {
+        self.own_times().is_some()
+    }
+
     /// What an op took: its length, or for a kernel that was launched before the one ahead of it on its stream had ended,
     /// the time after that end.
     pub fn own_ns(&self, op: usize) -> i64 {

@@ -2,7 +2,7 @@
 //!
 //! Every moment between the first and the last op of a device goes to exactly one owner: to compute if any compute op
 //! runs, else to communication, else to a copy or fill, else to a gap. Of several ops of the same class the one that
-//! started last owns the moment.
+//! started last owns the moment; the start of a kernel that waits on the device is the end of that wait.
 //!
 //! A gap is split by the call that launched the op which ends it:
 //! - up to that call the op did not exist: the host is late ([`Cause::HostLate`]; [`Cause::BetweenIterations`] when the
@@ -101,12 +101,21 @@ pub(crate) fn walk(context: &Context, ops: &[u32], mut visit: impl FnMut(Span, P
         Class::Communication => 1,
         Class::Memory => 0,
     };
+    // A kernel that waits on the device for the one ahead of it owns nothing of that wait.
+    let start_of = |op: u32| columns.end[op as usize].saturating_sub(context.own_ns(op as usize));
+    let mut by_own_start = Vec::new();
+    let mut ops = ops;
+    if context.has_own_times() {
+        by_own_start.extend_from_slice(ops);
+        by_own_start.sort_by_key(|&op| start_of(op));
+        ops = &by_own_start;
+    }
     let mut open: BinaryHeap<Open> = BinaryHeap::new();
     let Some(&first) = ops.first() else { return };
-    let mut now = columns.start[first as usize];
+    let mut now = start_of(first);
     let mut last_ended = first;
     for &op in ops {
-        let (start, end) = (columns.start[op as usize], columns.end[op as usize]);
+        let (start, end) = (start_of(op), columns.end[op as usize]);
         now = run(&mut open, now, start, &mut visit);
         if now < start {
             visit(Span { start: now, end: start }, Piece::Gap { before: last_ended, next: op });
