@@ -3,8 +3,11 @@
 //
 // Keys and values go from memory straight into the registers that the tensor cores read. A dot product does not care
 // in which order its terms come, so every lane loads 16 neighbouring bytes of a key and Q is laid out to match; the
-// output is computed transposed, so that a lane's 16 bytes of a value are its own rows of the product. Nothing but Q
-// and the sums over warps passes through shared memory.
+// output is computed transposed, so that a lane's 16 bytes of a value are its own rows of the product. Nothing but the
+// sums over warps passes through shared memory.
+//
+// All keys but the newest are from earlier steps, so they are on their way before the kernel that computes Q has ended.
+// The newest one joins at the end.
 
 struct DecodeParams {
     const void *qkv;
@@ -20,6 +23,8 @@ struct DecodeParams {
     u64 out_stride;
     u32 heads;
     u32 kv_heads;
+    u32 group;  // query heads of a kv head
+    u32 chunks; // blocks that share a group
     u32 head_dim;
     u32 block_shift; // log2 of the tokens of a cache block
     u32 window;      // 0 is none
@@ -87,46 +92,14 @@ template <typename KV, int D> struct CacheTile {
             }
         }
     }
-    // Keys from `first` of the tile on are the new token's, which is in shared memory only; those behind it are masked
-    // and need finite values.
-    DEVICE void patch_keys(const u8 *fresh, u32 first, u32 row_bytes, u32 lane) {
-#pragma unroll
-        for (int i = 0; i < KEYS / 8; i++) {
-            if (8 * i + (lane >> 2) >= first) {
-#pragma unroll
-                for (int piece = 0; piece < K_PIECES; piece++)
-                    put(&k[i][4 * piece], *(const bytes16 *)(fresh + key_offset(piece, lane, row_bytes)));
-            }
-        }
-    }
-    DEVICE void patch_values(const u8 *fresh, u32 first, u32 row_bytes, u32 lane) {
-#pragma unroll
-        for (int i = 0; i < KEYS / 16; i++) {
-#pragma unroll
-            for (int which = 0; which < 4; which++) {
-                if (value_key(i, which, lane) >= first) {
-#pragma unroll
-                    for (int piece = 0; piece < V_PIECES; piece++) {
-                        const u8 *at = fresh + value_offset(piece, lane, row_bytes);
-                        if constexpr (V_BYTES == 16) {
-                            put(&v[i][which][4 * piece], *(const bytes16 *)at);
-                        } else {
-                            put(&v[i][which][2 * piece], *(const bytes8 *)at);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    // The second operand of Q . K^T: 16 dimensions of 8 keys.
-    DEVICE void key_operand(int i, int step, u32 &b0, u32 &b1) const {
+    // The second operand of Q . K^T: 16 dimensions of 8 keys, of which the lane has `key`.
+    static DEVICE void key_operand(const u32 (&key)[4 * K_PIECES], int step, u32 &b0, u32 &b1) {
         if constexpr (sizeof(KV) == 1) {
-            b0 = fp8_pair_to_f16(k[i][step] & 0xffff);
-            b1 = fp8_pair_to_f16(k[i][step] >> 16);
+            b0 = fp8_pair_to_f16(key[step] & 0xffff);
+            b1 = fp8_pair_to_f16(key[step] >> 16);
         } else {
-            b0 = k[i][2 * step];
-            b1 = k[i][2 * step + 1];
+            b0 = key[2 * step];
+            b1 = key[2 * step + 1];
         }
     }
     // The first operand of V^T . P^T: 16 keys of the lane's dimensions 2 * tile and 2 * tile + 1.
@@ -163,37 +136,79 @@ template <typename KV, int D> struct CacheTile {
     }
 };
 
-template <typename T> DEVICE void unpack8(bytes16 packed, float (&x)[8]) {
+template <typename T> DEVICE void load4(const T *from, float (&x)[4]) {
+    bytes8 packed = *(const bytes8 *)from;
     unpack2<T>(packed.x, x[0], x[1]);
     unpack2<T>(packed.y, x[2], x[3]);
-    unpack2<T>(packed.z, x[4], x[5]);
-    unpack2<T>(packed.w, x[6], x[7]);
-}
-template <typename T> DEVICE bytes16 pack8(const float (&x)[8]) {
-    return bytes16{pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3]), pack2<T>(x[4], x[5]), pack2<T>(x[6], x[7])};
-}
-DEVICE void load8(const float *from, float (&x)[8]) {
-    float4 a = *(const float4 *)from, b = *(const float4 *)(from + 4);
-    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
 }
 
-// Eight elements of a head, rotated where there are angles; `dim` is a multiple of 8, and so is half the head then.
-template <typename T>
-DEVICE bytes16 load_head8(const T *head, u32 dim, u32 head_dim, const float *cosines, const float *sines) {
-    bytes16 own = *(const bytes16 *)(head + dim);
-    if (cosines == nullptr) return own;
-    u32 half = head_dim / 2;
-    bool second = dim >= half;
-    u32 angle = second ? dim - half : dim;
-    float x[8], y[8], c[8], s[8];
-    unpack8<T>(own, x);
-    unpack8<T>(*(const bytes16 *)(head + (second ? angle : angle + half)), y);
-    load8(cosines + angle, c);
-    load8(sines + angle, s);
+// The lane's pieces of a head, rotated where there are angles; zeroes beyond the head's width. The lane has dimensions
+// (4 * piece + lane % 4) * DIMS and the next ones. Half a head with angles is a multiple of 8.
+template <typename T, int D, int DIMS>
+DEVICE void load_pieces(const T *head, u32 head_dim, const float *cosines, const float *sines, u32 lane, u32 (&to)[D / 8]) {
+    if (cosines == nullptr) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) x[i] = x[i] * c[i] + (second ? y[i] : -y[i]) * s[i];
-    return pack8<T>(x);
+        for (int i = 0; i < D / 16; i++) {
+            u32 dim = (4 * (4 * i / DIMS) + (lane & 3)) * DIMS + 4 * i % DIMS;
+            bytes8 packed = {0, 0};
+            if (dim < head_dim) packed = *(const bytes8 *)(head + dim);
+            to[2 * i] = packed.x;
+            to[2 * i + 1] = packed.y;
+        }
+        return;
+    }
+    // A few elements at a time: registers are scarce while keys and values are on their way.
+    if constexpr (DIMS == 8) {
+        if (head_dim == D) {
+            // Both halves of what is rotated are the lane's own.
+#pragma unroll
+            for (int i = 0; i < D / 32; i++) {
+                u32 dim = (4 * (i / 2) + (lane & 3)) * 8 + 4 * (i & 1);
+                float x[4], y[4];
+                load4(head + dim, x);
+                load4(head + D / 2 + dim, y);
+                float4 c = *(const float4 *)(cosines + dim), s = *(const float4 *)(sines + dim);
+                to[2 * i] = pack2<T>(x[0] * c.x - y[0] * s.x, x[1] * c.y - y[1] * s.y);
+                to[2 * i + 1] = pack2<T>(x[2] * c.z - y[2] * s.z, x[3] * c.w - y[3] * s.w);
+                to[D / 16 + 2 * i] = pack2<T>(y[0] * c.x + x[0] * s.x, y[1] * c.y + x[1] * s.y);
+                to[D / 16 + 2 * i + 1] = pack2<T>(y[2] * c.z + x[2] * s.z, y[3] * c.w + x[3] * s.w);
+            }
+            return;
+        }
+    }
+    u32 half = head_dim / 2;
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        u32 dim = (4 * (4 * i / DIMS) + (lane & 3)) * DIMS + 4 * i % DIMS;
+        to[2 * i] = to[2 * i + 1] = 0;
+        if (dim < head_dim) {
+            bool second = dim >= half;
+            u32 angle = second ? dim - half : dim;
+            float x[4], y[4];
+            load4(head + dim, x);
+            load4(head + (second ? angle : angle + half), y);
+            float4 c = *(const float4 *)(cosines + angle), s = *(const float4 *)(sines + angle);
+            float sign = second ? 1.0f : -1.0f;
+            to[2 * i] = pack2<T>(x[0] * c.x + sign * y[0] * s.x, x[1] * c.y + sign * y[1] * s.y);
+            to[2 * i + 1] = pack2<T>(x[2] * c.z + sign * y[2] * s.z, x[3] * c.w + sign * y[3] * s.w);
+        }
+    }
 }
+
+// Four codes of four elements.
+template <typename T> DEVICE u32 to_codes(u32 low, u32 high) {
+    float x[4];
+    unpack2<T>(low, x[0], x[1]);
+    unpack2<T>(high, x[2], x[3]);
+    u32 codes = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) codes |= (u32)Cast<fp8>::from(x[i]).bits << (8 * i);
+    return codes;
+}
+
+template <bool YES> struct Choice {
+    static constexpr bool yes = YES;
+};
 
 template <typename T> DEVICE void store4(T *to, const float (&x)[4]) {
     bytes8 packed;
@@ -213,36 +228,38 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
     DYNAMIC_SHARED(shared);
     __shared__ u32 arrived;
     u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, warps = blockDim.x >> 5;
-    C *queries = (C *)shared;                                // [HEADS][D]
-    KV *fresh = (KV *)(queries + HEADS * D);                 // [2][D], key and value of the new token
-    float *maxima = (float *)(shared + HEADS * D * 2 + 4 * D); // [warps][HEADS]
-    float *totals = maxima + warps * HEADS;                  // [warps][HEADS]
-    float *sums = totals + warps * HEADS;                    // [warps][HEADS][STRIDE]
+    float *maxima = (float *)shared;          // [warps][HEADS]
+    float *totals = maxima + warps * HEADS;   // [warps][HEADS]
+    float *sums = totals + warps * HEADS;     // [warps][HEADS][STRIDE]
+    u8 *fresh = (u8 *)(sums + warps * HEADS * STRIDE); // [4][2 * D]: the new key, its value, cosines and sines
 
-    u32 group = p.heads / p.kv_heads;
-    u32 chunks = (group + HEADS - 1) / HEADS;
-    u32 kv_head = blockIdx.x / chunks, chunk = blockIdx.x - kv_head * chunks;
-    u32 first_head = kv_head * group + chunk * HEADS;
-    u32 heads = min((u32)HEADS, group - chunk * HEADS);
+    SeqSpan span = p.spans[blockIdx.y];
+    u32 kv_head = blockIdx.x, chunk = 0;
+    if (p.chunks > 1) {
+        kv_head = blockIdx.x / p.chunks;
+        chunk = blockIdx.x - kv_head * p.chunks;
+    }
+    u32 first_head = kv_head * p.group + chunk * HEADS;
+    u32 heads = min((u32)HEADS, p.group - chunk * HEADS);
     u32 row_bytes = p.head_dim * sizeof(KV);
-    u32 split = blockIdx.y;
+    u32 split = blockIdx.z;
     bool fused = p.cosines != nullptr;
-
-    wait_for_previous();
-    allow_next();
-    SeqSpan span = p.spans[blockIdx.z];
     T *out = (T *)p.out + (u64)span.q_start * p.out_stride + (u64)first_head * p.head_dim;
     u32 groups_of_4 = p.head_dim / 4;
     if (span.kv_len == 0) {
+        if (split != 0) return;
+        wait_for_previous();
         float zeroes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (split == 0)
-            for (u32 i = thread; i < heads * groups_of_4; i += blockDim.x) store4(out + 4 * i, zeroes);
+        for (u32 i = thread; i < heads * groups_of_4; i += blockDim.x) store4(out + 4 * i, zeroes);
         return;
     }
+    // The keys of earlier steps; the new one belongs to the first warp of the first split.
+    u32 new_key = span.kv_len - 1;
     u32 begin = p.window != 0 && span.kv_len > p.window ? span.kv_len - p.window : 0;
-    u32 end = span.kv_len;
-    u32 active = min(p.splits, (end - begin + p.min_keys - 1) / p.min_keys);
-    if (active > 1) {
+    u32 end = new_key;
+    u32 active = 1;
+    if (p.splits > 1 && end - begin > p.min_keys) {
+        active = min(p.splits, (end - begin + p.min_keys - 1) / p.min_keys);
         u32 each = ((end - begin) / active + 16) & ~15u;
         active = (end - begin + each - 1) / each;
         if (split >= active) return;
@@ -251,79 +268,60 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
     } else if (split > 0) {
         return;
     }
-    u32 new_key = span.kv_len - 1;
     const u32 *table = p.block_tables + span.table_start;
     const u8 *keys = (const u8 *)p.kv;
-    const u8 *values = keys + ((u64)p.kv_heads << p.block_shift) * row_bytes;
-    // Keys beyond the end are masked, and read as the last one that is in the cache.
-    u32 last = fused && end == span.kv_len ? (new_key > 0 ? new_key - 1 : 0) : end - 1;
+    u32 value_rows = p.kv_heads << p.block_shift; // from a key's row to its value's
+    const u8 *values = keys + (u64)value_rows * row_bytes;
     u32 slot_mask = (1u << p.block_shift) - 1;
     auto row_of = [&](u32 key) {
         return ((table[key >> p.block_shift] * 2 * p.kv_heads + kv_head) << p.block_shift) + (key & slot_mask);
     };
+    // Keys beyond the end are masked, and read as the last one. Warps without keys load some that they do not use: where
+    // loads depend on a condition, the compiler makes copies and so waits for them at once.
+    u32 last = end > begin ? end - 1 : new_key;
     auto tile_row = [&](u32 tile) { return row_of(min(begin + tile * KEYS + lane % KEYS, last)); };
 
     u32 tiles = (end - begin + KEYS - 1) / KEYS;
-    u32 next_row = 0;
+    u32 row = tile_row(warp), next_row = tile_row(warp + warps);
     Tile cache;
-    if (warp < tiles) {
-        u32 row = tile_row(warp);
-        next_row = tile_row(warp + warps);
-        cache.load_keys(keys, row, row_bytes, lane);
-        cache.load_values(values, row, row_bytes, lane);
-    }
+    cache.load_keys(keys, row, row_bytes, lane);
+    cache.load_values(values, row, row_bytes, lane);
+    allow_next();
+    wait_for_previous();
 
-    // While those are on their way: Q, and the new token's key and value where they are not in the cache yet.
+    constexpr int DIMS = 16 / sizeof(KV); // of a piece of a key
     const T *qkv = (const T *)p.qkv + (u64)span.q_start * p.qkv_stride;
     const float *cosines = fused ? p.cosines + (u64)new_key * (p.head_dim / 2) : nullptr;
     const float *sines = fused ? p.sines + (u64)new_key * (p.head_dim / 2) : nullptr;
-    for (u32 i = thread; i < HEADS * D / 8; i += blockDim.x) {
-        u32 head = i / (D / 8), dim = i % (D / 8) * 8;
-        bytes16 packed = {0, 0, 0, 0};
-        if (head < heads && dim < p.head_dim) {
-            packed = load_head8(qkv + (first_head + head) * p.head_dim, dim, p.head_dim, cosines, sines);
-            if constexpr (sizeof(KV) == 1) {
-                float x[8];
-                unpack8<T>(packed, x);
-                packed = pack8<C>(x);
-            }
+    if (split == 0 && warp == 0) {
+        const u8 *from[4] = {(const u8 *)(qkv + (p.heads + kv_head) * p.head_dim),
+                             (const u8 *)(qkv + (p.heads + p.kv_heads + kv_head) * p.head_dim), (const u8 *)cosines,
+                             (const u8 *)sines};
+        u32 bytes = 2 * p.head_dim;
+        if (!fused) {
+            from[0] = keys + (u64)row_of(new_key) * row_bytes;
+            from[1] = from[0] + (u64)value_rows * row_bytes;
+            bytes = row_bytes;
         }
-        *(bytes16 *)(queries + head * D + dim) = packed;
-    }
-    if (fused && end == span.kv_len) {
-        for (u32 i = thread; i < p.head_dim / 4; i += blockDim.x) {
-            bool is_value = i >= p.head_dim / 8;
-            u32 dim = 8 * (is_value ? i - p.head_dim / 8 : i);
-            const T *head = qkv + (p.heads + (is_value ? p.kv_heads : 0) + kv_head) * p.head_dim;
-            bytes16 packed = load_head8(head, dim, p.head_dim, is_value ? nullptr : cosines, sines);
-            KV *to = (KV *)p.kv + (u64)(row_of(new_key) + (is_value ? p.kv_heads << p.block_shift : 0)) * p.head_dim + dim;
-            KV *copy = fresh + (is_value ? D : 0) + dim;
-            if constexpr (sizeof(KV) == 1) {
-                float x[8];
-                unpack8<T>(packed, x);
-                u32 codes[2] = {};
 #pragma unroll
-                for (int j = 0; j < 8; j++) codes[j / 4] |= (u32)Cast<fp8>::from(x[j]).bits << (j % 4 * 8);
-                *(bytes8 *)copy = bytes8{codes[0], codes[1]};
-                if (chunk == 0) *(bytes8 *)to = bytes8{codes[0], codes[1]};
-            } else {
-                *(bytes16 *)copy = packed;
-                if (chunk == 0) *(bytes16 *)to = packed;
-            }
+        for (int i = 0; i < 4; i++) {
+            if (16 * lane < bytes && (fused || i < 2)) copy_async16(fresh + 2 * D * i + 16 * lane, from[i] + 16 * lane, true);
         }
+        copy_async_commit();
     }
-    __syncthreads();
-
     u32 q[TILES][D / 8];
 #pragma unroll
     for (int h = 0; h < TILES; h++) {
-        constexpr int DIMS = 16 / sizeof(KV); // of a piece of a key
+        u32 head = 8 * h + (lane >> 2);
+        // What comes of heads beyond the group is not stored.
+        const T *from = qkv + (first_head + min(head, heads - 1)) * p.head_dim;
+        load_pieces<T, D, DIMS>(from, p.head_dim, cosines, sines, lane, q[h]);
+        if constexpr (sizeof(KV) == 1) {
 #pragma unroll
-        for (int piece = 0; piece < D / (4 * DIMS); piece++) {
-#pragma unroll
-            for (int part = 0; part < DIMS / 8; part++) {
-                u32 at = (8 * h + (lane >> 2)) * D + (4 * piece + (lane & 3)) * DIMS + 8 * part;
-                Tile::put(&q[h][piece * DIMS / 2 + 4 * part], *(const bytes16 *)(queries + at));
+            for (int i = 0; i < D / 8; i++) {
+                float low, high;
+                unpack2<T>(q[h][i], low, high);
+                q[h][i] = pack2<C>(low, high);
             }
         }
     }
@@ -335,31 +333,38 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
         maximum[h] = -infinity();
         total[h] = 0.0f;
     }
-    for (u32 tile = warp; tile < tiles; tile += warps) {
-        u32 left = end - begin - tile * KEYS; // keys from this tile on
-        bool more = tile + warps < tiles;
-        bool patch = fused && end == span.kv_len && left <= KEYS;
-        u32 row = next_row;
-        next_row = tile_row(tile + 2 * warps);
-        if (patch) cache.patch_keys((const u8 *)fresh, left - 1, row_bytes, lane);
-        float score[KEYS / 8][4] = {};
+    u32 left = end - begin - warp * KEYS; // keys from the warp's tile on
+    auto attend = [&](auto last_tile) {
+        float score[KEYS / 8][2 * TILES]; // of heads lane / 4 (and the eighth after it), keys 2 * (lane % 4) and the next
 #pragma unroll
-        for (int step = 0; step < D / 16; step++) {
-            u32 a[4] = {q[0][2 * step], TILES > 1 ? q[TILES - 1][2 * step] : 0, q[0][2 * step + 1],
-                        TILES > 1 ? q[TILES - 1][2 * step + 1] : 0};
+        for (int i = 0; i < KEYS / 8; i++) {
+            // The tensor cores take 16 rows. Where there are 8, both halves are the same heads in different dimensions:
+            // each product is right in one half.
+            float first[4] = {}, second[4] = {};
 #pragma unroll
-            for (int i = 0; i < KEYS / 8; i++) {
-                u32 b0, b1;
-                cache.key_operand(i, step, b0, b1);
-                mma16816<C>(score[i], a, b0, b1);
+            for (int step = 0; step < D / 16; step += 2) {
+                u32 b[4];
+                Tile::key_operand(cache.k[i], step, b[0], b[1]);
+                Tile::key_operand(cache.k[i], step + 1, b[2], b[3]);
+                if constexpr (TILES == 1) {
+                    u32 a[4] = {q[0][2 * step], q[0][2 * step + 2], q[0][2 * step + 1], q[0][2 * step + 3]};
+                    mma16816<C>(first, a, b[0], b[1]);
+                    mma16816<C>(second, a, b[2], b[3]);
+                } else {
+                    u32 a[4] = {q[0][2 * step], q[1][2 * step], q[0][2 * step + 1], q[1][2 * step + 1]};
+                    u32 c[4] = {q[0][2 * step + 2], q[1][2 * step + 2], q[0][2 * step + 3], q[1][2 * step + 3]};
+                    mma16816<C>(first, a, b[0], b[1]);
+                    mma16816<C>(second, c, b[2], b[3]);
+                }
             }
+#pragma unroll
+            for (int j = 0; j < 2 * TILES; j++) score[i][j] = first[j] + second[TILES == 1 ? j + 2 : j];
         }
-        if (more) cache.load_keys(keys, row, row_bytes, lane);
-        if (left < KEYS) {
+        if (last_tile.yes && left < KEYS) {
 #pragma unroll
             for (int i = 0; i < KEYS / 8; i++) {
 #pragma unroll
-                for (int j = 0; j < 4; j++)
+                for (int j = 0; j < 2 * TILES; j++)
                     if (8 * i + 2 * (lane & 3) + (j & 1) >= left) score[i][j] = -infinity();
             }
         }
@@ -392,7 +397,7 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
                 sum[h][i][3] *= odd;
             }
         }
-        if (patch) cache.patch_values((const u8 *)(fresh + D), left - 1, row_bytes, lane);
+        if constexpr (!last_tile.yes) cache.load_keys(keys, row, row_bytes, lane);
 #pragma unroll
         for (int i = 0; i < KEYS / 16; i++) {
 #pragma unroll
@@ -403,10 +408,132 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
                 for (int h = 0; h < TILES; h++) mma16816<C>(sum[h][d], a, weights[h][2 * i], weights[h][2 * i + 1]);
             }
         }
-        if (more) cache.load_values(values, row, row_bytes, lane);
+        if constexpr (!last_tile.yes) cache.load_values(values, row, row_bytes, lane);
+    };
+    u32 tile = warp;
+    for (; tile + warps < tiles; tile += warps) {
+        row = next_row;
+        next_row = tile_row(tile + 2 * warps);
+        attend(Choice<false>());
+        left -= warps * KEYS;
+    }
+    if (tile < tiles) attend(Choice<true>());
+
+
+    if (split == 0 && warp == 0) {
+        constexpr int V_WORDS = Tile::V_BYTES / 4;
+        u32 key[4 * Tile::K_PIECES], value[Tile::V_PIECES * V_WORDS]; // as the cache has them
+        copy_async_wait<0>();
+        __syncwarp();
+        if (fused) {
+            u32 elements[D / 8];
+            const float *angles = (const float *)(fresh + 4 * D);
+            load_pieces<T, D, DIMS>((const T *)fresh, p.head_dim, angles, angles + D / 2, lane, elements);
+#pragma unroll
+            for (int i = 0; i < 4 * Tile::K_PIECES; i++) {
+                if constexpr (sizeof(KV) == 1) {
+                    key[i] = to_codes<T>(elements[2 * i], elements[2 * i + 1]);
+                } else {
+                    key[i] = elements[i];
+                }
+            }
+#pragma unroll
+            for (int piece = 0; piece < Tile::V_PIECES; piece++) {
+                const T *from = (const T *)(fresh + 2 * D) + Tile::value_offset(piece, lane, row_bytes) / sizeof(KV);
+                u32 four[Tile::V_DIMS / 2];
+#pragma unroll
+                for (int i = 0; i < Tile::V_DIMS / 8; i++) Tile::put(four + 4 * i, *(const bytes16 *)(from + 8 * i));
+#pragma unroll
+                for (int i = 0; i < V_WORDS; i++) {
+                    if constexpr (sizeof(KV) == 1) {
+                        value[piece * V_WORDS + i] = to_codes<T>(four[2 * i], four[2 * i + 1]);
+                    } else {
+                        value[piece * V_WORDS + i] = four[i];
+                    }
+                }
+            }
+            if (chunk == 0) {
+                u8 *key_row = (u8 *)p.kv + (u64)row_of(new_key) * row_bytes;
+                u8 *value_row = key_row + (u64)value_rows * row_bytes;
+#pragma unroll
+                for (int piece = 0; piece < Tile::K_PIECES; piece++) {
+                    u32 offset = (4 * piece + (lane & 3)) * 16;
+                    const u32 *k = key + 4 * piece;
+                    if (lane < 4 && offset < row_bytes) *(bytes16 *)(key_row + offset) = bytes16{k[0], k[1], k[2], k[3]};
+                }
+#pragma unroll
+                for (int piece = 0; piece < Tile::V_PIECES; piece++) {
+                    u32 offset = (8 * piece + (lane >> 2)) * Tile::V_BYTES;
+                    const u32 *v = value + piece * V_WORDS;
+                    if ((lane & 3) == 0 && offset < row_bytes) {
+                        if constexpr (V_WORDS == 4) {
+                            *(bytes16 *)(value_row + offset) = bytes16{v[0], v[1], v[2], v[3]};
+                        } else {
+                            *(bytes8 *)(value_row + offset) = bytes8{v[0], v[1]};
+                        }
+                    }
+                }
+            }
+        } else {
+#pragma unroll
+            for (int piece = 0; piece < Tile::K_PIECES; piece++)
+                Tile::put(key + 4 * piece, *(const bytes16 *)(fresh + Tile::key_offset(piece, lane, row_bytes)));
+#pragma unroll
+            for (int piece = 0; piece < Tile::V_PIECES; piece++) {
+                const u8 *at = fresh + 2 * D + Tile::value_offset(piece, lane, row_bytes);
+                if constexpr (V_WORDS == 4) {
+                    Tile::put(value + 4 * piece, *(const bytes16 *)at);
+                } else {
+                    Tile::put(value + 2 * piece, *(const bytes8 *)at);
+                }
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < TILES; h++) {
+            float score = 0.0f;
+#pragma unroll
+            for (int step = 0; step < D / 16; step++) {
+                u32 pairs[2];
+                Tile::key_operand(key, step, pairs[0], pairs[1]);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float a, b, c, d;
+                    unpack2<C>(q[h][2 * step + i], a, b);
+                    unpack2<C>(pairs[i], c, d);
+                    score += a * c + b * d;
+                }
+            }
+            score += __shfl_xor_sync(FULL_WARP, score, 1);
+            score += __shfl_xor_sync(FULL_WARP, score, 2);
+            score *= p.scale;
+            float highest = fmaxf(maximum[h], score);
+            float shrink = exp2_fast(maximum[h] - highest), weight = exp2_fast(score - highest);
+            maximum[h] = highest;
+            total[h] = total[h] * shrink + ((lane & 3) == 0 ? weight : 0.0f); // four lanes are added up below
+            float shrinks[2], weights[2];
+#pragma unroll
+            for (int odd = 0; odd < 2; odd++) {
+                shrinks[odd] = __shfl_sync(FULL_WARP, shrink, 8 * (lane & 3) + 4 * odd);
+                weights[odd] = __shfl_sync(FULL_WARP, weight, 8 * (lane & 3) + 4 * odd);
+            }
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                u32 pair;
+                if constexpr (sizeof(KV) == 1) {
+                    pair = fp8_pair_to_f16(i & 1 ? value[i / 2] >> 16 : value[i / 2] & 0xffff);
+                } else {
+                    pair = value[i];
+                }
+                float x[2];
+                unpack2<C>(pair, x[0], x[1]);
+#pragma unroll
+                for (int j = 0; j < 4; j++) sum[h][i][j] = sum[h][i][j] * shrinks[j & 1] + x[j >> 1] * weights[j & 1];
+            }
+        }
     }
 
     // Sums of the warps.
+    u32 busy = max(1u, min(warps, tiles));
 #pragma unroll
     for (int h = 0; h < TILES; h++) {
         total[h] += __shfl_xor_sync(FULL_WARP, total[h], 1);
@@ -415,7 +542,7 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
             maxima[warp * HEADS + 8 * h + lane / 4] = maximum[h];
             totals[warp * HEADS + 8 * h + lane / 4] = total[h];
         }
-        if (warp < tiles) {
+        if (warp < busy) {
 #pragma unroll
             for (int odd = 0; odd < 2; odd++) {
                 float *to = sums + (warp * HEADS + 8 * h + 2 * (lane & 3) + odd) * STRIDE;
@@ -428,9 +555,8 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
         }
     }
     __syncthreads();
-    u32 pair = blockIdx.z * gridDim.x + blockIdx.x;
+    u32 pair = blockIdx.y * gridDim.x + blockIdx.x;
     float *partials = p.partials + (u64)pair * p.splits * PARTIAL;
-    u32 busy = min(warps, tiles);
     for (u32 i = thread; i < heads * groups_of_4; i += blockDim.x) {
         u32 head = i / groups_of_4, dim = 4 * (i - head * groups_of_4);
         float highest = maxima[head];
@@ -471,37 +597,33 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
     }
     __syncthreads();
     if (arrived != active - 1) return;
-    float *weights = sums; // [active][HEADS]; the host allows no more splits than fit
-    for (u32 i = thread; i < active * heads; i += blockDim.x) {
-        u32 s = i / heads, head = i - s * heads;
-        weights[s * HEADS + head] = partials[s * PARTIAL + HEADS * D + 2 * head];
-    }
-    __syncthreads();
-    if (thread < heads) {
+    float *weights = sums; // [HEADS][WARP]: the host allows no more splits than a warp has lanes
+    for (u32 head = warp; head < heads; head += warps) {
         float highest = -infinity(), all = 0.0f;
-        for (u32 s = 0; s < active; s++) highest = fmaxf(highest, weights[s * HEADS + thread]);
-        for (u32 s = 0; s < active; s++) {
-            float weight = exp2_fast(weights[s * HEADS + thread] - highest);
-            all += partials[s * PARTIAL + HEADS * D + 2 * thread + 1] * weight;
-            weights[s * HEADS + thread] = weight;
+        if (lane < active) {
+            float2 two = *(const float2 *)(partials + lane * PARTIAL + HEADS * D + 2 * head);
+            highest = two.x;
+            all = two.y;
         }
-        maxima[thread] = 1.0f / all;
+        float weight = exp2_fast(highest - warp_max(highest));
+        weights[head * WARP + lane] = weight / warp_sum(all * weight);
     }
     __syncthreads();
     for (u32 i = thread; i < heads * groups_of_4; i += blockDim.x) {
         u32 head = i / groups_of_4, dim = 4 * (i - head * groups_of_4);
         float x[4] = {};
-#pragma unroll 8
-        for (u32 s = 0; s < active; s++) {
-            float4 four = *(const float4 *)(partials + s * PARTIAL + head * D + dim);
-            float weight = weights[s * HEADS + head];
-            x[0] += four.x * weight;
-            x[1] += four.y * weight;
-            x[2] += four.z * weight;
-            x[3] += four.w * weight;
-        }
+        // Many at once, so that they come in the time of one; weights beyond the last are zero.
+        for (u32 first = 0; first < active; first += 16) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) x[j] *= maxima[head];
+            for (u32 j = 0; j < 16; j++) {
+                float4 four = *(const float4 *)(partials + min(first + j, active - 1) * PARTIAL + head * D + dim);
+                float weight = weights[head * WARP + first + j];
+                x[0] += four.x * weight;
+                x[1] += four.y * weight;
+                x[2] += four.z * weight;
+                x[3] += four.w * weight;
+            }
+        }
         store4(out + 4 * i, x);
     }
 }

@@ -13,10 +13,16 @@ const ROWS: &str = "attention_rows.cu";
 
 /// A split of a span gets about this many keys or more: below it, adding the splits up costs more than they save.
 const MIN_KEYS_PER_SPLIT: u32 = 256;
-/// Most splits of a span: what the block that adds them up has room for.
-const MAX_SPLITS: usize = 128;
-/// Blocks per multiprocessor that splitting aims at, so that the last ones to end leave little idle.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
+/// Most splits of a span: the lanes of a warp, which weigh them against each other.
+const MAX_SPLITS: usize = 32;
+/// Blocks per multiprocessor that splitting aims at: with many warps each they keep the memory busy.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
+/// Where spans can be longer than this, more blocks than that, so that a long one among short ones is no straggler.
+const LONG_SPAN: usize = 4096;
+/// Most blocks per multiprocessor then.
+const MAX_BLOCKS_PER_MULTIPROCESSOR: usize = 8;
+/// Fewest warps of a block of `decode`.
+const MIN_WARPS: usize = 2;
 /// Rows of a block of the kernels without tensor cores.
 const PLAIN_ROWS: usize = 8;
 
@@ -65,6 +71,9 @@ pub struct PrefillArgs {
 }
 
 /// A call of [`Attention::decode`]. Strides are in elements.
+///
+/// Spans, block tables, and keys and values of all positions but a span's last are read before the launch before this
+/// one has ended, so they may not be written by launches that overlap: what copies and earlier steps left is safe.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeArgs {
     /// Rows of q, k and v.
@@ -132,6 +141,8 @@ struct DecodeParams {
     out_stride: u64,
     heads: u32,
     kv_heads: u32,
+    group: u32,
+    chunks: u32,
     head_dim: u32,
     block_shift: u32,
     window: u32,
@@ -151,6 +162,7 @@ pub struct Attention {
     config: AttentionConfig,
     shape: Shape,
     multiprocessors: usize,
+    warps: Option<usize>,
     kernels: Kernels,
 }
 
@@ -165,7 +177,7 @@ struct Shape {
     tile_keys: usize,
     /// Query heads of a block of `decode`.
     block_heads: usize,
-    /// Most warps of a block of `decode`.
+    /// Most warps of a block of `decode`; a multiprocessor has registers for twice as many.
     max_warps: usize,
 }
 
@@ -196,7 +208,7 @@ impl Shape {
     }
 
     fn decode_shared(&self, warps: usize) -> usize {
-        2 * self.dim * (self.block_heads + 2) + 4 * warps * self.block_heads * (self.dim + 10)
+        8 * self.dim + 4 * warps * self.block_heads * (self.dim + 10)
     }
 }
 
@@ -237,7 +249,7 @@ impl Attention {
                 _ => by_type!("attention_decode_d256", config),
             };
             // `splits_for` never asks for more than this.
-            let slots = 2 * BLOCKS_PER_MULTIPROCESSOR * multiprocessors;
+            let slots = 2 * MAX_BLOCKS_PER_MULTIPROCESSOR * multiprocessors;
             let partials = DeviceBuffer::new(slots * shape.partial_len() * 4, "partial sums of attention")?;
             let pairs = config.max_spans * config.kv_heads * group.div_ceil(shape.block_heads);
             let counters = DeviceBuffer::new(pairs * 4, "counters of attention")?;
@@ -249,7 +261,12 @@ impl Attention {
                 counters,
             }
         };
-        Ok(Attention { config, shape, multiprocessors, kernels })
+        Ok(Attention { config, shape, multiprocessors, warps: None, kernels })
+    }
+
+    /// Let blocks of `decode` have this many warps, instead of as many as suit the number of spans. For measurements.
+    pub fn set_warps(&mut self, warps: usize) {
+        self.warps = Some(warps.clamp(1, self.shape.max_warps));
     }
 
     /// Query tokens of one tile of [`Attention::prefill`].
@@ -399,6 +416,8 @@ impl Attention {
             out_stride: args.out_stride as u64,
             heads: self.config.heads as u32,
             kv_heads: self.config.kv_heads as u32,
+            group: self.group() as u32,
+            chunks: self.group().div_ceil(self.shape.block_heads) as u32,
             head_dim: self.config.head_dim as u32,
             block_shift: self.config.tokens_per_block.trailing_zeros(),
             window: args.window as u32,
@@ -406,9 +425,9 @@ impl Attention {
             min_keys: MIN_KEYS_PER_SPLIT,
             scale: self.scale(),
         };
-        // Few blocks: many warps each, for a short way to the result. Many: small blocks fill the gaps better.
-        let warps = if pairs * splits <= 2 * self.multiprocessors { self.shape.max_warps } else { 4 };
-        let grid = (self.blocks_per_span() as u32, splits as u32, args.span_count as u32);
+        let warps = self.warps.unwrap_or_else(|| warps_for(pairs, self.multiprocessors, self.shape.max_warps));
+        // Splits that a span has no keys for come last, where they hold nothing up.
+        let grid = (self.blocks_per_span() as u32, args.span_count as u32, splits as u32);
         let launch = Launch { grid, ..Launch::grid(1, 32 * warps as u32) };
         let launch = launch.shared(self.shape.decode_shared(warps)).overlapping();
         gpu.launch(function, launch, kernel_args![params])
@@ -426,8 +445,18 @@ impl Attention {
 }
 
 fn splits_for(pairs: usize, multiprocessors: usize, max_kv: usize) -> usize {
-    let wanted = (BLOCKS_PER_MULTIPROCESSOR * multiprocessors).div_ceil(pairs.max(1));
-    wanted.min(max_kv.div_ceil(MIN_KEYS_PER_SPLIT as usize)).clamp(1, MAX_SPLITS)
+    let pairs = pairs.max(1);
+    let to_fill = BLOCKS_PER_MULTIPROCESSOR * multiprocessors / pairs;
+    let for_stragglers = (MAX_BLOCKS_PER_MULTIPROCESSOR * multiprocessors).div_ceil(pairs).min(max_kv / LONG_SPAN);
+    let useful = max_kv.div_ceil(MIN_KEYS_PER_SPLIT as usize);
+    to_fill.max(for_stragglers).min(useful).clamp(1, MAX_SPLITS)
+}
+
+/// Warps of a block: as many as possible while all blocks run at once, for a short way to the result. Where they can't,
+/// small blocks follow each other with fewer gaps.
+fn warps_for(pairs: usize, multiprocessors: usize, max_warps: usize) -> usize {
+    let fits = |warps: &usize| pairs * warps <= 2 * max_warps * multiprocessors;
+    (MIN_WARPS..=max_warps).rev().find(fits).unwrap_or(MIN_WARPS)
 }
 
 /// Whether the kernels without tensor cores are used: 32 bits, or heads that don't come in pieces of 16 bytes.
@@ -475,7 +504,7 @@ mod tests {
     #[test]
     fn splits_fill_the_device_and_fit_the_scratch() {
         for multiprocessors in [1, 46, 132] {
-            let slots = 2 * BLOCKS_PER_MULTIPROCESSOR * multiprocessors;
+            let slots = 2 * MAX_BLOCKS_PER_MULTIPROCESSOR * multiprocessors;
             for pairs in [1, 3, 4, 32, 500, 1000, 12_000] {
                 for max_kv in [1, 200, 256, 257, 4096, 33_000, 1_000_000] {
                     let splits = splits_for(pairs, multiprocessors, max_kv);
@@ -486,7 +515,16 @@ mod tests {
             }
         }
         assert_eq!(splits_for(4, 132, 200), 1);
-        assert!(splits_for(4, 132, 33_000) > 64);
+        assert_eq!(splits_for(4, 132, 33_000), 32);
+        assert_eq!(splits_for(256, 132, 2048), 1);
+    }
+
+    #[test]
+    fn blocks_run_at_once_where_they_can() {
+        for (pairs, warps) in [(4, 8), (256, 8), (264, 8), (512, 4), (1024, 2), (4096, 2), (12_000, 2)] {
+            assert_eq!(warps_for(pairs, 132, 8), warps, "{pairs} pairs");
+        }
+        assert_eq!(warps_for(300, 132, 6), 5);
     }
 
     #[test]
@@ -496,8 +534,7 @@ mod tests {
                 let shape = Shape::new(head_dim, group);
                 assert!(shape.prefill_shared() + 1024 <= 99 * 1024, "{shape:?}");
                 assert!(shape.decode_shared(shape.max_warps) <= 48 * 1024, "{shape:?}");
-                let weights = 4 * shape.block_heads * (shape.dim + 8);
-                assert!(MAX_SPLITS * shape.block_heads <= weights, "{shape:?}");
+                assert!(MAX_SPLITS <= shape.dim + 8, "{shape:?}: weights of splits lie where sums were");
             }
         }
     }

@@ -1,7 +1,8 @@
 //! Fused attention: single rows against the memory's speed, prompts against the tensor cores'.
 
 use strobe_kernels_cuda::{
-    Attention, AttentionConfig, CudaError, DecodeArgs, DeviceBuffer, Gpu, KvDtype, Precision, PrefillArgs, RopeAngles,
+    Attention, AttentionConfig, CudaError, DecodeArgs, DeviceBuffer, DevicePtr, Gpu, KvDtype, Precision, PrefillArgs,
+    RopeAngles, RowOps, Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput,
 };
 
 use crate::graph_microseconds;
@@ -36,6 +37,85 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
             }
         }
     }
+    Ok(())
+}
+
+/// What single rows cost where a step has them: behind a kernel that lets them begin early.
+pub fn run_chain(gpu: &Gpu) -> Result<(), CudaError> {
+    println!("single rows with rotation, bf16, context 192, one graph of 22 layers; us of a layer");
+    println!("front is a product of q, k and v, for many rows a norm; behind it is what attention adds to it");
+    println!("| model | batch | alone | front | both | behind it | alone, by warps |\n|---|---|---|---|---|---|---|");
+    for batch in [1, 8, 64, 256, 1024, 3000] {
+        chain(gpu, TINYLLAMA, batch, 192)?;
+    }
+    for batch in [1, 64, 256] {
+        chain(gpu, LLAMA_8B, batch, 192)?;
+    }
+    Ok(())
+}
+
+fn chain(gpu: &Gpu, model: Model, span_count: usize, context: usize) -> Result<(), CudaError> {
+    const LAYERS: usize = 22;
+    const HIDDEN: usize = 2048;
+    let batch = Batch::new(gpu, model, KvDtype::Same, span_count, 1, context)?;
+    let angles = DeviceBuffer::new(context * batch.config.head_dim * 2, "angles")?;
+    angles.fill(0)?;
+    let angles = RopeAngles { cosines: angles.ptr(), sines: angles.ptr() };
+    let mut attention = Attention::new(gpu, batch.config)?;
+    let splits = attention.splits_for(span_count, context);
+    let attend = |attention: &Attention, turn: usize| {
+        let args = DecodeArgs {
+            qkv: batch.qkv.ptr(),
+            q_stride: batch.qkv_width(),
+            kv: batch.layer(turn),
+            spans: batch.spans.ptr(),
+            span_count,
+            splits,
+            block_tables: batch.tables.ptr(),
+            window: 0,
+            out: batch.out.ptr(),
+            out_stride: batch.q_width(),
+        };
+        attention.decode_rope(gpu, &args, angles)
+    };
+    let (skinny, rows) = (Skinny::new(gpu)?, RowOps::new(gpu, Precision::Bf16)?);
+    let zeroes = |bytes: usize| {
+        let buffer = DeviceBuffer::new(bytes, "operands of the front")?;
+        buffer.fill(0)?;
+        Ok::<_, CudaError>(buffer)
+    };
+    let weight_bytes = batch.qkv_width() * HIDDEN * 2;
+    let weights = zeroes(LAYERS * weight_bytes)?;
+    let (hidden, norm, x) = (zeroes(span_count * HIDDEN * 4)?, zeroes(HIDDEN * 4)?, zeroes(span_count * HIDDEN * 2)?);
+    let front = |turn: usize| {
+        let w: DevicePtr = weights.ptr() + (turn % LAYERS * weight_bytes) as u64;
+        let (input, out) = (SkinnyInput::Plain(x.ptr()), SkinnyOutput::Store(batch.qkv.ptr()));
+        let n = batch.qkv_width();
+        let args = SkinnyArgs { input, w, w_scales: None, bias: None, out, m: span_count, n, k: HIDDEN };
+        if skinny.supports(&args, Precision::Bf16) {
+            skinny.run(gpu, &args, Precision::Bf16)
+        } else {
+            rows.rms_norm(gpu, hidden.ptr(), norm.ptr(), 1e-5, x.ptr(), span_count, HIDDEN)
+        }
+    };
+    let alone = graph_microseconds(gpu, LAYERS, |turn| attend(&attention, turn))?;
+    let front_us = graph_microseconds(gpu, LAYERS, front)?;
+    let both = graph_microseconds(gpu, LAYERS, |turn| {
+        front(turn)?;
+        attend(&attention, turn)
+    })?;
+    let mut by_warps = Vec::new();
+    for warps in [1, 2, 3, 4, 6, 8] {
+        attention.set_warps(warps);
+        let us = graph_microseconds(gpu, LAYERS, |turn| attend(&attention, turn))?;
+        by_warps.push(format!("{warps}: {us:.1}"));
+    }
+    println!(
+        "| {} | {span_count} | {alone:.1} | {front_us:.1} | {both:.1} | {:.1} | {} |",
+        model.0,
+        both - front_us,
+        by_warps.join(", ")
+    );
     Ok(())
 }
 
@@ -147,7 +227,7 @@ fn decode(gpu: &Gpu, model: Model, kv: KvDtype, span_count: usize, context: usiz
     let time = |splits: usize| graph_microseconds(gpu, repeats, |turn| attention.decode(gpu, &args(turn, splits)));
     let chosen = attention.splits_for(span_count, context);
     let mut by_splits = Vec::new();
-    for splits in [1, 2, 3, 4, 6, 8, 16, 32, 64, 128] {
+    for splits in [1, 2, 4, 8, 16, 32] {
         // More than a few times what the device can hold at once is refused for want of scratch.
         match time(splits) {
             Ok(us) => by_splits.push(format!("{splits}: {us:.1}")),

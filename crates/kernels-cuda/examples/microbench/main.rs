@@ -17,6 +17,7 @@ type Topic = (&'static str, fn(&Gpu) -> Result<(), CudaError>);
 
 const TOPICS: &[Topic] = &[
     ("attention", attention::run),
+    ("attention_chain", attention::run_chain),
     ("gemm", gemm::run),
     ("lt", lt::run),
     ("profiler", profiler::run),
