@@ -180,18 +180,17 @@ DEVICE void load_pieces(const T *head, u32 head_dim, const float *cosines, const
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         u32 dim = (4 * (4 * i / DIMS) + (lane & 3)) * DIMS + 4 * i % DIMS;
-        to[2 * i] = to[2 * i + 1] = 0;
-        if (dim < head_dim) {
-            bool second = dim >= half;
-            u32 angle = second ? dim - half : dim;
-            float x[4], y[4];
-            load4(head + dim, x);
-            load4(head + (second ? angle : angle + half), y);
-            float4 c = *(const float4 *)(cosines + angle), s = *(const float4 *)(sines + angle);
-            float sign = second ? 1.0f : -1.0f;
-            to[2 * i] = pack2<T>(x[0] * c.x + sign * y[0] * s.x, x[1] * c.y + sign * y[1] * s.y);
-            to[2 * i + 1] = pack2<T>(x[2] * c.z + sign * y[2] * s.z, x[3] * c.w + sign * y[3] * s.w);
-        }
+        bool inside = dim < head_dim, second = inside && dim >= half;
+        u32 angle = inside ? (second ? dim - half : dim) : 0;
+        float x[4], y[4];
+        load4(head + (second ? dim : angle), x);
+        load4(head + (second ? angle : angle + half), y);
+        float4 c = *(const float4 *)(cosines + angle), s = *(const float4 *)(sines + angle);
+        float sign = second ? 1.0f : -1.0f;
+        u32 low = pack2<T>(x[0] * c.x + sign * y[0] * s.x, x[1] * c.y + sign * y[1] * s.y);
+        u32 high = pack2<T>(x[2] * c.z + sign * y[2] * s.z, x[3] * c.w + sign * y[3] * s.w);
+        to[2 * i] = inside ? low : 0;
+        to[2 * i + 1] = inside ? high : 0;
     }
 }
 

@@ -140,6 +140,13 @@ template <> DEVICE u32 pack2<bf16>(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
+template <> DEVICE u32 pack2<f16>(float low, float high) {
+    u32 pair; // saturates, as above
+    low = fminf(fmaxf(low, -65504.0f), 65504.0f);
+    high = fminf(fmaxf(high, -65504.0f), 65504.0f);
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
 template <typename T> DEVICE void unpack2(u32 pair, float &low, float &high) {
     T a, b;
     a.bits = (u16)pair;
