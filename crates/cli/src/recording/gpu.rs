@@ -191,8 +191,10 @@ pub(super) fn notices(timeline: &KernelTimeline) -> Vec<String> {
 pub(super) fn counters(samples: &GpuSamples) -> Vec<Counter> {
     let series = samples.series.iter().map(|series| {
         let rows = samples.times.iter().zip(&series.values).filter(|(_, value)| value.is_finite());
-        let (times, values) = rows.map(|(&time, &value)| (time as i64, value)).unzip();
-        Counter { name: format!("{} [{}]", series.name, series.unit), device: Some(0), times, values }
+        // Nobody reads eleven digits.
+        let (unit, scale) = if series.unit == "bytes" { ("GiB", (1u64 << 30) as f64) } else { (series.unit, 1.0) };
+        let (times, values) = rows.map(|(&time, &value)| (time as i64, value / scale)).unzip();
+        Counter { name: format!("{} [{unit}]", series.name), device: Some(0), times, values }
     });
     series.collect()
 }
