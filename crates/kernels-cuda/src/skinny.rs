@@ -103,7 +103,7 @@ pub struct SkinnyTuning {
 
 impl Default for SkinnyTuning {
     fn default() -> SkinnyTuning {
-        SkinnyTuning { slots: 3, ahead: 0, next: 16 << 20, groups: 0, overlap: true }
+        SkinnyTuning { slots: 4, ahead: 0, next: 0, groups: 0, overlap: true }
     }
 }
 
