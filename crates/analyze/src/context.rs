@@ -85,7 +85,7 @@ impl<'t> Context<'t> {
     }
 
     /// Whether any own time differs from the op's length.
-    pub(crate) fn has_own_times(&self) -> bool {
+    pub fn has_own_times(&self) -> bool {
         self.own_times().is_some()
     }
 

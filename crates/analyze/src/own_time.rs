@@ -8,6 +8,9 @@ use std::collections::HashMap;
 
 use strobe_trace::{OpKind, Trace};
 
+/// Traces that keep whole microseconds show neighbours overlapping by one when they do not.
+const ROUNDING_NS: i64 = 1000;
+
 /// The own time of every op; `None` when nothing overlaps on its stream, where it is the length.
 pub(crate) fn own_times(trace: &Trace) -> Option<Vec<i64>> {
     let ops = &trace.ops;
@@ -17,7 +20,7 @@ pub(crate) fn own_times(trace: &Trace) -> Option<Vec<i64>> {
         let stream = (ops.process[op], ops.device[op], ops.context[op], ops.stream[op]);
         let (start, end) = (ops.start[op], ops.end[op]);
         let last_end = last_ends.entry(stream).or_insert(i64::MIN);
-        if *last_end > start {
+        if last_end.saturating_sub(start) > ROUNDING_NS {
             let own = own.get_or_insert_with(|| (0..ops.len()).map(|op| ops.duration(op)).collect());
             own[op] = end.saturating_sub(*last_end).max(0);
         }
@@ -39,17 +42,18 @@ mod tests {
         let mut row = |start, end, stream| {
             trace.ops.push(OpRow { stream, ..OpRow::new(OpKind::Kernel, name, start, end) });
         };
-        row(0, 100, 7);
-        row(10, 160, 7);
-        row(20, 170, 7);
-        row(30, 90, 8); // another stream really runs at the same time
-        row(200, 210, 7);
+        row(0, 10_000, 7);
+        row(1_000, 16_000, 7);
+        row(2_000, 17_000, 7);
+        row(3_000, 9_000, 8); // another stream really runs at the same time
+        row(20_000, 21_000, 7);
+        row(20_500, 23_000, 7); // as near as rounding
         trace.finish();
-        assert_eq!(own_times(&trace), Some(vec![100, 60, 10, 60, 10]));
+        assert_eq!(own_times(&trace), Some(vec![10_000, 6_000, 1_000, 6_000, 1_000, 2_500]));
         let mut apart = Trace::default();
         let name = apart.strings.intern("kernel");
         apart.ops.push(OpRow::new(OpKind::Kernel, name, 0, 5));
-        apart.ops.push(OpRow::new(OpKind::Kernel, name, 5, 9));
+        apart.ops.push(OpRow::new(OpKind::Kernel, name, 4, 9));
         apart.finish();
         assert_eq!(own_times(&apart), None);
     }
