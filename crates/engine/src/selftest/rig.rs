@@ -154,7 +154,9 @@ pub fn fp8_code(value: f32) -> u8 {
     }
     let size = value.abs().min(448.0);
     // Codes are ordered as their values are.
-    let above = (0..=0x7eu8).find(|&code| fp8_value(code) >= size).unwrap_or(0x7e);
+    static VALUES: std::sync::LazyLock<[f32; 0x7f]> =
+        std::sync::LazyLock::new(|| std::array::from_fn(|code| fp8_value(code as u8)));
+    let above = VALUES.partition_point(|&value| value < size).min(0x7e) as u8;
     let below = above.saturating_sub(1);
     let (up, down) = (fp8_value(above) - size, size - fp8_value(below));
     let nearest = if above == 0 || up < down || (up == down && above % 2 == 0) { above } else { below };
