@@ -20,6 +20,7 @@ use strobe_trace::{IterationKind, NONE, OpKind, RangeKind};
 use crate::categories::Class;
 use crate::context::Context;
 use crate::intervals::Span;
+use crate::iterations::Method;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 use crate::stats::Summary;
 use crate::timeline::{Cause, Causes, Piece, ops_by_device, walk};
@@ -216,8 +217,14 @@ fn windows(context: &Context, ops: &[u32]) -> Vec<(usize, Span)> {
     }
     let mut windows: Vec<(usize, Span)> = extents.into_iter().map(|(i, span)| (i as usize, span)).collect();
     windows.sort_by_key(|&(iteration, span)| (span.start, iteration));
+    // Between two recorded windows the device worked unseen: that time is nobody's.
+    let recorded = context.iterations.method == Some(Method::Recorded);
+    let number = |place: usize| context.iterations.list[place].number;
     for index in 1..windows.len() {
-        windows[index - 1].1.end = windows[index].1.start;
+        let (before, next) = (windows[index - 1].0, windows[index].0);
+        if !recorded || number(next) <= number(before) + 1 {
+            windows[index - 1].1.end = windows[index].1.start;
+        }
     }
     windows
 }

@@ -52,6 +52,31 @@ fn every_cause_of_idleness_has_its_part() {
     assert_eq!(parts(&trace), expected);
 }
 
+/// Two windows were recorded, with unseen iterations between them.
+#[test]
+fn time_between_recorded_windows_is_nobodys() {
+    let mut trace = empty();
+    for (window, iter, at) in [(0, 3, 0i64), (0, 4, 100), (1, 60, 9_000)] {
+        trace.iterations.push(Iteration {
+            iter,
+            start: at,
+            end: at + 90,
+            context_requests: 0,
+            generation_requests: 1,
+            context_tokens: 0,
+            generation_tokens: 1,
+            window,
+        });
+        call(&mut trace, "cuLaunchKernelEx", (at + 1, at + 5), iter as i64);
+        op(&mut trace, "nvjet_a", (at + 10, at + 80), iter as i64);
+        let last = trace.ops.len() - 1;
+        trace.ops.iteration[last] = iter as u32;
+    }
+    trace.finish();
+    let walls: Vec<i64> = parts(&trace).iter().map(|parts| parts.iter().map(|part| part.1).sum()).collect();
+    assert_eq!(walls, [100, 70, 70]);
+}
+
 #[test]
 fn kinds_have_medians_and_the_worst_is_named() {
     let mut trace = empty();

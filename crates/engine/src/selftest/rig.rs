@@ -159,7 +159,7 @@ pub fn fp8_code(value: f32) -> u8 {
     let above = VALUES.partition_point(|&value| value < size).min(0x7e) as u8;
     let below = above.saturating_sub(1);
     let (up, down) = (fp8_value(above) - size, size - fp8_value(below));
-    let nearest = if above == 0 || up < down || (up == down && above % 2 == 0) { above } else { below };
+    let nearest = if above == 0 || up < down || (up == down && above.is_multiple_of(2)) { above } else { below };
     sign | nearest
 }
 
