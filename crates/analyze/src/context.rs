@@ -9,7 +9,7 @@ use crate::attribution::{Attribution, innermost_ranges};
 use crate::categories::{Categories, Rules};
 use crate::critical_path;
 use crate::intervals::{Span, SpanSet};
-use crate::iterations::{Detected, detect};
+use crate::iterations::{Detected, Method, detect};
 use crate::launch::{Launch, launches};
 use crate::own_time::own_times;
 use crate::roofline::{Roofline, roofline};
@@ -82,6 +82,16 @@ impl<'t> Context<'t> {
 
     fn own_times(&self) -> Option<&[i64]> {
         self.own_times.get_or_init(|| own_times(self.trace)).as_deref()
+    }
+
+    /// Whether iterations between those of two ops were not recorded: what a device did between the ops is not known.
+    pub(crate) fn unseen_between(&self, before: u32, next: u32) -> bool {
+        let number = |op: u32| {
+            let iteration = *self.iterations.of_op.get(op as usize)?;
+            Some(self.iterations.list.get(iteration as usize)?.number)
+        };
+        let recorded = self.iterations.method == Some(Method::Recorded);
+        recorded && number(before).zip(number(next)).is_some_and(|(before, next)| next > before + 1)
     }
 
     /// Whether any own time differs from the op's length.

@@ -53,7 +53,7 @@ impl Amount {
 pub struct DeviceGaps {
     /// Index into the trace's devices.
     pub device: u16,
-    /// From its first op to the end of its last one.
+    /// From its first op to the end of its last one, without what lies between two recorded windows.
     pub span_ns: i64,
     /// All gaps.
     pub all: Amount,
@@ -74,6 +74,11 @@ pub fn gaps(context: &Context, longest: usize) -> Vec<DeviceGaps> {
         let mut found = DeviceGaps { device: device as u16, ..DeviceGaps::default() };
         let mut candidates: Vec<(i64, Span, u32, u32)> = Vec::new();
         walk(context, ops, |span, piece| {
+            if let Piece::Gap { before, next } = piece
+                && context.unseen_between(before, next)
+            {
+                return; // between two recorded windows
+            }
             found.span_ns = found.span_ns.saturating_add(span.length());
             let Piece::Gap { before, next } = piece else { return };
             let length = span.length();

@@ -75,6 +75,9 @@ fn time_between_recorded_windows_is_nobodys() {
     trace.finish();
     let walls: Vec<i64> = parts(&trace).iter().map(|parts| parts.iter().map(|part| part.1).sum()).collect();
     assert_eq!(walls, [100, 70, 70]);
+    let context = Context::new(&trace, &Options::default());
+    let gaps = &strobe_analyze::gaps::gaps(&context, 8)[0];
+    assert_eq!((gaps.span_ns, gaps.longest.len(), gaps.longest[0].span.length()), (70 + 30 + 70 + 70, 1, 30));
 }
 
 #[test]
