@@ -1,6 +1,7 @@
 //! The CUDA backend: buffers, cache and weights of one model on a GPU, which kernel runs which op, and graphs of whole
 //! decode steps.
 
+mod buffers;
 mod inputs;
 mod weights;
 
@@ -10,9 +11,8 @@ use std::time::Instant;
 use strobe_kernels_cuda::{
     Attention, AttentionConfig, CacheReport, CapturedGraph, CudaError, DecodeArgs, DeviceBuffer, DeviceInfo, DevicePtr,
     EmbedArgs, Epilogue, Event, GemmChoices, GemmPlugin, Gpu, KernelTimeline, KvDtype, Linear, LinearArgs, LinearInput,
-    LinearShape, LinearSite, NvtxChoice, PinnedBuffer, Precision, PrefillArgs, Profiler, RopeAngles, RopeArgs, RowOps,
-    SampleArgs, SampleOps, Tuned, UnfusedArgs, UnfusedAttention, UnfusedConfig, Upcoming, Weights, score_elements,
-    tune,
+    LinearShape, LinearSite, NvtxChoice, PinnedBuffer, PrefillArgs, Profiler, RopeAngles, RopeArgs, RowOps, SampleArgs,
+    SampleOps, Tuned, UnfusedArgs, UnfusedAttention, UnfusedConfig, Upcoming, Weights, tune,
 };
 use strobe_model::program::{Buf, Node, OpKind, Rows};
 use strobe_model::{LayerWeight, ModelConfig, WeightId};
@@ -24,6 +24,7 @@ use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
 use crate::recorder::{OpEvent, Recorder};
 use crate::step::{StepInputs, StepLimits};
+use buffers::{Buffers, FEW_BANNED};
 use inputs::{Bounds, Layout, PackOptions, Packed, at};
 use weights::DeviceWeights;
 
@@ -72,28 +73,6 @@ pub struct CudaFacts {
     pub gemm_measured: usize,
     /// Milliseconds of each part of the start.
     pub start_ms: Vec<(&'static str, f64)>,
-}
-
-/// What a step's ops write into.
-struct Buffers {
-    hidden: DeviceBuffer,
-    normed: DeviceBuffer,
-    qkv: DeviceBuffer,
-    attn: DeviceBuffer,
-    proj: DeviceBuffer,
-    gate_up: DeviceBuffer,
-    act: DeviceBuffer,
-    sampled: DeviceBuffer,
-    logits: DeviceBuffer,
-    tokens: DeviceBuffer,
-    cos: DeviceBuffer,
-    sin: DeviceBuffer,
-    /// e4m3 codes and row scales of a product's input.
-    codes: Option<(DeviceBuffer, DeviceBuffer)>,
-    scores: Option<DeviceBuffer>,
-    packed: DeviceBuffer,
-    /// Tokens that some rows may not draw; grows, because nobody knows how many a request will name.
-    banned: DeviceBuffer,
 }
 
 /// Host memory of one step on its way.
@@ -839,9 +818,6 @@ pub fn choose_gemms(index: u32, config: &EngineConfig) -> Result<Tuned, EngineEr
     Ok(tune(&gpu, &mut linear, &sites(&config.model, limits, build.fp8), None, |_| {})?)
 }
 
-/// Room for forbidden tokens that is made at once.
-const FEW_BANNED: usize = 1 << 12;
-
 /// Free memory that is not given to the cache: graphs and code that libraries load later.
 const GRAPH_RESERVE: u64 = 1 << 30;
 
@@ -914,11 +890,6 @@ fn sites(config: &ModelConfig, limits: StepLimits, fp8: bool) -> Vec<LinearSite>
     ]
 }
 
-/// Elements of all score matrices that a step can have: each row of a step may belong to a request of full length.
-fn most_scores(config: &ModelConfig, limits: StepLimits) -> usize {
-    score_elements(config.num_attention_heads, limits.tokens, limits.positions)
-}
-
 /// Whether the driver's error is a kernel's doing: it sticks to the context from then on.
 fn is_fault(code: &str) -> bool {
     const FAULTS: [&str; 11] = [
@@ -942,80 +913,5 @@ fn fault(error: CudaError, op: impl FnOnce() -> String) -> CudaError {
     match error {
         CudaError::Driver { code, meaning, .. } => CudaError::Fault { op: op(), code, meaning },
         other => other,
-    }
-}
-
-impl Buffers {
-    fn new(
-        config: &ModelConfig,
-        limits: StepLimits,
-        precision: Precision,
-        fp8: bool,
-        context_fmha: bool,
-        words: usize,
-    ) -> Result<Buffers, CudaError> {
-        let shape = qkv_shape(config);
-        let (hidden, inter, rows) = (config.hidden_size, config.intermediate_size, limits.tokens);
-        let q_width = shape.heads * shape.head_dim;
-        let wide = |width: usize, what: &str| DeviceBuffer::new(rows * width * precision.bytes(), what);
-        let (cos, sin) = config.rope_tables(limits.positions);
-        let table = |values: &[f32]| {
-            let buffer = DeviceBuffer::new(size_of_val(values), "rotary tables")?;
-            buffer.write(0, values)?;
-            Ok::<_, CudaError>(buffer)
-        };
-        let codes = match fp8 {
-            true => Some((
-                DeviceBuffer::new(rows * hidden.max(inter).max(q_width), "e4m3 activations")?,
-                DeviceBuffer::new(rows * 4, "scales of activations")?,
-            )),
-            false => None,
-        };
-        let scores = match context_fmha {
-            true => None,
-            false => Some(DeviceBuffer::new(most_scores(config, limits) * 4, "unfused attention")?),
-        };
-        let buffers = Buffers {
-            hidden: DeviceBuffer::new(rows * hidden * 4, "the residual stream")?,
-            normed: wide(hidden, "normed rows")?,
-            qkv: wide(q_width + 2 * shape.kv_heads * shape.head_dim, "q, k and v")?,
-            attn: wide(q_width, "attention")?,
-            proj: wide(hidden, "projections")?,
-            gate_up: wide(2 * inter, "gate and up")?,
-            act: wide(inter, "activations")?,
-            sampled: DeviceBuffer::new(limits.sampled * hidden * precision.bytes(), "sampled rows")?,
-            logits: DeviceBuffer::new(limits.sampled * config.vocab_size * 4, "logits")?,
-            tokens: DeviceBuffer::new(limits.sampled * 4, "tokens")?,
-            cos: table(&cos)?,
-            sin: table(&sin)?,
-            codes,
-            scores,
-            packed: DeviceBuffer::new(words * 4, "step inputs")?,
-            banned: DeviceBuffer::new(FEW_BANNED * 4, "forbidden tokens")?,
-        };
-        // The first step reads it for padding rows.
-        buffers.tokens.fill(0)?;
-        Ok(buffers)
-    }
-
-    fn bytes(&self) -> u64 {
-        let plain = [
-            &self.hidden,
-            &self.normed,
-            &self.qkv,
-            &self.attn,
-            &self.proj,
-            &self.gate_up,
-            &self.act,
-            &self.sampled,
-            &self.logits,
-            &self.tokens,
-            &self.cos,
-            &self.sin,
-            &self.packed,
-        ];
-        let codes = self.codes.as_ref().map_or(0, |(codes, scales)| codes.bytes() + scales.bytes());
-        let scores = self.scores.as_ref().map_or(0, DeviceBuffer::bytes);
-        (plain.iter().map(|b| b.bytes()).sum::<usize>() + codes + scores) as u64
     }
 }

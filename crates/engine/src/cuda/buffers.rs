@@ -1,0 +1,114 @@
+//! What a step's ops read and write on the GPU; made once, for the limits of a step.
+
+use strobe_kernels_cuda::{CudaError, DeviceBuffer, Precision, score_elements};
+use strobe_model::ModelConfig;
+
+use crate::cpu::qkv_shape;
+use crate::step::StepLimits;
+
+/// Room for forbidden tokens that is made at once.
+pub const FEW_BANNED: usize = 1 << 12;
+
+/// What a step's ops write into.
+pub struct Buffers {
+    pub hidden: DeviceBuffer,
+    pub normed: DeviceBuffer,
+    pub qkv: DeviceBuffer,
+    pub attn: DeviceBuffer,
+    pub proj: DeviceBuffer,
+    pub gate_up: DeviceBuffer,
+    pub act: DeviceBuffer,
+    pub sampled: DeviceBuffer,
+    pub logits: DeviceBuffer,
+    pub tokens: DeviceBuffer,
+    pub cos: DeviceBuffer,
+    pub sin: DeviceBuffer,
+    /// e4m3 codes and row scales of a product's input.
+    pub codes: Option<(DeviceBuffer, DeviceBuffer)>,
+    pub scores: Option<DeviceBuffer>,
+    pub packed: DeviceBuffer,
+    /// Tokens that some rows may not draw; grows, because nobody knows how many a request will name.
+    pub banned: DeviceBuffer,
+}
+
+/// Elements of all score matrices that a step can have: each row of a step may belong to a request of full length.
+fn most_scores(config: &ModelConfig, limits: StepLimits) -> usize {
+    score_elements(config.num_attention_heads, limits.tokens, limits.positions)
+}
+
+impl Buffers {
+    /// Everything that a step of `limits` needs, with inputs of `words` words.
+    pub fn new(
+        config: &ModelConfig,
+        limits: StepLimits,
+        precision: Precision,
+        fp8: bool,
+        context_fmha: bool,
+        words: usize,
+    ) -> Result<Buffers, CudaError> {
+        let shape = qkv_shape(config);
+        let (hidden, inter, rows) = (config.hidden_size, config.intermediate_size, limits.tokens);
+        let q_width = shape.heads * shape.head_dim;
+        let wide = |width: usize, what: &str| DeviceBuffer::new(rows * width * precision.bytes(), what);
+        let (cos, sin) = config.rope_tables(limits.positions);
+        let table = |values: &[f32]| {
+            let buffer = DeviceBuffer::new(size_of_val(values), "rotary tables")?;
+            buffer.write(0, values)?;
+            Ok::<_, CudaError>(buffer)
+        };
+        let codes = match fp8 {
+            true => Some((
+                DeviceBuffer::new(rows * hidden.max(inter).max(q_width), "e4m3 activations")?,
+                DeviceBuffer::new(rows * 4, "scales of activations")?,
+            )),
+            false => None,
+        };
+        let scores = match context_fmha {
+            true => None,
+            false => Some(DeviceBuffer::new(most_scores(config, limits) * 4, "unfused attention")?),
+        };
+        let buffers = Buffers {
+            hidden: DeviceBuffer::new(rows * hidden * 4, "the residual stream")?,
+            normed: wide(hidden, "normed rows")?,
+            qkv: wide(q_width + 2 * shape.kv_heads * shape.head_dim, "q, k and v")?,
+            attn: wide(q_width, "attention")?,
+            proj: wide(hidden, "projections")?,
+            gate_up: wide(2 * inter, "gate and up")?,
+            act: wide(inter, "activations")?,
+            sampled: DeviceBuffer::new(limits.sampled * hidden * precision.bytes(), "sampled rows")?,
+            logits: DeviceBuffer::new(limits.sampled * config.vocab_size * 4, "logits")?,
+            tokens: DeviceBuffer::new(limits.sampled * 4, "tokens")?,
+            cos: table(&cos)?,
+            sin: table(&sin)?,
+            codes,
+            scores,
+            packed: DeviceBuffer::new(words * 4, "step inputs")?,
+            banned: DeviceBuffer::new(FEW_BANNED * 4, "forbidden tokens")?,
+        };
+        // The first step reads it for padding rows.
+        buffers.tokens.fill(0)?;
+        Ok(buffers)
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> u64 {
+        let plain = [
+            &self.hidden,
+            &self.normed,
+            &self.qkv,
+            &self.attn,
+            &self.proj,
+            &self.gate_up,
+            &self.act,
+            &self.sampled,
+            &self.logits,
+            &self.tokens,
+            &self.cos,
+            &self.sin,
+            &self.packed,
+        ];
+        let codes = self.codes.as_ref().map_or(0, |(codes, scales)| codes.bytes() + scales.bytes());
+        let scores = self.scores.as_ref().map_or(0, DeviceBuffer::bytes);
+        (plain.iter().map(|b| b.bytes()).sum::<usize>() + codes + scores) as u64
+    }
+}
