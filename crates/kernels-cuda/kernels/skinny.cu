@@ -24,9 +24,6 @@ struct SkinnyArgs {
     const float *scales;      // of the rows of w, or null
     const float *bias;        // [n], or null
     void *out;
-    const void *next[2]; // weights of the products to come, which are fetched into L2,
-    u32 next_bytes[2];   // so many bytes of them,
-    u32 next_parts;      // by so many blocks
     float eps;
     u32 m, n, k;
     u32 output;  // what becomes of the sums, one of OUT_*
@@ -305,17 +302,6 @@ DEVICE void prefetch_own(const SkinnyArgs &a, const Share &share, u32 row_bytes)
     for (u32 i = 0; i < parts; i++) prefetch_l2_bulk(at + (u64)i * (a.n / 2) * row_bytes, (u32)(rest < most ? rest : most));
 }
 
-// The last blocks fetch what comes after this product: memory would be idle while the next kernel waits for this one.
-DEVICE void prefetch_next(const SkinnyArgs &a) {
-    const u32 parts = gridDim.x < a.next_parts ? gridDim.x : a.next_parts, skipped = gridDim.x - parts;
-    if (blockIdx.x < skipped) return;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const u32 bytes = a.next_bytes[i], each = (bytes / parts / 128 + 1) * 128, begin = (blockIdx.x - skipped) * each;
-        if (begin < bytes) prefetch_l2_bulk((const u8 *)a.next[i] + begin, (bytes - begin < each ? bytes - begin : each) & ~15u);
-    }
-}
-
 // Sums of squares of this warp's slices, for all.
 template <int MT> DEVICE void publish(const SkinnyArgs &a, float *squares, const float (&sums)[MT]) {
 #pragma unroll
@@ -418,10 +404,7 @@ template <typename T, typename W, int MT, int PARTS, bool KEPT> DEVICE void stre
         }
         copy_async_commit();
     }
-    if (threadIdx.x == 0) {
-        if (a.ahead > 0) prefetch_own(a, share, row_bytes);
-        if (asked >= items) prefetch_next(a);
-    }
+    if (a.ahead > 0 && threadIdx.x == 0) prefetch_own(a, share, row_bytes);
     wait_for_previous();
 
     XPart<W, MT> x[PARTS];
@@ -468,7 +451,7 @@ template <typename T, typename W, int MT, int PARTS, bool KEPT> DEVICE void stre
                 if (asked < items) {
                     ask_piece(walk, ring + slot * SLOT_BYTES, row_bytes, second_half, silu);
                     walk.advance(a, share, row_bytes);
-                    if (++asked == items && threadIdx.x == 0) prefetch_next(a);
+                    asked++;
                 }
                 copy_async_commit();
                 slot = slot + 1 == a.slots ? 0 : slot + 1;

@@ -46,7 +46,7 @@ pub use nvtx::Nvtx;
 pub use profiler::{NvtxChoice, Profiler, attached_profiler};
 pub use rows::{EmbedArgs, RopeArgs, RowOps};
 pub use sample::{Draw, SampleArgs, SampleOps};
-pub use skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning, Upcoming};
+pub use skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning};
 pub use timeline::{Activity, ActivityKind, ApiCall, KernelTimeline, RecorderCost};
 pub use tune::{
     BUCKETS, CHOICES_FILE, GemmChoice, GemmChoices, LinearSite, Timing, TuneProgress, Tuned, TunedFor, bucket_index,

@@ -17,7 +17,7 @@ use crate::lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
 use crate::memory::{DeviceBuffer, DevicePtr};
 use crate::module::Function;
 use crate::rows::RowOps;
-use crate::skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, Upcoming};
+use crate::skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput};
 use crate::tune::{BUCKETS, bucket_index};
 
 /// Whether cuBLASLt may be used.
@@ -121,23 +121,12 @@ pub struct LinearArgs {
     pub out: DevicePtr,
     /// Rows.
     pub m: usize,
-    /// Weights of the products after this one, which a kernel may fetch ahead.
-    pub next: [Upcoming; 2],
 }
 
 impl LinearArgs {
     /// Sizes without operands: enough to ask what could run them.
     fn unbound(shape: LinearShape, m: usize) -> LinearArgs {
-        LinearArgs {
-            shape,
-            input: LinearInput::Plain(0),
-            w: 0,
-            w_scales: 0,
-            bias: 0,
-            out: 0,
-            m,
-            next: Default::default(),
-        }
+        LinearArgs { shape, input: LinearInput::Plain(0), w: 0, w_scales: 0, bias: 0, out: 0, m }
     }
 }
 
@@ -488,7 +477,6 @@ fn skinny_args(args: &LinearArgs, input: SkinnyInput) -> SkinnyArgs {
         m: args.m,
         n,
         k,
-        next: args.next,
     }
 }
 

@@ -97,7 +97,6 @@ fn product(gpu: &Gpu, mut linear: Linear, precision: Precision, fp8: bool) -> Re
         bias: 0,
         out: out.ptr(),
         m: SIDE,
-        next: Default::default(),
     };
     let ms = median_ms(gpu, || linear.run(gpu, &args))?;
     Ok(2.0 * (SIDE as f64).powi(3) / (ms / 1e3))

@@ -71,18 +71,6 @@ pub struct SkinnyArgs {
     pub n: usize,
     /// Columns of both.
     pub k: usize,
-    /// Weights of the products that come after this one, in order; some of them are fetched into L2 at its end, while
-    /// memory would be idle.
-    pub next: [Upcoming; 2],
-}
-
-/// Weights that will be read soon; of no bytes where there are none.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Upcoming {
-    /// Where they start.
-    pub w: DevicePtr,
-    /// How many bytes they are.
-    pub bytes: usize,
 }
 
 /// How the kernels fetch. The defaults are meant for every shape; a benchmark may try others.
@@ -92,8 +80,6 @@ pub struct SkinnyTuning {
     pub slots: usize,
     /// Bytes of its own weights that a block fetches into L2 while the kernel in front still runs.
     pub ahead: usize,
-    /// Bytes of the next products' weights that are fetched into L2 when all of this one's are on their way.
-    pub next: usize,
     /// Groups of 16 weight rows of a block, where there are several blocks' worth for every multiprocessor; 0 gives each
     /// multiprocessor one block with an equal share.
     pub groups: usize,
@@ -104,9 +90,8 @@ pub struct SkinnyTuning {
 impl Default for SkinnyTuning {
     fn default() -> SkinnyTuning {
         // With three slots two successive kernels share a multiprocessor, which is faster in a row of products and slower
-        // in whole steps, where attention is between them (0.94 against 0.85 ms on an H200). Fetching the next weights
-        // into L2 gained nothing there either.
-        SkinnyTuning { slots: 4, ahead: 0, next: 0, groups: 0, overlap: true }
+        // in whole steps, where attention is between them.
+        SkinnyTuning { slots: 4, ahead: 0, groups: 0, overlap: true }
     }
 }
 
@@ -120,9 +105,6 @@ struct Arguments {
     scales: DevicePtr,
     bias: DevicePtr,
     out: DevicePtr,
-    next: [DevicePtr; 2],
-    next_bytes: [u32; 2],
-    next_parts: u32,
     eps: f32,
     m: u32,
     n: u32,
@@ -328,13 +310,7 @@ impl Skinny {
         };
         let width = if args.w_scales.is_some() { 1 } else { 2 };
         let plan = shape(args, width).plan(self.limits, self.tuning).ok_or_else(unsupported)?;
-        let [first, second] = args.next;
-        let from_first = first.bytes.min(self.tuning.next);
-        let from_second = second.bytes.min(self.tuning.next - from_first);
         let arguments = Arguments {
-            next: [first.w, second.w],
-            next_bytes: [from_first as u32, from_second as u32],
-            next_parts: self.limits.multiprocessors as u32,
             x_at: plan.x_at as u32,
             sums_at: plan.sums_at as u32,
             sums: plan.sums as u32,
@@ -388,9 +364,6 @@ fn arguments(args: &SkinnyArgs) -> Arguments {
         n: args.n as u32,
         k: args.k as u32,
         output,
-        next: [0; 2],
-        next_bytes: [0; 2],
-        next_parts: 0,
         x_at: 0,
         sums_at: 0,
         sums: 0,

@@ -447,7 +447,6 @@ impl Bench {
             bias: constants,
             out: if route.folds_silu { self.act.ptr() } else { self.out.ptr() },
             m: rows,
-            next: Default::default(),
         };
         linear.run_candidate(gpu, &args, candidate)?;
         if !route.folds_silu && shape.epilogue == Epilogue::SiluMul {

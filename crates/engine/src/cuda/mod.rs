@@ -12,7 +12,7 @@ use strobe_kernels_cuda::{
     Attention, AttentionConfig, CacheReport, CapturedGraph, CudaError, DecodeArgs, DeviceBuffer, DeviceInfo, DevicePtr,
     EmbedArgs, Epilogue, Event, GemmChoices, GemmPlugin, Gpu, KernelTimeline, KvDtype, Linear, LinearArgs, LinearInput,
     LinearShape, LinearSite, NvtxChoice, PinnedBuffer, PrefillArgs, Profiler, RopeAngles, RopeArgs, RowOps, SampleArgs,
-    SampleOps, Tuned, UnfusedArgs, UnfusedAttention, UnfusedConfig, Upcoming, Weights, tune,
+    SampleOps, Tuned, UnfusedArgs, UnfusedAttention, UnfusedConfig, Weights, tune,
 };
 use strobe_model::program::{Buf, Node, OpKind, Rows};
 use strobe_model::{LayerWeight, ModelConfig, WeightId};
@@ -609,7 +609,6 @@ impl CudaBackend {
                         bias: bias.map_or(0, |id| self.weights.ptr(id)),
                         out: target,
                         m: rows,
-                        next: self.weights_after(nodes, index),
                     },
                 )?;
                 state.delta = out == Buf::Proj && shape.epilogue != Epilogue::AddResidual;
@@ -757,15 +756,6 @@ impl CudaBackend {
             _ => packed.layout.rows_padded(),
         };
         self.shape_of(next, packed).map(|shape| (shape, rows))
-    }
-
-    /// Weights of the two products behind the op at `index`.
-    fn weights_after(&self, nodes: &[Node], index: usize) -> [Upcoming; 2] {
-        let mut products = nodes.iter().skip(index + 1).filter_map(|node| match node.kind {
-            OpKind::Linear { weight, .. } => Some(self.weights.upcoming(weight)),
-            _ => None,
-        });
-        std::array::from_fn(|_| products.next().unwrap_or_default())
     }
 
     fn shape_of(&self, node: &Node, packed: &Packed) -> Option<LinearShape> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use strobe_kernels_cpu::Layout;
-use strobe_kernels_cuda::{DeviceBuffer, DevicePtr, Gpu, Precision, Upcoming, WeightOps};
+use strobe_kernels_cuda::{DeviceBuffer, DevicePtr, Gpu, Precision, WeightOps};
 use strobe_model::random::RandomTensor;
 use strobe_model::weights::RandomInit;
 use strobe_model::{DType, WeightId, WeightInfo, WeightSource, weight_list};
@@ -88,13 +88,6 @@ impl DeviceWeights {
     /// Where a weight starts.
     pub fn ptr(&self, id: WeightId) -> DevicePtr {
         self.weights.get(&id).map_or(0, |weight| weight.data.ptr())
-    }
-
-    /// All of a weight, for kernels that fetch it ahead.
-    pub fn upcoming(&self, id: WeightId) -> Upcoming {
-        self.weights
-            .get(&id)
-            .map_or_else(Default::default, |weight| Upcoming { w: weight.data.ptr(), bytes: weight.data.bytes() })
     }
 
     /// Where its scales start; 0 where it has none.

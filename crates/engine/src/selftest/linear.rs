@@ -189,7 +189,6 @@ impl Case {
             bias: self.bias.ptr(),
             out: if silu && !route.folds_silu { gate_up.ptr() } else { out.ptr() },
             m,
-            next: Default::default(),
         };
         let ran = match candidate {
             Some(candidate) => linear.run_candidate(gpu, &args, candidate),

@@ -2,7 +2,7 @@
 //! chains whose kernels overlap.
 
 use strobe_kernels_cuda::{
-    CudaError, DeviceBuffer, Precision, Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning, Upcoming,
+    CudaError, DeviceBuffer, Precision, Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning,
 };
 
 use super::rig::{fp8_code, fp8_value, round};
@@ -109,7 +109,6 @@ fn product(
         m,
         n,
         k,
-        next: [Upcoming { w: w_buffer.ptr(), bytes: w_buffer.bytes() }; 2],
     };
     // In bf16 the norm's division comes after the product.
     let mut factors = vec![1.0; m];
@@ -212,9 +211,15 @@ fn same_for_any_number_of_rows(
                 true => SkinnyInput::Norm { hidden: hidden.ptr(), weight: norm_weight.ptr(), eps: EPS },
                 false => SkinnyInput::Plain(x_buffer.ptr()),
             };
-            let args = |m: usize, out: SkinnyOutput| {
-                let next = Default::default();
-                SkinnyArgs { input, w: w.ptr(), w_scales: None, bias: None, out, m, n, k, next }
+            let args = |m: usize, out: SkinnyOutput| SkinnyArgs {
+                input,
+                w: w.ptr(),
+                w_scales: None,
+                bias: None,
+                out,
+                m,
+                n,
+                k,
             };
             if !skinny.supports(&args(16, SkinnyOutput::StoreF32(hidden.ptr())), precision) {
                 continue;
@@ -262,7 +267,6 @@ fn chain(rig: &mut Rig, skinny: &mut Skinny, precision: Precision) -> Result<Vec
                     m,
                     n: narrow,
                     k: wide,
-                    next: [Upcoming { w: up.ptr(), bytes: up.bytes() }, Upcoming::default()],
                 };
                 skinny.run(rig.gpu, &args, precision)?;
                 args.input = SkinnyInput::Plain(middle.ptr());

@@ -91,17 +91,7 @@ fn chain(gpu: &Gpu, model: Model, span_count: usize, context: usize) -> Result<(
         let w: DevicePtr = weights.ptr() + (turn % LAYERS * weight_bytes) as u64;
         let (input, out) = (SkinnyInput::Plain(x.ptr()), SkinnyOutput::Store(batch.qkv.ptr()));
         let n = batch.qkv_width();
-        let args = SkinnyArgs {
-            input,
-            w,
-            w_scales: None,
-            bias: None,
-            out,
-            m: span_count,
-            n,
-            k: HIDDEN,
-            next: Default::default(),
-        };
+        let args = SkinnyArgs { input, w, w_scales: None, bias: None, out, m: span_count, n, k: HIDDEN };
         if skinny.supports(&args, Precision::Bf16) {
             skinny.run(gpu, &args, Precision::Bf16)
         } else {

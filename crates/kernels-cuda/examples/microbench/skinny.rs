@@ -3,7 +3,7 @@
 
 use strobe_kernels_cuda::{
     CudaError, DeviceBuffer, DevicePtr, Gpu, Precision, Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning,
-    Upcoming, WeightOps,
+    WeightOps,
 };
 
 use crate::graph_microseconds;
@@ -53,8 +53,8 @@ impl Bench<'_> {
         (0..4).map(|product| self.weight_bytes(product)).sum()
     }
 
-    /// One product with the weights at `w`. The two behind it follow in memory, as far as `next` says.
-    fn product(&self, product: usize, w: DevicePtr, m: usize, next: [usize; 2]) -> Result<(), CudaError> {
+    /// One product with the weights at `w`.
+    fn product(&self, product: usize, w: DevicePtr, m: usize) -> Result<(), CudaError> {
         let (_, n, k, norm) = PRODUCTS[product];
         let (hidden, weight, eps) = (self.hidden.ptr(), self.norm.ptr(), 1e-5);
         let out = match product {
@@ -66,19 +66,15 @@ impl Bench<'_> {
         let plain = if product == 3 { self.act.ptr() } else { self.x.ptr() };
         let w_scales = self.fp8.then_some(self.scales.ptr());
         let input = if norm { SkinnyInput::Norm { hidden, weight, eps } } else { SkinnyInput::Plain(plain) };
-        let behind = w + self.weight_bytes(product) as u64;
-        let next = [(behind, next[0]), (behind + next[0] as u64, next[1])].map(|(w, bytes)| Upcoming { w, bytes });
-        let args = SkinnyArgs { input, w, w_scales, bias: None, out, m, n, k, next };
+        let args = SkinnyArgs { input, w, w_scales, bias: None, out, m, n, k };
         self.skinny.run(self.gpu, &args, PRECISION)
     }
 
     /// Every product of a step.
     fn step(&self, m: usize) -> Result<(), CudaError> {
         let mut w = self.weights.ptr();
-        let order: Vec<usize> = (0..4 * LAYERS).map(|i| i % 4).chain([4]).collect();
-        for (i, &product) in order.iter().enumerate() {
-            let next = [1, 2].map(|later| order.get(i + later).map_or(0, |product| self.weight_bytes(*product)));
-            self.product(product, w, m, next)?;
+        for product in (0..4 * LAYERS).map(|i| i % 4).chain([4]) {
+            self.product(product, w, m)?;
             w += self.weight_bytes(product) as u64;
         }
         Ok(())
@@ -93,7 +89,7 @@ impl Bench<'_> {
         let bytes = self.weight_bytes(product);
         let places = self.weights.bytes() / bytes;
         graph_microseconds(self.gpu, 2 * LAYERS, |turn| {
-            self.product(product, self.weights.ptr() + (turn * 7 % places * bytes) as u64, m, [0, 0])
+            self.product(product, self.weights.ptr() + (turn * 7 % places * bytes) as u64, m)
         })
     }
 
@@ -180,19 +176,15 @@ fn ways_of_fetching(bench: &mut Bench) -> Result<(), CudaError> {
             println!("{line}");
         }
     }
-    println!(
-        "\nms of a step by KiB of its own weights that a block, and MiB of the next weights that a product fetches"
-    );
-    println!("| m | groups | KiB | 0 MiB | 4 | 8 | 16 | 24 | 32 |\n|---|---|---|---|---|---|---|---|---|");
+    println!("\nms of a step by KiB of its own weights that a block fetches ahead");
+    println!("| m | groups | 0 | 32 | 128 | 512 |\n|---|---|---|---|---|---|");
     for (m, groups) in [(1, 0), (1, 1), (8, 0)] {
+        let mut line = format!("| {m} | {groups} |");
         for ahead in [0, 32, 128, 512] {
-            let mut line = format!("| {m} | {groups} | {ahead} |");
-            for next in [0, 4, 8, 16, 24, 32] {
-                let tuning = SkinnyTuning { ahead: ahead << 10, next: next << 20, groups, ..default };
-                line += &format!(" {:.4} |", bench.with(tuning).step_milliseconds(m)?);
-            }
-            println!("{line}");
+            let tuning = SkinnyTuning { ahead: ahead << 10, groups, ..default };
+            line += &format!(" {:.4} |", bench.with(tuning).step_milliseconds(m)?);
         }
+        println!("{line}");
     }
     println!("\nus of a product of one row (weights GB/s) by groups of a block, slots and KiB fetched ahead");
     println!("| groups | slots | KiB |{}", PRODUCTS.map(|p| format!(" {} |", p.0)).concat());
