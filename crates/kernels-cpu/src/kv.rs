@@ -114,15 +114,23 @@ pub enum KvType {
     F16,
     /// bfloat16.
     Bf16,
+    /// 8-bit codes with one f32 scale per position and kv head, for keys and for values.
+    Int8,
 }
 
 impl KvType {
-    /// Bytes of one element.
+    /// Bytes of one element, without what a scale adds.
     pub fn bytes(self) -> usize {
         match self {
             KvType::F32 => 4,
             KvType::F16 | KvType::Bf16 => 2,
+            KvType::Int8 => 1,
         }
+    }
+
+    /// Bytes of the scale that the elements of one head share.
+    pub fn scale_bytes(self) -> usize {
+        if self == KvType::Int8 { size_of::<f32>() } else { 0 }
     }
 }
 
@@ -130,7 +138,7 @@ impl KvType {
 ///
 /// In memory: block, then kv head, then K as `[tokens / lanes][head_dim][lanes]` with `lanes = min(16,
 /// tokens_per_block)`, then V as `[tokens][head_dim rounded up to 16]`. Scores then need no horizontal sums, and a
-/// value row is whole vectors.
+/// value row is whole vectors. 8-bit codes are followed by their scales: `[tokens]` of K, then `[tokens]` of V.
 #[derive(Clone, Copy, Debug)]
 pub struct KvGeometry {
     /// Key and value heads.
@@ -161,18 +169,39 @@ impl KvGeometry {
         self.tokens_per_block.min(KV_LANES)
     }
 
-    /// Elements of K and V of one head in one block.
+    /// Elements of K and V of one head in one block; codes and their scales are counted in bytes.
     fn head_block(&self) -> usize {
-        self.tokens_per_block * (self.head_dim + self.padded_dim())
+        let elements = self.tokens_per_block * (self.head_dim + self.padded_dim());
+        match self.kind {
+            KvType::Int8 => elements.next_multiple_of(size_of::<f32>()) + 2 * self.tokens_per_block * size_of::<f32>(),
+            _ => elements,
+        }
     }
 
-    /// Element `index` of a layer's memory; the index comes from [`Self::key_offset`] or [`Self::value_offset`].
+    /// Element `index` of a layer's memory; the index comes from [`Self::key_offset`] or [`Self::value_offset`]. A code
+    /// comes without its scale.
     pub(crate) fn read(&self, data: &[u8], index: usize) -> f32 {
         match self.kind {
             KvType::F32 => bytemuck::cast_slice::<u8, f32>(data)[index],
             KvType::F16 => bytemuck::cast_slice::<u8, f16>(data)[index].to_f32(),
             KvType::Bf16 => bytemuck::cast_slice::<u8, bf16>(data)[index].to_f32(),
+            KvType::Int8 => f32::from(data[index] as i8),
         }
+    }
+
+    /// What the elements of the key (or value) at `token` of a block are multiples of.
+    pub(crate) fn read_scale(&self, data: &[u8], block: usize, head: usize, token: usize, keys: bool) -> f32 {
+        match self.kind {
+            KvType::Int8 => bytemuck::cast_slice::<u8, f32>(data)[self.scale_offset(block, head, token, keys)],
+            _ => 1.0,
+        }
+    }
+
+    /// Where the scale of the key (or value) at `token` of a block of codes is, counted in f32; those of the block's
+    /// other tokens are beside it.
+    pub(crate) fn scale_offset(&self, block: usize, head: usize, token: usize, keys: bool) -> usize {
+        let end = (block * self.kv_heads + head + 1) * self.head_block() / size_of::<f32>();
+        end - (1 + usize::from(keys)) * self.tokens_per_block + token
     }
 
     /// Where dimension 0 of the key at `token` of a block starts; the next dimension is `lanes()` further.

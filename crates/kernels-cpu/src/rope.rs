@@ -26,23 +26,24 @@ impl Cpu {
         assert_eq!(rope.cos.len(), rope.sin.len(), "cos and sin of the rope table");
         let geometry = kv.geometry;
         match geometry.kind {
-            KvType::F32 => self.rope_kv_write_of::<f32>(qkv, shape, rope, batch, geometry, kv.data),
-            KvType::F16 => self.rope_kv_write_of::<f16>(qkv, shape, rope, batch, geometry, kv.data),
-            KvType::Bf16 => self.rope_kv_write_of::<bf16>(qkv, shape, rope, batch, geometry, kv.data),
+            KvType::F32 => self.rope_write(qkv, shape, rope, batch, &geometry, Plain::<f32>::new(kv.data)),
+            KvType::F16 => self.rope_write(qkv, shape, rope, batch, &geometry, Plain::<f16>::new(kv.data)),
+            KvType::Bf16 => self.rope_write(qkv, shape, rope, batch, &geometry, Plain::<bf16>::new(kv.data)),
+            KvType::Int8 => self.rope_write(qkv, shape, rope, batch, &geometry, Codes(SharedMut::new(kv.data))),
         }
     }
 
-    fn rope_kv_write_of<T: Element + bytemuck::Pod>(
+    fn rope_write(
         &mut self,
         qkv: &mut [f32],
         shape: QkvShape,
         rope: &RopeTable,
         batch: &AttnBatch<'_>,
-        geometry: KvGeometry,
-        cache: &mut [u8],
+        geometry: &KvGeometry,
+        cache: impl CacheWriter,
     ) {
         let (tier, row_len, d) = (self.tier, shape.row(), shape.head_dim);
-        let (qkv, cache) = (SharedMut::new(qkv), SharedMut::new(bytemuck::cast_slice_mut::<u8, T>(cache)));
+        let qkv = SharedMut::new(qkv);
         for_row_ranges(&mut self.pool, batch.rows(), row_len, &|rows| {
             batch.for_rows(rows, |seq, i| {
                 let position = seq.first_position() + i;
@@ -56,41 +57,97 @@ impl Cpu {
                     unsafe { dispatch(tier, Rotate { head, cos, sin }) };
                 }
                 let keys = &rotated[shape.heads * d..];
-                let slot = batch.block(seq, position, geometry.tokens_per_block);
-                // SAFETY: positions of a step are distinct, and `check` looked at every block.
-                unsafe { write_position(&geometry, &cache, slot, keys, values) };
+                let (block, token) = batch.block(seq, position, geometry.tokens_per_block);
+                for head in 0..geometry.kv_heads {
+                    let own = head * d..(head + 1) * d;
+                    // SAFETY: positions of a step are distinct, and `check` looked at every block.
+                    unsafe { cache.write(geometry, (block, head, token), &keys[own.clone()], &values[own]) };
+                }
             });
         });
     }
 }
 
-/// Writes all heads of one position.
+/// How a head of a position is stored.
+trait CacheWriter: Sync {
+    /// Writes key and value at `(block, head, token)`.
+    ///
+    /// # Safety
+    /// No other thread reads or writes this position.
+    unsafe fn write(&self, geometry: &KvGeometry, at: (usize, usize, usize), key: &[f32], value: &[f32]);
+}
+
+/// Elements that stand for themselves.
+struct Plain<T>(SharedMut<T>);
+
+impl<T: Element + bytemuck::Pod> Plain<T> {
+    fn new(data: &mut [u8]) -> Plain<T> {
+        Plain(SharedMut::new(bytemuck::cast_slice_mut(data)))
+    }
+}
+
+impl<T: Element> CacheWriter for Plain<T> {
+    unsafe fn write(&self, geometry: &KvGeometry, at: (usize, usize, usize), key: &[f32], value: &[f32]) {
+        // SAFETY: the caller's promise.
+        unsafe { write_elements(&self.0, geometry, at, key, value, T::from_f32, T::from_f32) };
+    }
+}
+
+/// 8-bit codes and their scales.
+struct Codes(SharedMut<u8>);
+
+impl CacheWriter for Codes {
+    unsafe fn write(&self, geometry: &KvGeometry, at: (usize, usize, usize), key: &[f32], value: &[f32]) {
+        let (key_scale, value_scale) = (code_scale(key), code_scale(value));
+        // A scale of zero, or none: all codes are 0.
+        let inverse = |scale: f32| if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        let (per_key, per_value) = (inverse(key_scale), inverse(value_scale));
+        let (block, head, token) = at;
+        // SAFETY: the caller's promise; scales are f32s within the layer, whose start is aligned for them.
+        unsafe {
+            let (to_key, to_value) = (|x| i8::from_f32(x * per_key) as u8, |x| i8::from_f32(x * per_value) as u8);
+            write_elements(&self.0, geometry, at, key, value, to_key, to_value);
+            for (keys, scale) in [(true, key_scale), (false, value_scale)] {
+                let offset = size_of::<f32>() * geometry.scale_offset(block, head, token, keys);
+                self.0.slice(offset, size_of::<f32>()).copy_from_slice(&scale.to_ne_bytes());
+            }
+        }
+    }
+}
+
+/// What one code is worth, so that the largest magnitude is 127. What is not finite must not pass unnoticed, so the
+/// scale is NaN then.
+fn code_scale(x: &[f32]) -> f32 {
+    let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+    if x.iter().all(|x| x.is_finite()) { max / 127.0 } else { f32::NAN }
+}
+
+/// Writes the elements of one head of one position.
 ///
 /// # Safety
 /// No other thread reads or writes this position.
-unsafe fn write_position<T: Element>(
-    geometry: &KvGeometry,
+unsafe fn write_elements<T: Copy + Default>(
     cache: &SharedMut<T>,
-    (block, token): (usize, usize),
-    keys: &[f32],
-    values: &[f32],
+    geometry: &KvGeometry,
+    (block, head, token): (usize, usize, usize),
+    key: &[f32],
+    value: &[f32],
+    to_key: impl Fn(f32) -> T,
+    to_value: impl Fn(f32) -> T,
 ) {
-    let d = geometry.head_dim;
-    for head in 0..geometry.kv_heads {
-        // Neighbouring positions lie between the dimensions of this one, so no slice may span them.
-        let key = geometry.key_offset(block, head, token);
-        for (i, &x) in keys[head * d..(head + 1) * d].iter().enumerate() {
-            // SAFETY: within the layer, and this element belongs to this position alone.
-            unsafe { cache.slice(key + i * geometry.lanes(), 1)[0] = T::from_f32(x) };
-        }
-        // SAFETY: the value row belongs to this position alone.
-        let value = unsafe { cache.slice(geometry.value_offset(block, head, token), geometry.padded_dim()) };
-        let (value, padding) = value.split_at_mut(d);
-        for (slot, &x) in value.iter_mut().zip(&values[head * d..]) {
-            *slot = T::from_f32(x);
-        }
-        padding.fill(T::default());
+    // Neighbouring positions lie between the dimensions of this one, so no slice may span them.
+    let offset = geometry.key_offset(block, head, token);
+    for (i, &x) in key.iter().enumerate() {
+        // SAFETY: within the layer, and this element belongs to this position alone.
+        unsafe { cache.slice(offset + i * geometry.lanes(), 1)[0] = to_key(x) };
     }
+    // SAFETY: the value row belongs to this position alone.
+    let row = unsafe { cache.slice(geometry.value_offset(block, head, token), geometry.padded_dim()) };
+    let (row, padding) = row.split_at_mut(value.len());
+    for (slot, &x) in row.iter_mut().zip(value) {
+        *slot = to_value(x);
+    }
+    padding.fill(T::default());
 }
 
 /// One head of one position.

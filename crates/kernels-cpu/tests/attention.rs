@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Attend, KINDS, Part, Scene, assert_close, simd_tiers};
+use common::{Attend, CACHE_KINDS, Part, Scene, assert_close, simd_tiers};
 use strobe_kernels_cpu::{Cpu, KvType, QkvShape, Tier};
 
 const FUSED: Attend = Attend { fused: true, window: None };
@@ -63,7 +63,7 @@ fn head_dims_and_groups() {
 fn block_sizes_and_types() {
     let scene = Scene::new(shape(4, 2, 24), &[1, 67, 150, 64], 7);
     for block in [1, 2, 4, 8, 16, 32, 128] {
-        for kind in KINDS {
+        for kind in CACHE_KINDS {
             for fused in [true, false] {
                 check(&scene, block, kind, &Attend { fused, window: None });
             }
@@ -136,15 +136,34 @@ fn keys_are_rotated_and_values_are_not() {
 }
 
 #[test]
+fn codes_stay_close_to_the_floats_they_stand_for() {
+    let shape = shape(4, 2, 24);
+    let mut scene = Scene::new(shape, &[70], 14);
+    // Rows of very different size, one of them all zero: each has a scale of its own.
+    for (position, row) in scene.history[0].chunks_exact_mut(shape.row()).enumerate() {
+        let size = [1.0, 1e-3, 0.0, 30.0][position % 4];
+        row[shape.q_row()..].iter_mut().for_each(|x| *x *= size);
+    }
+    for tier in Tier::available() {
+        let mut cpu = Cpu::new(tier, 1);
+        let exact = scene.prefill(&mut cpu, &mut scene.cache(16, KvType::F32), &FUSED).remove(0);
+        let coded = scene.prefill(&mut cpu, &mut scene.cache(16, KvType::Int8), &FUSED).remove(0);
+        let rms = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+        let error = rms(&mut exact.iter().zip(&coded).map(|(x, y)| x - y)) / rms(&mut exact.iter().copied());
+        assert!(error > 0.0 && error < 0.02, "{tier:?}: relative error {error}");
+    }
+}
+
+#[test]
 fn an_infinite_later_value_does_not_reach_earlier_rows() {
     let shape = shape(4, 2, 16);
-    for fused in [true, false] {
+    for (fused, kind) in [(true, KvType::F32), (false, KvType::F32), (true, KvType::Int8), (false, KvType::Int8)] {
         let attend = Attend { fused, window: None };
         for tier in Tier::available() {
             let mut scene = Scene::new(shape, &[100], 13);
             let last_value = scene.history[0].len() - 1;
             scene.history[0][last_value] = f32::INFINITY;
-            let out = scene.prefill(&mut Cpu::new(tier, 1), &mut scene.cache(16, KvType::F32), &attend).remove(0);
+            let out = scene.prefill(&mut Cpu::new(tier, 1), &mut scene.cache(16, kind), &attend).remove(0);
             let (before, last) = out.split_at(99 * shape.q_row());
             assert!(before.iter().all(|x| x.is_finite()), "{tier:?} {attend:?}");
             assert!(last.iter().any(|x| !x.is_finite()), "{tier:?} {attend:?}");

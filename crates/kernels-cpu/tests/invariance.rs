@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Attend, Cache, KINDS, Part, Rng, Scene, assert_same_bits};
+use common::{Attend, CACHE_KINDS, Cache, Part, Rng, Scene, assert_same_bits};
 use proptest::prelude::*;
 use strobe_kernels_cpu::{Cpu, KvType, QkvShape, Tier};
 
@@ -34,7 +34,7 @@ fn threads_blocks_and_company_change_nothing() {
     let scene = scene();
     for tier in Tier::available() {
         for attend in attends() {
-            for kind in KINDS {
+            for kind in CACHE_KINDS {
                 let expected = scene.prefill(&mut Cpu::new(tier, 1), &mut scene.cache(16, kind), &attend);
                 for block in [1, 4, 16, 32, 128] {
                     let found = scene.prefill(&mut Cpu::new(tier, 3), &mut scene.cache(block, kind), &attend);
@@ -90,7 +90,7 @@ proptest! {
         let mut cuts: Vec<usize> = (0..rng.below(6)).map(|_| 1 + rng.below(len)).chain([len]).collect();
         cuts.sort_unstable();
         cuts.dedup();
-        let kind = KINDS[rng.below(3)];
+        let kind = CACHE_KINDS[rng.below(4)];
         for tier in Tier::available() {
             let attend = Attend { fused: rng.below(3) > 0, window };
             let whole = scene.prefill(&mut Cpu::new(tier, 1), &mut scene.cache(16, kind), &attend);

@@ -101,9 +101,11 @@ impl Kernel for FusedBlock<'_, '_> {
                 let keys = self.cache.keys::<S>(&span, self.scratch.keys);
                 let ahead = self.cache.ahead(next.as_ref(), true);
                 scores::<S>(rows.clone(), self.scratch.q, d, &keys, ahead, self.scratch.p);
+                self.cache.scale::<S>(&span, true, rows.clone(), self.scratch.p);
                 for row in rows.clone() {
                     self.softmax_row::<S>(row, visible(row), row_len);
                 }
+                self.cache.scale::<S>(&span, false, rows.clone(), self.scratch.p);
                 let values = self.cache.values::<S>(&span, self.scratch.values);
                 let ahead = self.cache.ahead(next.as_ref(), false);
                 add_values::<S>(rows, &visible, self.scratch.p, &values, ahead, row_len, self.scratch.o);
@@ -183,13 +185,14 @@ impl Cache<'_> {
         for (i, q) in q.iter().enumerate() {
             sum += q * self.geometry.read(self.data, key + i * self.geometry.lanes());
         }
-        sum
+        sum * self.geometry.read_scale(self.data, physical, block.kv_head, token, true)
     }
 
     /// Dimension `i` of the value at a position.
     pub(super) fn value(&self, job: &Job<'_>, block: &Block<'_>, position: usize, i: usize) -> f32 {
         let (physical, token) = job.batch.block(block.seq, position, self.geometry.tokens_per_block);
         self.geometry.read(self.data, self.geometry.value_offset(physical, block.kv_head, token) + i)
+            * self.geometry.read_scale(self.data, physical, block.kv_head, token, false)
     }
 }
 

@@ -59,6 +59,7 @@ impl Cache<'_> {
                 KvType::F32 => self.stage_keys::<S, f32>(span, staging),
                 KvType::F16 => self.stage_keys::<S, f16>(span, staging),
                 KvType::Bf16 => self.stage_keys::<S, bf16>(span, staging),
+                KvType::Int8 => self.stage_keys::<S, i8>(span, staging),
             }
         }
     }
@@ -73,6 +74,7 @@ impl Cache<'_> {
                 KvType::F32 => self.stage_values::<S, f32>(span, staging),
                 KvType::F16 => self.stage_values::<S, f16>(span, staging),
                 KvType::Bf16 => self.stage_values::<S, bf16>(span, staging),
+                KvType::Int8 => self.stage_values::<S, i8>(span, staging),
             }
         }
     }
@@ -138,6 +140,37 @@ impl Cache<'_> {
             done += lanes;
         }
         parts_of(staging, KV_LANES * d)
+    }
+
+    /// Multiplies the tile's columns of `p` with the scales of its keys or values, where the cache has any. Scores are
+    /// thus sums over codes, scaled once; and a value's scale goes into its weight.
+    #[inline(always)]
+    pub(super) unsafe fn scale<S: Simd>(&self, span: &TileSpan<'_>, keys: bool, rows: Range<usize>, p: &mut [f32]) {
+        if self.geometry.kind != KvType::Int8 {
+            return;
+        }
+        let mut scales = [0.0f32; TILE];
+        let mut done = 0;
+        while done < span.valid {
+            let (block, token) = span.batch.block(span.seq, span.base + done, self.geometry.tokens_per_block);
+            let run = (self.geometry.tokens_per_block - token).min(span.valid - done);
+            // SAFETY: the scales of a block's tokens lie side by side.
+            unsafe {
+                let src = self.data.as_ptr().cast::<f32>();
+                let src = src.add(self.geometry.scale_offset(block, span.kv_head, token, keys));
+                std::ptr::copy_nonoverlapping(src, scales.as_mut_ptr().add(done), run);
+            }
+            done += run;
+        }
+        for row in p.chunks_exact_mut(TILE).take(rows.end).skip(rows.start) {
+            for i in (0..TILE).step_by(S::LANES) {
+                // SAFETY: within the row, and within the scales.
+                unsafe {
+                    let at = row.as_mut_ptr().add(i);
+                    S::store(at, S::mul(S::load(at), S::load(scales.as_ptr().add(i))));
+                }
+            }
+        }
     }
 
     #[inline(always)]

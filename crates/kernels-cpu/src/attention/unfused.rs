@@ -142,6 +142,7 @@ impl Kernel for ScoreBlock<'_, '_> {
                     let keys = self.cache.keys::<S>(&span, scratch.keys);
                     let ahead = self.cache.ahead(next.as_ref(), true);
                     scores::<S>(seeing.clone(), scratch.q, d, &keys, ahead, scratch.p);
+                    self.cache.scale::<S>(&span, true, seeing.clone(), scratch.p);
                 }
             }
             let width = TILE.min(kv_len - base);
@@ -284,6 +285,7 @@ impl Kernel for ValueBlock<'_, '_> {
             };
             // SAFETY: the caller has the features; the scratch was made for this block.
             unsafe {
+                self.cache.scale::<S>(&span, false, rows.clone(), self.scratch.p);
                 let values = self.cache.values::<S>(&span, self.scratch.values);
                 let ahead = self.cache.ahead(next.as_ref(), false);
                 add_values::<S>(rows, &visible, self.scratch.p, &values, ahead, row_len, self.scratch.o);

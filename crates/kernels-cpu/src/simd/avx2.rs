@@ -68,6 +68,10 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
+    }
+    #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_add_ps(a, b) }
     }

@@ -64,6 +64,10 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_add_ps(a, b) }
     }

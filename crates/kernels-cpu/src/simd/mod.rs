@@ -62,6 +62,7 @@ pub(crate) trait Simd: Copy {
     unsafe fn store_partial(p: *mut f32, v: Self::V, n: usize);
     unsafe fn load_f16(p: *const f16) -> Self::V;
     unsafe fn load_bf16(p: *const bf16) -> Self::V;
+    unsafe fn load_i8(p: *const i8) -> Self::V;
 
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
@@ -182,6 +183,22 @@ impl Element for bf16 {
     unsafe fn load<S: Simd>(p: *const bf16) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { S::load_bf16(p) }
+    }
+}
+
+/// A code; its scale is kept elsewhere.
+impl Element for i8 {
+    fn to_f32(self) -> f32 {
+        f32::from(self)
+    }
+    /// The nearest code; 0 for NaN.
+    fn from_f32(x: f32) -> i8 {
+        x.round_ties_even() as i8
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const i8) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_i8(p) }
     }
 }
 

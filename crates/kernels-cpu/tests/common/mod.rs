@@ -85,12 +85,14 @@ impl Weight {
             KvType::F32 => Elems::F32(&self.f32s),
             KvType::F16 => Elems::F16(&self.f16s),
             KvType::Bf16 => Elems::Bf16(&self.bf16s),
+            KvType::Int8 => unreachable!("weights of codes are made elsewhere"),
         };
         Matrix { data, n: self.n, k: self.k, layout: self.layout }
     }
 }
 
 pub const KINDS: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Bf16];
+pub const CACHE_KINDS: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8];
 
 /// How one sequence takes part: how many positions it has, and how many of them are this step's rows.
 #[derive(Clone, Copy)]
@@ -127,7 +129,7 @@ impl Scene {
         let geometry =
             KvGeometry { kv_heads: self.shape.kv_heads, head_dim: self.shape.head_dim, tokens_per_block, blocks, kind };
         let mut data = AlignedBuf::<u8>::zeroed(geometry.bytes_per_layer());
-        data.fill(0xff); // NaN in all three types
+        data.fill(0xff); // NaN in the float types and in the scales of codes
         let mut order: Vec<u32> = (0..blocks as u32).collect();
         let mut rng = Rng(tokens_per_block as u64);
         for i in (1..order.len()).rev() {
