@@ -141,7 +141,7 @@ fn codes_stay_close_to_the_floats_they_stand_for() {
     let mut scene = Scene::new(shape, &[70], 14);
     // Rows of very different size, one of them all zero: each has a scale of its own.
     for (position, row) in scene.history[0].chunks_exact_mut(shape.row()).enumerate() {
-        let size = [1.0, 1e-3, 0.0, 30.0][position % 4];
+        let size = [1.0, 1e-3, 0.0, 2.0][position % 4];
         row[shape.q_row()..].iter_mut().for_each(|x| *x *= size);
     }
     for tier in Tier::available() {
