@@ -43,6 +43,7 @@ fn bytes_of<'a>(elements: &Elems<'a>) -> &'a [u8] {
         Elems::F32(values) => bytemuck::cast_slice(values),
         Elems::F16(values) => bytemuck::cast_slice(values),
         Elems::Bf16(values) => bytemuck::cast_slice(values),
+        Elems::Int8(bytes) | Elems::Int4(bytes) => bytes,
     }
 }
 

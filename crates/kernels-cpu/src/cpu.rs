@@ -3,6 +3,8 @@
 use crate::buffer::AlignedBuf;
 use crate::matrix::{PANEL, pack_panel, packed_len};
 use crate::pool::Pool;
+use crate::quant::{QuantKind, packed_bytes, panel_bytes, quantize_panel};
+use crate::quant_rows::QuantRows;
 use crate::tier::Tier;
 
 /// A CPU to run ops on. The calling thread is worker 0; the helpers spin for a short while after each op, then
@@ -12,6 +14,8 @@ pub struct Cpu {
     pub(crate) pool: Pool,
     /// Activations of one GEMM, repacked; shared by the workers.
     pub(crate) packed_rows: AlignedBuf<f32>,
+    /// Activations of `linear` with a quantised weight.
+    pub(crate) quant_rows: QuantRows,
     /// Private scratch of each worker.
     pub(crate) worker_scratch: Vec<AlignedBuf<f32>>,
 }
@@ -28,7 +32,7 @@ impl Cpu {
         assert!(tier.is_available(), "this machine lacks the CPU tier {}", tier.name());
         let pool = Pool::new(threads.max(1));
         let worker_scratch = (0..pool.threads()).map(|_| AlignedBuf::zeroed(WORKER_SCRATCH)).collect();
-        Cpu { tier, pool, packed_rows: AlignedBuf::zeroed(0), worker_scratch }
+        Cpu { tier, pool, packed_rows: AlignedBuf::zeroed(0), quant_rows: QuantRows::new(), worker_scratch }
     }
 
     /// The tier in use.
@@ -83,6 +87,27 @@ impl Cpu {
             // SAFETY: panels are disjoint.
             let dst = unsafe { out.slice(panel * PANEL * k, PANEL * k) };
             pack_panel(&src_row, n, k, panel, &mut Vec::new(), dst);
+        });
+    }
+
+    /// [`crate::quantize_panel`] for all panels, on all workers: `src_row(row, values)` fills the `k` values of one row.
+    ///
+    /// # Panics
+    /// When `dst` is not [`packed_bytes`] long.
+    pub fn quantize(
+        &mut self,
+        kind: QuantKind,
+        src_row: impl Fn(usize, &mut [f32]) + Sync,
+        n: usize,
+        k: usize,
+        dst: &mut [u8],
+    ) {
+        assert_eq!(dst.len(), packed_bytes(kind, n, k), "bytes of a quantised weight with n = {n}, k = {k}");
+        let (out, bytes) = (SharedMut::new(dst), panel_bytes(kind, k));
+        self.pool.run(n.div_ceil(PANEL), &|panel, _| {
+            // SAFETY: panels are disjoint.
+            let dst = unsafe { out.slice(panel * bytes, bytes) };
+            quantize_panel(kind, &src_row, n, k, panel, &mut Vec::new(), dst);
         });
     }
 }

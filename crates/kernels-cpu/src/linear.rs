@@ -28,7 +28,8 @@ impl Cpu {
     /// `out[m][n] = x[m][k] . w^T (+ bias)`.
     ///
     /// `Packed` weights run the tuned GEMM or GEMV; `RowMajor` ones a plain blocked GEMM of SIMD dot products, the
-    /// baseline. Packed, each output is one chain of fused multiply-adds over k in order, whatever `m` is.
+    /// baseline. Packed, each output is one chain of fused multiply-adds over k in order, whatever `m` is. For a quantised
+    /// weight x is quantised first; [`Cpu::linear_quantized`] takes rows that already are.
     ///
     /// # Panics
     /// When a length does not fit the shape.
@@ -46,6 +47,12 @@ impl Cpu {
             Elems::F32(data) => self.linear_of(x, m, w, data, bias, out),
             Elems::F16(data) => self.linear_of(x, m, w, data, bias, out),
             Elems::Bf16(data) => self.linear_of(x, m, w, data, bias, out),
+            Elems::Int8(_) | Elems::Int4(_) => {
+                let mut rows = std::mem::take(&mut self.quant_rows);
+                self.quantize_rows(x, w.k, &mut rows);
+                self.linear_quantized(&rows, w, bias, out);
+                self.quant_rows = rows;
+            }
         }
     }
 

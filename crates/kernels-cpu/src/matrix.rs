@@ -2,6 +2,8 @@
 
 use half::{bf16, f16};
 
+use crate::quant::{QuantKind, get_int4, get_int8, packed_bytes, panel_bytes};
+
 /// Output rows that share one packed panel: two AVX-512 vectors, four AVX2 vectors.
 pub const PANEL: usize = 32;
 
@@ -14,30 +16,35 @@ pub enum Elems<'a> {
     F16(&'a [f16]),
     /// bfloat16: the upper half of an f32.
     Bf16(&'a [bf16]),
+    /// 8 bits with scales, in the bytes of [`QuantKind::Int8`]; always packed.
+    Int8(&'a [u8]),
+    /// 4 bits with scales, in the bytes of [`QuantKind::Int4`]; always packed.
+    Int4(&'a [u8]),
 }
 
 impl Elems<'_> {
-    /// How many elements there are.
+    /// How many elements there are; of quantised weights, how many bytes.
     pub fn len(&self) -> usize {
         match self {
             Elems::F32(values) => values.len(),
             Elems::F16(values) => values.len(),
             Elems::Bf16(values) => values.len(),
+            Elems::Int8(bytes) | Elems::Int4(bytes) => bytes.len(),
+        }
+    }
+
+    /// The kind of a quantised weight.
+    pub fn quant_kind(&self) -> Option<QuantKind> {
+        match self {
+            Elems::F32(_) | Elems::F16(_) | Elems::Bf16(_) => None,
+            Elems::Int8(_) => Some(QuantKind::Int8),
+            Elems::Int4(_) => Some(QuantKind::Int4),
         }
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Element `index` as f32.
-    pub fn get(&self, index: usize) -> f32 {
-        match self {
-            Elems::F32(values) => values[index],
-            Elems::F16(values) => values[index].to_f32(),
-            Elems::Bf16(values) => values[index].to_f32(),
-        }
     }
 }
 
@@ -64,7 +71,22 @@ pub struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// Where element (row, column) is in `data`.
+    /// Element (row, column) as f32.
+    pub fn get(&self, row: usize, column: usize) -> f32 {
+        match self.data {
+            Elems::F32(values) => values[self.index(row, column)],
+            Elems::F16(values) => values[self.index(row, column)].to_f32(),
+            Elems::Bf16(values) => values[self.index(row, column)].to_f32(),
+            Elems::Int8(bytes) => {
+                get_int8(&bytes[row / PANEL * panel_bytes(QuantKind::Int8, self.k)..], self.k, row % PANEL, column)
+            }
+            Elems::Int4(bytes) => {
+                get_int4(&bytes[row / PANEL * panel_bytes(QuantKind::Int4, self.k)..], row % PANEL, column)
+            }
+        }
+    }
+
+    /// Where element (row, column) of a weight that is not quantised is in `data`.
     #[inline]
     pub fn index(&self, row: usize, column: usize) -> usize {
         match self.layout {
@@ -76,9 +98,11 @@ impl Matrix<'_> {
     /// # Panics
     /// When the element count does not fit shape and layout.
     pub(crate) fn check(&self) {
-        let expected = match self.layout {
-            Layout::Packed => packed_len(self.n, self.k),
-            Layout::RowMajor => self.n * self.k,
+        let expected = match (self.data.quant_kind(), self.layout) {
+            (None, Layout::Packed) => packed_len(self.n, self.k),
+            (None, Layout::RowMajor) => self.n * self.k,
+            (Some(kind), Layout::Packed) => packed_bytes(kind, self.n, self.k),
+            (Some(kind), Layout::RowMajor) => panic!("a weight of kind {kind:?} must be packed"),
         };
         assert_eq!(
             self.data.len(),
@@ -158,7 +182,7 @@ mod tests {
             matrix.check();
             for row in 0..n {
                 for column in 0..k {
-                    assert_eq!(matrix.data.get(matrix.index(row, column)), value(row, column));
+                    assert_eq!(matrix.get(row, column), value(row, column));
                 }
             }
             let padding = packed.iter().filter(|&&x| x == 0.0).count();

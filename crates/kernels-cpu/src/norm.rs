@@ -79,18 +79,18 @@ impl Cpu {
     }
 }
 
-fn add(residual: &mut [f32], delta: &[f32]) {
+pub(crate) fn add(residual: &mut [f32], delta: &[f32]) {
     for (residual, delta) in residual.iter_mut().zip(delta) {
         *residual += delta;
     }
 }
 
 /// One row of `w.len()` elements; `out` may be `x`.
-struct RmsNorm<'a> {
-    x: *const f32,
-    w: &'a [f32],
-    eps: f32,
-    out: *mut f32,
+pub(crate) struct RmsNorm<'a> {
+    pub(crate) x: *const f32,
+    pub(crate) w: &'a [f32],
+    pub(crate) eps: f32,
+    pub(crate) out: *mut f32,
 }
 
 /// Sums kept side by side, always as many, so that a row's result depends on nothing else.

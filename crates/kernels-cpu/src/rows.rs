@@ -12,8 +12,13 @@ const ELEMENTS_PER_TASK: usize = 16 * 1024;
 
 /// Runs `f` over all rows, in ranges of a size that pays.
 pub(crate) fn for_row_ranges(pool: &mut Pool, rows: usize, width: usize, f: &(dyn Fn(Range<usize>) + Sync)) {
+    for_row_ranges_on(pool, rows, width, &|range, _worker| f(range));
+}
+
+/// The same, with the number of the worker.
+pub(crate) fn for_row_ranges_on(pool: &mut Pool, rows: usize, width: usize, f: &(dyn Fn(Range<usize>, usize) + Sync)) {
     let per_task = ELEMENTS_PER_TASK.div_ceil(width.max(1)).max(rows.div_ceil(8 * pool.threads()));
-    pool.run(rows.div_ceil(per_task), &|task, _| f(task * per_task..rows.min((task + 1) * per_task)));
+    pool.run(rows.div_ceil(per_task), &|task, worker| f(task * per_task..rows.min((task + 1) * per_task), worker));
 }
 
 impl Cpu {
@@ -35,6 +40,9 @@ impl Cpu {
                     Elems::F32(data) => embed_row(data, &table, id, out),
                     Elems::F16(data) => embed_row(data, &table, id, out),
                     Elems::Bf16(data) => embed_row(data, &table, id, out),
+                    Elems::Int8(_) | Elems::Int4(_) => {
+                        out.iter_mut().enumerate().for_each(|(column, out)| *out = table.get(id, column));
+                    }
                 }
             }
         });
@@ -148,10 +156,10 @@ impl Kernel for ArgMax<'_> {
     }
 }
 
-struct SiluMul<'a> {
-    gate: &'a [f32],
-    up: &'a [f32],
-    out: &'a mut [f32],
+pub(crate) struct SiluMul<'a> {
+    pub(crate) gate: &'a [f32],
+    pub(crate) up: &'a [f32],
+    pub(crate) out: &'a mut [f32],
 }
 
 impl Kernel for SiluMul<'_> {

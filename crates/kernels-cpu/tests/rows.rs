@@ -108,7 +108,7 @@ fn embed_finds_rows_in_both_layouts() {
         let expected: Vec<f32> = ids
             .iter()
             .flat_map(|&id| (0..k).map(move |i| (id as usize, i)))
-            .map(|(id, i)| plain.matrix().data.get(id * k + i))
+            .map(|(id, i)| plain.matrix().get(id, i))
             .collect();
         for layout in [Layout::Packed, Layout::RowMajor] {
             let weight = Weight::new(&values, n, k, kind, layout);

@@ -1,0 +1,257 @@
+//! Activations as 8-bit integers, made on the fly, alone or by the op that produces them.
+
+use crate::buffer::AlignedBuf;
+use crate::cpu::{Cpu, SharedMut};
+use crate::norm::{RmsNorm, add};
+use crate::quant::{BLOCK, GROUP, INT4_OFFSET, INT8_OFFSET, int8_code, int8_scale, largest};
+use crate::rows::{SiluMul, for_row_ranges_on};
+use crate::simd::{Kernel, Simd, dispatch};
+
+/// Groups of a block.
+pub(crate) const GROUPS: usize = BLOCK / GROUP;
+
+/// Rows of activations as 8-bit codes with one scale per 256 values; the input of [`Cpu::linear_quantized`]. The owner
+/// reserves it once and fills it in every step.
+pub struct QuantRows {
+    rows: usize,
+    k: usize,
+    /// `[blocks][rows][256]`, -127 to 127, zero beyond k: the rows of a tile lie side by side.
+    pub(crate) codes: AlignedBuf<i8>,
+    /// `[blocks][rows]`.
+    pub(crate) scales: AlignedBuf<f32>,
+    /// `[blocks][rows]`: what a sum over a block of int8 weights starts from, to make up for the codes' offset.
+    pub(crate) starts_int8: AlignedBuf<i32>,
+    /// `[blocks][rows][8]`: the same for the groups of int4 weights.
+    pub(crate) starts_int4: AlignedBuf<i32>,
+}
+
+impl Default for QuantRows {
+    fn default() -> Self {
+        QuantRows::new()
+    }
+}
+
+impl QuantRows {
+    /// No rows, and no room for any.
+    pub fn new() -> QuantRows {
+        QuantRows {
+            rows: 0,
+            k: 0,
+            codes: AlignedBuf::zeroed(0),
+            scales: AlignedBuf::zeroed(0),
+            starts_int8: AlignedBuf::zeroed(0),
+            starts_int4: AlignedBuf::zeroed(0),
+        }
+    }
+
+    /// Makes room for `max_rows` rows of up to `max_k` values, so that filling never allocates. The rows are lost if it
+    /// has to grow.
+    pub fn reserve(&mut self, max_rows: usize, max_k: usize) {
+        let blocks = max_k.div_ceil(BLOCK) * max_rows;
+        if self.scales.len() < blocks {
+            self.rows = 0;
+            self.codes = AlignedBuf::zeroed(blocks * BLOCK);
+            self.scales = AlignedBuf::zeroed(blocks);
+            self.starts_int8 = AlignedBuf::zeroed(blocks);
+            self.starts_int4 = AlignedBuf::zeroed(blocks * GROUPS);
+        }
+    }
+
+    /// Rows held.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values of a row.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Value (row, column) as the codes say it.
+    ///
+    /// # Panics
+    /// When there is no such value.
+    pub fn get(&self, row: usize, column: usize) -> f32 {
+        assert!(row < self.rows && column < self.k, "value ({row}, {column}) of {} by {}", self.rows, self.k);
+        let block = column / BLOCK * self.rows + row;
+        f32::from(self.codes[block * BLOCK + column % BLOCK]) * self.scales[block]
+    }
+
+    /// Gives access to the rows of a new shape, each of which must then be written.
+    fn shared(&mut self, rows: usize, k: usize) -> SharedRows {
+        self.reserve(rows, k);
+        (self.rows, self.k) = (rows, k);
+        SharedRows {
+            rows,
+            codes: SharedMut::new(&mut self.codes),
+            scales: SharedMut::new(&mut self.scales),
+            starts_int8: SharedMut::new(&mut self.starts_int8),
+            starts_int4: SharedMut::new(&mut self.starts_int4),
+        }
+    }
+}
+
+/// [`QuantRows`] of which the workers write different rows.
+#[derive(Clone, Copy)]
+struct SharedRows {
+    rows: usize,
+    codes: SharedMut<i8>,
+    scales: SharedMut<f32>,
+    starts_int8: SharedMut<i32>,
+    starts_int4: SharedMut<i32>,
+}
+
+impl SharedRows {
+    /// # Safety
+    /// No other worker writes this row meanwhile.
+    unsafe fn write(&self, tier: crate::Tier, row: usize, values: &[f32]) {
+        for (block, values) in values.chunks(BLOCK).enumerate() {
+            let at = block * self.rows + row;
+            // SAFETY: the blocks of a row belong to it alone.
+            unsafe {
+                let task = QuantizeBlock {
+                    values,
+                    codes: self.codes.slice(at * BLOCK, BLOCK),
+                    scale: &mut self.scales.slice(at, 1)[0],
+                    start_int8: &mut self.starts_int8.slice(at, 1)[0],
+                    starts_int4: self.starts_int4.slice(at * GROUPS, GROUPS),
+                };
+                dispatch(tier, task);
+            }
+        }
+    }
+}
+
+/// Up to 256 values of one row.
+struct QuantizeBlock<'a> {
+    values: &'a [f32],
+    codes: &'a mut [i8],
+    scale: &'a mut f32,
+    start_int8: &'a mut i32,
+    starts_int4: &'a mut [i32],
+}
+
+impl Kernel for QuantizeBlock<'_> {
+    fn scalar(self) {
+        let (scale, inverse) = int8_scale(largest(self.values));
+        self.codes.fill(0);
+        for (code, x) in self.codes.iter_mut().zip(self.values) {
+            *code = int8_code(*x, inverse);
+        }
+        *self.scale = scale;
+        let mut total = 0;
+        for (start, codes) in self.starts_int4.iter_mut().zip(self.codes.chunks_exact(GROUP)) {
+            let sum = codes.iter().map(|&code| i32::from(code)).sum::<i32>();
+            *start = -INT4_OFFSET * sum;
+            total += sum;
+        }
+        *self.start_int8 = -INT8_OFFSET * total;
+    }
+
+    #[inline(always)]
+    unsafe fn simd<S: Simd>(self) {
+        self.scalar();
+    }
+}
+
+impl Cpu {
+    /// `out = x`, quantised, for rows of `k` values.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn quantize_rows(&mut self, x: &[f32], k: usize, out: &mut QuantRows) {
+        assert!(k > 0 && x.len().is_multiple_of(k), "x of quantize_rows: rows of {k}, found {}", x.len());
+        let (tier, rows) = (self.tier, x.len() / k);
+        let out = out.shared(rows, k);
+        for_row_ranges_on(&mut self.pool, rows, k, &|rows, _| {
+            for row in rows {
+                // SAFETY: rows are disjoint.
+                unsafe { out.write(tier, row, &x[row * k..(row + 1) * k]) };
+            }
+        });
+    }
+
+    /// [`Cpu::rms_norm`], quantised.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn rms_norm_quantized(&mut self, x: &[f32], w: &[f32], eps: f32, out: &mut QuantRows) {
+        let width = w.len();
+        assert!(width > 0 && x.len().is_multiple_of(width), "x of rms_norm: rows of {width}, found {}", x.len());
+        self.rows_quantized(x.len() / width, width, 2 * width, out, &|tier, row, normed| {
+            let x = x[row * width..].as_ptr();
+            // SAFETY: x, w and the row have `width` elements.
+            unsafe { dispatch(tier, RmsNorm { x, w, eps, out: normed.as_mut_ptr() }) };
+        });
+    }
+
+    /// [`Cpu::add_rms_norm`], quantised.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn add_rms_norm_quantized(
+        &mut self,
+        residual: &mut [f32],
+        delta: &[f32],
+        w: &[f32],
+        eps: f32,
+        out: &mut QuantRows,
+    ) {
+        let width = w.len();
+        assert_eq!(residual.len(), delta.len(), "residual and delta of add_rms_norm");
+        assert!(
+            width > 0 && delta.len().is_multiple_of(width),
+            "rows of add_rms_norm: {width} wide, found {}",
+            delta.len()
+        );
+        let residual = SharedMut::new(residual);
+        self.rows_quantized(delta.len() / width, width, 3 * width, out, &|tier, row, normed| {
+            // SAFETY: rows are disjoint.
+            let residual = unsafe { residual.slice(row * width, width) };
+            add(residual, &delta[row * width..(row + 1) * width]);
+            // SAFETY: the residual, w and the row have `width` elements.
+            unsafe { dispatch(tier, RmsNorm { x: residual.as_ptr(), w, eps, out: normed.as_mut_ptr() }) };
+        });
+    }
+
+    /// [`Cpu::silu_mul`], quantised.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn silu_mul_quantized(&mut self, gate_up: &[f32], inter: usize, out: &mut QuantRows) {
+        assert!(
+            inter > 0 && gate_up.len().is_multiple_of(2 * inter),
+            "gate_up of silu_mul: rows of {}, found {}",
+            2 * inter,
+            gate_up.len()
+        );
+        self.rows_quantized(gate_up.len() / (2 * inter), inter, 5 * inter, out, &|tier, row, product| {
+            let (gate, up) = gate_up[row * 2 * inter..(row + 1) * 2 * inter].split_at(inter);
+            // SAFETY: three slices of one length.
+            unsafe { dispatch(tier, SiluMul { gate, up, out: product }) };
+        });
+    }
+
+    /// Quantises rows that `fill(tier, row, values)` makes; `cost` is the work per row, as elements.
+    fn rows_quantized(
+        &mut self,
+        rows: usize,
+        width: usize,
+        cost: usize,
+        out: &mut QuantRows,
+        fill: &(dyn Fn(crate::Tier, usize, &mut [f32]) + Sync),
+    ) {
+        self.reserve_worker_scratch(width);
+        let tier = self.tier;
+        let (out, scratch) = (out.shared(rows, width), SharedMut::new(&mut self.worker_scratch));
+        for_row_ranges_on(&mut self.pool, rows, cost, &|rows, worker| {
+            // SAFETY: a worker runs one task at a time.
+            let values = unsafe { &mut scratch.slice(worker, 1)[0][..width] };
+            for row in rows {
+                fill(tier, row, values);
+                // SAFETY: rows are disjoint.
+                unsafe { out.write(tier, row, values) };
+            }
+        });
+    }
+}
