@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use strobe_engine::{BuildConfig, ModelRef};
+use strobe_engine::{BuildConfig, KvCacheType, ModelRef, Quantization};
 use strobe_model::DType;
 
 /// On or off.
@@ -51,22 +51,49 @@ impl DTypeChoice {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Quantization {
+pub enum QuantizationChoice {
     None,
+    /// The layers' projections and their inputs in e4m3, a scale per row; on GPUs
     Fp8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtype {
+    /// As --dtype says; on a CPU float16 with both 16-bit types
     Auto,
+    Float32,
+    Float16,
+    Bfloat16,
+    /// e4m3; on GPUs
     Fp8,
+}
+
+impl From<QuantizationChoice> for Quantization {
+    fn from(choice: QuantizationChoice) -> Quantization {
+        match choice {
+            QuantizationChoice::None => Quantization::None,
+            QuantizationChoice::Fp8 => Quantization::Fp8,
+        }
+    }
+}
+
+impl From<KvCacheDtype> for KvCacheType {
+    fn from(choice: KvCacheDtype) -> KvCacheType {
+        match choice {
+            KvCacheDtype::Auto => KvCacheType::Auto,
+            KvCacheDtype::Float32 => KvCacheType::Float(DType::F32),
+            KvCacheDtype::Float16 => KvCacheType::Float(DType::F16),
+            KvCacheDtype::Bfloat16 => KvCacheType::Float(DType::Bf16),
+            KvCacheDtype::Fp8 => KvCacheType::Fp8,
+        }
+    }
 }
 
 /// Every option is optional, so that a verb can tell what was asked for.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Build options")]
 pub struct BuildArgs {
-    /// Type of the weights; on a CPU the KV cache is float16 with both 16-bit types [default: auto]
+    /// Type of the weights [default: auto]
     #[arg(long, value_enum)]
     pub dtype: Option<DTypeChoice>,
     /// Longest sequence, prompt and output together [default: the model's, at most 4096]
@@ -84,10 +111,10 @@ pub struct BuildArgs {
     /// KV cache in blocks, or one contiguous piece per request [default: enable]
     #[arg(long, value_enum)]
     pub paged_kv_cache: Option<Switch>,
-    /// Quantise the layers' projections and their inputs: e4m3 with a scale per row; needs a GPU [default: none]
+    /// Keep matrices in fewer bits [default: none]
     #[arg(long, value_enum)]
-    pub quantization: Option<Quantization>,
-    /// Type of the KV cache; fp8 (e4m3) needs a GPU [default: auto, as --dtype says]
+    pub quantization: Option<QuantizationChoice>,
+    /// Type of the KV cache [default: auto]
     #[arg(long, value_enum)]
     pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Seed of a preset's random weights [default: 0]
@@ -124,8 +151,8 @@ impl BuildArgs {
             gemm_plugin: self.gemm_plugin.is_none_or(|g| g == GemmPlugin::Auto),
             context_fmha: on(self.context_fmha),
             paged_kv_cache: on(self.paged_kv_cache),
-            fp8: self.quantization == Some(Quantization::Fp8),
-            fp8_kv_cache: self.kv_cache_dtype == Some(KvCacheDtype::Fp8),
+            quantization: self.quantization.map_or(Quantization::None, Into::into),
+            kv_cache: self.kv_cache_dtype.map_or(KvCacheType::Auto, Into::into),
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use strobe_engine::device::DeviceFacts;
-use strobe_engine::{BuildConfig, memory};
+use strobe_engine::{BuildConfig, Quantization, memory};
 use strobe_kernels_cpu::{Cpu, measure};
 use strobe_kernels_cuda::{CudaError, DeviceInfo, Gpu, Precision};
 use strobe_model::DType;
@@ -211,14 +211,15 @@ pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, CudaE
         DType::F16 => Precision::F16,
         DType::Bf16 => Precision::Bf16,
     };
-    let kind = if build.fp8 { "e4m3".to_string() } else { precision.suffix().to_string() };
+    let fp8 = build.quantization == Quantization::Fp8;
+    let kind = if fp8 { "e4m3".to_string() } else { precision.suffix().to_string() };
     let key = format!("{}, {kind}", gpu.info().name);
     let known = cached().into_iter().find(|p| p.key == key && p.flops_per_s > 0.0 && p.read_bytes_per_s > 0.0);
     if let Some(known) = known {
         return Ok(known);
     }
     let spinner = progress::spinner("measuring the GPU's FLOP/s and memory bandwidth");
-    let measured = strobe_kernels_cuda::measure::peaks(&gpu, precision, build.fp8);
+    let measured = strobe_kernels_cuda::measure::peaks(&gpu, precision, fp8);
     spinner.finish_and_clear();
     let measured = measured?;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

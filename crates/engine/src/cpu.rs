@@ -37,15 +37,6 @@ pub fn kv_dtype(dtype: DType) -> DType {
     }
 }
 
-/// The same for the kernels.
-pub(crate) fn kv_type(dtype: DType) -> KvType {
-    match kv_dtype(dtype) {
-        DType::F32 => KvType::F32,
-        DType::F16 => KvType::F16,
-        DType::Bf16 => KvType::Bf16,
-    }
-}
-
 /// A model on the CPU.
 pub struct CpuBackend {
     cpu: Cpu,
@@ -84,6 +75,8 @@ pub struct CpuBackendOptions {
     pub blocks: usize,
     /// Type of the weights.
     pub dtype: DType,
+    /// Type of the cache.
+    pub kv: KvType,
     /// Fused attention in context.
     pub context_fmha: bool,
 }
@@ -103,7 +96,7 @@ impl CpuBackend {
             head_dim: shape.head_dim,
             tokens_per_block: options.tokens_per_block,
             blocks: options.blocks,
-            kind: kv_type(options.dtype),
+            kind: options.kv,
         };
         let cache = (0..config.num_hidden_layers)
             .map(|_| aligned_bytes(geometry.bytes_per_layer()))
@@ -314,12 +307,16 @@ impl Backend for CpuBackend {
 
     fn kernel_name(&self, node: &Node) -> String {
         let tier = self.cpu.tier().name();
-        let short = |dtype| match dtype {
+        let dtype = match self.dtype {
             DType::F32 => "f32",
             DType::F16 => "f16",
             DType::Bf16 => "bf16",
         };
-        let (dtype, kv) = (short(self.dtype), short(kv_dtype(self.dtype)));
+        let kv = match self.geometry.kind {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+            KvType::Bf16 => "bf16",
+        };
         match node.kind {
             OpKind::Linear { weight, .. } => {
                 let packed = Self::matrix(&self.weights, weight).layout == strobe_kernels_cpu::Layout::Packed;

@@ -14,7 +14,6 @@ use crate::clock::Clock;
 use crate::cpu::{CpuBackend, CpuBackendOptions, MemoryByPool, activation_bytes};
 use crate::cuda::{CudaBackend, CudaBackendOptions};
 use crate::device::{Device, DeviceFacts, Runner};
-use crate::engine_config::BuildConfig;
 use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
 use crate::iteration::{IterationLimits, IterationRecord};
@@ -480,7 +479,7 @@ impl Core {
         check_cache_options(&options)?;
         let (backend, blocks, kernels, facts) = match device {
             Device::Cpu(cpu) => {
-                refuse_fp8(build)?;
+                build.check_cpu()?;
                 let blocks = cache_blocks(model, &options, limits)?;
                 let facts = DeviceFacts::Cpu { tier: cpu.tier(), threads: cpu.threads() };
                 let backend = CpuBackend::new(
@@ -492,6 +491,7 @@ impl Core {
                         tokens_per_block: block_tokens,
                         blocks,
                         dtype: build.dtype,
+                        kv: build.cpu_kv_type()?,
                         context_fmha: build.context_fmha,
                     },
                 )?;
@@ -1122,15 +1122,6 @@ fn gpu_recording(backend: &mut Runner, clock: &Clock) -> Option<GpuRecording> {
     Some(GpuRecording { device, timeline })
 }
 
-pub(crate) fn refuse_fp8(build: &BuildConfig) -> Result<(), EngineError> {
-    let option = match (build.fp8, build.fp8_kv_cache) {
-        (true, _) => "--quantization fp8",
-        (_, true) => "--kv-cache-dtype fp8",
-        _ => return Ok(()),
-    };
-    Err(EngineError::option(option, "needs a GPU: run it with --device cuda, or build without it"))
-}
-
 fn check_cache_options(options: &EngineOptions) -> Result<(), EngineError> {
     match options.cache {
         CacheSize::FreeFraction(share) if !(share > 0.0 && share <= 1.0) => {
@@ -1155,7 +1146,7 @@ fn cache_blocks(model: &LoadedModel, options: &EngineOptions, limits: StepLimits
         head_dim: config.head_dim,
         tokens_per_block: block_tokens,
         blocks: 1,
-        kind: crate::cpu::kv_type(build.dtype),
+        kind: build.cpu_kv_type()?,
     };
     let block_bytes = geometry.bytes_per_layer() as u64 * config.num_hidden_layers as u64;
     let most = limits.requests * build.max_seq_len.div_ceil(block_tokens);

@@ -9,12 +9,10 @@ use serde_json::{Value, json};
 use strobe_model::{DType, ModelConfig, ModelError};
 
 use crate::error::EngineError;
+use crate::quantization::{KvCacheType, Quantization};
 
 /// Version written into engines; major and minor must match to load one.
 pub const ENGINE_VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// How TensorRT-LLM names e4m3 weights and activations, or cache.
-const FP8: &str = "FP8";
 
 /// Options of `strobe build`.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,10 +33,10 @@ pub struct BuildConfig {
     pub context_fmha: bool,
     /// Paged cache, or one contiguous piece per request.
     pub paged_kv_cache: bool,
-    /// The layers' projections and their inputs in e4m3, with a scale per row (GPUs only).
-    pub fp8: bool,
-    /// The cache in e4m3 (GPUs only).
-    pub fp8_kv_cache: bool,
+    /// How matrices are kept and multiplied.
+    pub quantization: Quantization,
+    /// Type of the cache.
+    pub kv_cache: KvCacheType,
 }
 
 /// Where an engine's weights come from.
@@ -101,6 +99,13 @@ impl BuildConfig {
             );
             return Err(EngineError::option("--max-num-tokens", problem));
         }
+        if self.quantization.is_integer() && !self.gemm_plugin {
+            let problem = format!(
+                "disable has no products of --quantization {}; leave one of them out",
+                self.quantization.name()
+            );
+            return Err(EngineError::option("--gemm-plugin", problem));
+        }
         if self.max_seq_len > model.max_position_embeddings {
             let problem = format!(
                 "{} is beyond the model's max_position_embeddings {}; lower it",
@@ -118,12 +123,16 @@ impl BuildConfig {
 
     /// Bytes of an element of the layers' matrices.
     pub fn weight_bytes(&self) -> usize {
-        if self.fp8 { 1 } else { self.dtype.bytes() }
+        if self.quantization == Quantization::Fp8 { 1 } else { self.dtype.bytes() }
     }
 
     /// Bytes of an element of the cache.
     pub fn kv_bytes(&self) -> usize {
-        if self.fp8_kv_cache { 1 } else { self.dtype.bytes() }
+        match self.kv_cache {
+            KvCacheType::Auto => self.dtype.bytes(),
+            KvCacheType::Float(dtype) => dtype.bytes(),
+            KvCacheType::Fp8 => 1,
+        }
     }
 
     /// Name of the GEMM option's value.
@@ -141,10 +150,10 @@ impl EngineConfig {
         pretrained["hidden_act"] = json!("silu");
         pretrained["position_embedding_type"] = json!("rope_gpt_neox");
         pretrained["mapping"] = json!({"world_size": 1, "tp_size": 1, "pp_size": 1});
-        let algorithm = |fp8: bool| if fp8 { json!(FP8) } else { Value::Null };
+        pretrained["kv_dtype"] = json!(self.build.kv_cache.name());
         pretrained["quantization"] = json!({
-            "quant_algo": algorithm(self.build.fp8),
-            "kv_cache_quant_algo": algorithm(self.build.fp8_kv_cache),
+            "quant_algo": self.build.quantization.algorithm(),
+            "kv_cache_quant_algo": self.build.kv_cache.algorithm(),
         });
         let weights = match &self.weights {
             WeightsOrigin::Random { seed } => json!({"origin": "random", "seed": seed}),
@@ -210,11 +219,6 @@ impl EngineConfig {
             let found = Value::String(name.clone());
             DType::from_name(&name).ok_or_else(|| reader.refuse(field, "float32, float16 or bfloat16", &found))
         };
-        let quantized = |field: &str| match reader.value(field)? {
-            Value::Null => Ok(false),
-            Value::String(name) if name == FP8 => Ok(true),
-            found => Err(reader.refuse(field, "null or \"FP8\"", found)),
-        };
         let mut pretrained = reader.value("pretrained_config")?.clone();
         let build_dtype = dtype("pretrained_config.dtype")?;
         pretrained["dtype"] = json!(dtype("build_config.checkpoint_dtype")?.name());
@@ -246,8 +250,11 @@ impl EngineConfig {
             gemm_plugin: gemm == "auto",
             context_fmha: reader.flag(&format!("{plugin}.context_fmha"))?,
             paged_kv_cache: reader.flag(&format!("{plugin}.paged_kv_cache"))?,
-            fp8: quantized("pretrained_config.quantization.quant_algo")?,
-            fp8_kv_cache: quantized("pretrained_config.quantization.kv_cache_quant_algo")?,
+            quantization: reader.algorithm(
+                "pretrained_config.quantization.quant_algo",
+                Quantization::ALL.map(|q| (q, q.algorithm())).to_vec(),
+            )?,
+            kv_cache: reader.kv_cache()?,
         };
         if build.paged_kv_cache != (kind == "PAGED") {
             let expected = if build.paged_kv_cache { "PAGED" } else { "CONTINUOUS" };
@@ -311,6 +318,29 @@ impl Reader<'_> {
         value.as_bool().ok_or_else(|| self.refuse(field, "true or false", value))
     }
 
+    /// What the name of an algorithm stands for.
+    fn algorithm<T>(&self, field: &str, known: Vec<(T, Option<&'static str>)>) -> Result<T, EngineError> {
+        let value = self.value(field)?;
+        let names: Vec<String> = known.iter().map(|(_, name)| json!(name).to_string()).collect();
+        let found = known.into_iter().find(|(_, name)| json!(name) == *value);
+        found.map(|(kind, _)| kind).ok_or_else(|| self.refuse(field, &names.join(" or "), value))
+    }
+
+    /// Type of the cache. Engines of before it could be chosen do not name it.
+    fn kv_cache(&self) -> Result<KvCacheType, EngineError> {
+        let (algorithm, name) = ("pretrained_config.quantization.kv_cache_quant_algo", "pretrained_config.kv_dtype");
+        let quantized = KvCacheType::ALL.into_iter().filter(|kind| kind.algorithm().is_some());
+        let known = quantized.map(|kind| (Some(kind), kind.algorithm())).chain([(None, None)]);
+        if let Some(kind) = self.algorithm(algorithm, known.collect())? {
+            return Ok(kind);
+        }
+        let Ok(value) = self.value(name) else { return Ok(KvCacheType::Auto) };
+        let plain: Vec<_> = KvCacheType::ALL.into_iter().filter(|kind| kind.algorithm().is_none()).collect();
+        let names: Vec<_> = plain.iter().map(|kind| kind.name()).collect();
+        let found = plain.into_iter().find(|kind| *value == kind.name());
+        found.ok_or_else(|| self.refuse(name, &names.join(" or "), value))
+    }
+
     fn choice(&self, field: &str, choices: &[&str]) -> Result<String, EngineError> {
         let value = self.value(field)?;
         let found = value.as_str().filter(|v| choices.contains(v));
@@ -335,8 +365,8 @@ mod tests {
                 gemm_plugin: true,
                 context_fmha: false,
                 paged_kv_cache: true,
-                fp8: false,
-                fp8_kv_cache: true,
+                quantization: Quantization::Int8,
+                kv_cache: KvCacheType::Fp8,
             },
             model,
             weights: WeightsOrigin::Random { seed: 3 },
@@ -350,6 +380,25 @@ mod tests {
     #[test]
     fn survives_a_round_trip() {
         assert_eq!(read(&micro().to_json()).unwrap(), micro());
+    }
+
+    #[test]
+    fn types_of_matrices_and_cache_survive_and_old_engines_have_the_usual_ones() {
+        for quantization in Quantization::ALL {
+            for kv_cache in KvCacheType::ALL {
+                let mut config = micro();
+                (config.build.quantization, config.build.kv_cache) = (quantization, kv_cache);
+                assert_eq!(read(&config.to_json()).unwrap(), config);
+            }
+        }
+        let mut config = micro();
+        config.build.kv_cache = KvCacheType::Auto;
+        let mut document = config.to_json();
+        document["pretrained_config"].as_object_mut().unwrap().remove("kv_dtype");
+        assert_eq!(read(&document).unwrap(), config);
+        document["pretrained_config"]["kv_dtype"] = json!("int3");
+        let problem = read(&document).unwrap_err();
+        assert!(problem.contains("kv_dtype") && problem.contains("float16"), "{problem}");
     }
 
     #[test]

@@ -51,17 +51,18 @@ pub fn logits(
         Device::Cpu(cpu) => cpu,
         Device::Cuda(device) => return cuda_logits(&device, model, ids, decode, limits, &blocks),
     };
-    crate::engine::refuse_fp8(build)?;
+    build.check_cpu()?;
     let options = CpuBackendOptions {
         limits,
         tokens_per_block: block_tokens,
         blocks: blocks.len(),
         dtype: build.dtype,
+        kv: build.cpu_kv_type()?,
         context_fmha: build.context_fmha,
     };
     let mut backend = CpuBackend::new(cpu, config.clone(), model.weights.clone(), &options)?;
     let nodes = program(config, ProgramOptions { context_fmha: build.context_fmha });
-    let mut inputs = StepInputs::new(limits, block_tokens, ElementBytes::cpu(build.dtype.bytes(), build.dtype.bytes()));
+    let mut inputs = StepInputs::new(limits, block_tokens, ElementBytes::cpu(build.weight_bytes(), build.kv_bytes()));
 
     inputs.push(ids, 0, &blocks, true);
     inputs.sampled.extend(0..ids.len() as u32);

@@ -8,7 +8,7 @@ use clap::{Subcommand, ValueEnum};
 use strobe_engine::engine_dir::LoadedModel;
 use strobe_engine::staged_dir::{self, StagedDir};
 use strobe_engine::window::{WINDOW_VARIABLES, choose_spec, parse_windows};
-use strobe_engine::{CacheSize, EngineOptions, Policy, SamplingParams};
+use strobe_engine::{CacheSize, EngineOptions, KvCacheType, Policy, Quantization, SamplingParams};
 use strobe_kernels_cpu::Cpu;
 use strobe_workload::{Arrival, MetricOptions, PercentileRule, Sample, arrival_times_ns, metrics, read_dataset};
 
@@ -430,8 +430,14 @@ fn other_runtime(
     let prefill_tokens = args.max_num_tokens.unwrap_or(OTHERS_MAX_NUM_TOKENS);
     let on_gpu = device != Device::Cpu;
     let model = args.model.describe(&args.build, args.max_batch_size, prefill_tokens, on_gpu)?;
-    if model.config.build.fp8 || model.config.build.fp8_kv_cache {
-        bail!("--runtime {} has no fp8; use an engine or options without it", args.runtime.name());
+    let (quantization, kv_cache) = (model.config.build.quantization, model.config.build.kv_cache);
+    if quantization != Quantization::None {
+        let (name, runtime) = (quantization.name(), args.runtime.name());
+        bail!("--runtime {runtime} has no {name}; use an engine or options without it");
+    }
+    if kv_cache != KvCacheType::Auto {
+        let (name, runtime) = (kv_cache.name(), args.runtime.name());
+        bail!("--runtime {runtime} has no KV cache of type {name}; use an engine or options without it");
     }
     let batch = args.max_batch_size.unwrap_or(model.config.build.max_batch_size).min(concurrency).max(1);
     let jobs = bench::jobs(&args.dataset, samples, model.config.model.vocab_size, model.tokenizer.as_ref())?;

@@ -12,7 +12,7 @@ use strobe_analyze::top_ops::{top_ops, top_ops_by_kind};
 use strobe_engine::engine_dir::{self, LoadedModel};
 use strobe_engine::staged_dir::StagedDir;
 use strobe_engine::window::Window;
-use strobe_engine::{BuildConfig, EngineOptions, ModelRef, SamplingParams};
+use strobe_engine::{BuildConfig, EngineOptions, KvCacheType, ModelRef, Quantization, SamplingParams};
 use strobe_report::html::{Card, Page};
 use strobe_report::human;
 use strobe_report::svg::{self, BarChart, BarSeries, StackedChart, StackedRow, Unit};
@@ -206,8 +206,8 @@ fn holds_only_a_demo(dir: &Path) -> bool {
 fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Result<()> {
     let model = ModelRef::open(MODEL, 0)?;
     let config = model.engine_config(BuildConfig {
-        fp8: false,
-        fp8_kv_cache: false,
+        quantization: Quantization::None,
+        kv_cache: KvCacheType::Auto,
         dtype: model.config.dtype,
         max_batch_size: BATCH,
         max_num_tokens: STEP_TOKENS,

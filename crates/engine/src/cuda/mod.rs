@@ -22,6 +22,7 @@ use crate::cpu::{MemoryByPool, qkv_shape};
 use crate::engine_config::EngineConfig;
 use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
+use crate::quantization::{KvCacheType, Quantization};
 use crate::recorder::{OpEvent, Recorder};
 use crate::step::{StepInputs, StepLimits};
 use buffers::{Buffers, FEW_BANNED};
@@ -149,7 +150,8 @@ impl CudaBackend {
             clock = Instant::now();
         };
         let gpu = Gpu::open(options.device.index)?;
-        if build.fp8 && gpu.arch().number() < 89 {
+        build.check_gpu()?;
+        if build.quantization == Quantization::Fp8 && gpu.arch().number() < 89 {
             return Err(EngineError::option(
                 "--quantization fp8",
                 format!("needs a GPU of compute capability 8.9 or newer; {} is older", gpu.info().name),
@@ -171,12 +173,12 @@ impl CudaBackend {
 
         let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
         let mut linear = Linear::new(&gpu, precision, plugin)?;
-        let sites = sites(&config, limits, build.fp8);
+        let sites = sites(&config, limits, build.quantization == Quantization::Fp8);
         let tuned = tune(&gpu, &mut linear, &sites, options.device.choices.clone(), |_| {})?;
         lap("choosing GEMMs");
 
         let shape = qkv_shape(&config);
-        let kv_dtype = if build.fp8_kv_cache { KvDtype::Fp8 } else { KvDtype::Same };
+        let kv_dtype = if build.kv_cache == KvCacheType::Fp8 { KvDtype::Fp8 } else { KvDtype::Same };
         let block_tokens = build.cache_block_tokens();
         let before = gpu.memory()?.0;
         let attention = Attention::new(
@@ -204,7 +206,14 @@ impl CudaBackend {
         let workspace_bytes = before.saturating_sub(gpu.memory()?.0);
         let table = limits.positions.div_ceil(block_tokens);
         let words = Layout::most(limits, table);
-        let buffers = Buffers::new(&config, limits, precision, build.fp8, build.context_fmha, words)?;
+        let buffers = Buffers::new(
+            &config,
+            limits,
+            precision,
+            build.quantization == Quantization::Fp8,
+            build.context_fmha,
+            words,
+        )?;
         let stage = || -> Result<Stage, CudaError> {
             let (packed, tokens) = (PinnedBuffer::new(words)?, PinnedBuffer::new(limits.sampled)?);
             let banned = PinnedBuffer::new(FEW_BANNED)?;
@@ -213,7 +222,7 @@ impl CudaBackend {
         let stages = [stage()?, stage()?];
         lap("buffers");
 
-        let kv_bytes = if build.fp8_kv_cache { 1 } else { build.dtype.bytes() };
+        let kv_bytes = if build.kv_cache == KvCacheType::Fp8 { 1 } else { build.dtype.bytes() };
         let block_bytes = 2 * shape.kv_heads * shape.head_dim * block_tokens * kv_bytes;
         let (free, total) = gpu.memory()?;
         let arithmetic = |blocks: u64, needed: u64| {
@@ -274,7 +283,7 @@ impl CudaBackend {
             },
             kv_layer: (block_bytes * blocks) as u64,
             rows: RowOps::new(&gpu, precision)?,
-            fp8: build.fp8,
+            fp8: build.quantization == Quantization::Fp8,
             next: 0,
             oldest: 0,
             graphs: Vec::new(),
@@ -805,7 +814,7 @@ pub fn choose_gemms(index: u32, config: &EngineConfig) -> Result<Tuned, EngineEr
     let batch = build.max_batch_size.min(build.max_num_tokens);
     let limits =
         StepLimits { tokens: build.max_num_tokens, sampled: batch, requests: batch, positions: build.max_seq_len };
-    Ok(tune(&gpu, &mut linear, &sites(&config.model, limits, build.fp8), None, |_| {})?)
+    Ok(tune(&gpu, &mut linear, &sites(&config.model, limits, build.quantization == Quantization::Fp8), None, |_| {})?)
 }
 
 /// Free memory that is not given to the cache: graphs and code that libraries load later.

@@ -10,6 +10,7 @@ use strobe_model::{DType, WeightId, WeightInfo, WeightSource, weight_list};
 
 use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
+use crate::quantization::Quantization;
 use crate::weights::WeightData;
 
 /// The kernels' name of a type.
@@ -45,7 +46,7 @@ pub fn device_bytes(model: &LoadedModel) -> u64 {
     let build = &model.config.build;
     let bytes = |info: &WeightInfo| match info {
         info if info.vector => info.elements() * 4,
-        info if is_fp8(info, build.fp8) => info.elements() + info.rows as u64 * 4,
+        info if is_fp8(info, build.quantization == Quantization::Fp8) => info.elements() + info.rows as u64 * 4,
         info => info.elements() * build.dtype.bytes() as u64,
     };
     weight_list(&model.config.model).iter().map(bytes).sum()
@@ -65,7 +66,7 @@ impl DeviceWeights {
         // What has to be unpacked or quantised goes through here first.
         let staged = |info: &WeightInfo| {
             let packed = matches!(model.weights.data(info.id), Some(WeightData::Bytes { layout: Layout::Packed, .. }));
-            packed || is_fp8(info, build.fp8)
+            packed || is_fp8(info, build.quantization == Quantization::Fp8)
         };
         let padded =
             |info: &WeightInfo| info.rows.next_multiple_of(strobe_kernels_cpu::PANEL) * info.cols * matrices.bytes();
@@ -109,7 +110,7 @@ fn load_one(
     matrices: Precision,
     stages: &[DeviceBuffer; 2],
 ) -> Result<DeviceWeight, EngineError> {
-    let fp8 = is_fp8(info, model.config.build.fp8);
+    let fp8 = is_fp8(info, model.config.build.quantization == Quantization::Fp8);
     let kind = if info.vector { Precision::F32 } else { matrices };
     let elements = info.rows * info.cols;
     let name = info.id.name();

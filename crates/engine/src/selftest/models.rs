@@ -13,6 +13,7 @@ use crate::engine_config::BuildConfig;
 use crate::engine_dir::{LoadedModel, ModelRef};
 use crate::error::EngineError;
 use crate::eval::{self, EvalLogits};
+use crate::quantization::{KvCacheType, Quantization};
 
 /// A tiny checkpoint, and what `transformers` computed with it in float32.
 struct Fixture {
@@ -115,8 +116,8 @@ pub(super) fn build(dtype: DType, max_seq_len: usize) -> BuildConfig {
         gemm_plugin: true,
         context_fmha: true,
         paged_kv_cache: true,
-        fp8: false,
-        fp8_kv_cache: false,
+        quantization: Quantization::None,
+        kv_cache: KvCacheType::Auto,
     }
 }
 
@@ -239,11 +240,11 @@ pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     // The CPU keeps 16 bits: what is compared is how much e4m3 loses, three bits of mantissa in every product or
     // in every key and value.
     let plain_build = plain.build(DType::Bf16, 256);
-    let fp8_cache = BuildConfig { fp8_kv_cache: true, ..plain_build.clone() };
+    let fp8_cache = BuildConfig { kv_cache: KvCacheType::Fp8, ..plain_build.clone() };
     let judged = against_cpu(rig, "micro", plain, fp8_cache, 200);
     outcomes.push(outcome("micro", "bf16, fp8 cache", "against the CPU in 16 bits".into(), 0.1, judged));
     if rig.gpu.arch().number() >= 89 {
-        let fp8 = BuildConfig { fp8: true, ..plain_build };
+        let fp8 = BuildConfig { quantization: Quantization::Fp8, ..plain_build };
         let judged = against_cpu(rig, "micro", plain, fp8, 200);
         outcomes.push(outcome("micro", "fp8", "against the CPU in 16 bits".into(), 0.2, judged));
     }
@@ -273,7 +274,7 @@ fn against_cpu(rig: &mut Rig, preset: &str, variant: &Variant, build: BuildConfi
     let ids = rig.random.tokens(prompt, on_gpu.config.model.vocab_size);
     let device = CudaDevice { graphs: variant.graphs, ..CudaDevice::new(rig.gpu.info().index) };
     let found = eval::logits(device, &on_gpu, &ids, decode)?;
-    let plain = BuildConfig { fp8: false, fp8_kv_cache: false, ..build };
+    let plain = BuildConfig { quantization: Quantization::None, kv_cache: KvCacheType::Auto, ..build };
     let on_cpu = on_cpu(preset, plain, rig.cpu.threads())?;
     let expected = eval::logits(Cpu::new(Tier::detect(), rig.cpu.threads()), &on_cpu, &ids, decode)?;
     Ok(judge(&found, &expected, tolerance(dtype)))

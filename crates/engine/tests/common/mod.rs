@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use strobe_engine::scheduler::Rejection;
 use strobe_engine::{
-    BuildConfig, Engine, EngineOptions, FinishEvent, LoadedModel, ModelRef, Outbox, Request, RequestId, SamplingParams,
+    BuildConfig, Engine, EngineOptions, FinishEvent, KvCacheType, LoadedModel, ModelRef, Outbox, Quantization, Request,
+    RequestId, SamplingParams,
 };
 use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
@@ -58,8 +59,8 @@ pub fn names_in(dir: &Path) -> Vec<String> {
 /// Build options that every fixture takes.
 pub fn build(dtype: DType) -> BuildConfig {
     BuildConfig {
-        fp8: false,
-        fp8_kv_cache: false,
+        quantization: Quantization::None,
+        kv_cache: KvCacheType::Auto,
         dtype,
         max_batch_size: 8,
         max_num_tokens: 128,

@@ -3,8 +3,7 @@
 use strobe_engine::LoadedModel;
 use strobe_engine::cpu::{CpuBackend, CpuBackendOptions};
 use strobe_engine::step::{Backend, ElementBytes, StepInputs, StepLimits};
-use strobe_kernels_cpu::Cpu;
-use strobe_model::DType;
+use strobe_kernels_cpu::{Cpu, KvType};
 use strobe_model::program::{Node, ProgramOptions, program};
 
 /// Positions `start..start + tokens.len()` of a sequence that holds `blocks`.
@@ -25,14 +24,15 @@ pub struct Stepper {
 
 impl Stepper {
     /// Room for steps of `tokens` rows over `blocks` cache blocks. The cache is of type `cache`, whatever the weights.
-    pub fn new(cpu: Cpu, model: &LoadedModel, cache: DType, tokens: usize, blocks: usize) -> Stepper {
+    pub fn new(cpu: Cpu, model: &LoadedModel, cache: KvType, tokens: usize, blocks: usize) -> Stepper {
         let build = &model.config.build;
         let limits = StepLimits { tokens, sampled: tokens, requests: tokens, positions: build.max_seq_len };
         let options = CpuBackendOptions {
             limits,
             tokens_per_block: build.cache_block_tokens(),
             blocks,
-            dtype: cache,
+            dtype: build.dtype,
+            kv: cache,
             context_fmha: build.context_fmha,
         };
         let config = model.config.model.clone();

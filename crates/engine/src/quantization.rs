@@ -1,0 +1,150 @@
+//! What an engine keeps in fewer bits than its `dtype`: the matrices, and the cache.
+
+use strobe_kernels_cpu::KvType;
+use strobe_model::DType;
+
+use crate::engine_config::BuildConfig;
+use crate::error::EngineError;
+
+const NEEDS_GPU: &str = "needs a GPU: run it with --device cuda, or build without it";
+
+/// How the layers' projections (and on a CPU the head) are stored and multiplied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Quantization {
+    /// In the engine's `dtype`.
+    #[default]
+    None,
+    /// Weights and their inputs in e4m3 with a scale per row (GPUs only).
+    Fp8,
+    /// Weights and their inputs in 8-bit integers with a scale per row and 256 inputs (CPUs only).
+    Int8,
+    /// Weights in 4 bits with a scale per row and 32 inputs, the head as with `Int8`; products of 8-bit integers (CPUs
+    /// only).
+    Int4,
+}
+
+impl Quantization {
+    /// All of them.
+    pub const ALL: [Quantization; 4] = [Quantization::None, Quantization::Fp8, Quantization::Int8, Quantization::Int4];
+
+    /// As `--quantization` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Quantization::None => "none",
+            Quantization::Fp8 => "fp8",
+            Quantization::Int8 => "int8",
+            Quantization::Int4 => "int4",
+        }
+    }
+
+    /// As `quant_algo` names it. TensorRT-LLM knows `FP8` and `INT8`; its names for 4-bit weights all say 16-bit inputs or a
+    /// method that is not used here.
+    pub fn algorithm(self) -> Option<&'static str> {
+        match self {
+            Quantization::None => None,
+            Quantization::Fp8 => Some("FP8"),
+            Quantization::Int8 => Some("INT8"),
+            Quantization::Int4 => Some("W4A8"),
+        }
+    }
+
+    /// Whether matrices are multiplied as integers.
+    pub fn is_integer(self) -> bool {
+        matches!(self, Quantization::Int8 | Quantization::Int4)
+    }
+}
+
+/// Type of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvCacheType {
+    /// What suits the engine's `dtype` on the device that runs it.
+    #[default]
+    Auto,
+    /// This one.
+    Float(DType),
+    /// e4m3 (GPUs only).
+    Fp8,
+}
+
+impl KvCacheType {
+    /// Those that have a name of their own.
+    pub const ALL: [KvCacheType; 5] = [
+        KvCacheType::Auto,
+        KvCacheType::Float(DType::F32),
+        KvCacheType::Float(DType::F16),
+        KvCacheType::Float(DType::Bf16),
+        KvCacheType::Fp8,
+    ];
+
+    /// As `--kv-cache-dtype` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvCacheType::Auto => "auto",
+            KvCacheType::Float(dtype) => dtype.name(),
+            KvCacheType::Fp8 => "fp8",
+        }
+    }
+
+    /// As `kv_cache_quant_algo` names it.
+    pub fn algorithm(self) -> Option<&'static str> {
+        match self {
+            KvCacheType::Auto | KvCacheType::Float(_) => None,
+            KvCacheType::Fp8 => Some("FP8"),
+        }
+    }
+}
+
+impl BuildConfig {
+    /// Refuse what only a GPU can run.
+    pub fn check_cpu(&self) -> Result<(), EngineError> {
+        if self.quantization == Quantization::Fp8 {
+            return Err(EngineError::option("--quantization fp8", NEEDS_GPU));
+        }
+        self.cpu_kv_type().map(|_| ())
+    }
+
+    /// Type of the cache on a CPU.
+    pub fn cpu_kv_type(&self) -> Result<KvType, EngineError> {
+        let dtype = match self.kv_cache {
+            KvCacheType::Auto => crate::cpu::kv_dtype(self.dtype),
+            KvCacheType::Float(dtype) => dtype,
+            KvCacheType::Fp8 => return Err(EngineError::option("--kv-cache-dtype fp8", NEEDS_GPU)),
+        };
+        Ok(match dtype {
+            DType::F32 => KvType::F32,
+            DType::F16 => KvType::F16,
+            DType::Bf16 => KvType::Bf16,
+        })
+    }
+
+    /// Refuse what only a CPU can run.
+    pub fn check_gpu(&self) -> Result<(), EngineError> {
+        if self.quantization.is_integer() {
+            let option = format!("--quantization {}", self.quantization.name());
+            return Err(EngineError::option(option, "runs on CPUs only: use --device cpu, or fp8 on a GPU"));
+        }
+        let own = matches!(self.kv_cache, KvCacheType::Float(dtype) if dtype == self.dtype);
+        if own || matches!(self.kv_cache, KvCacheType::Auto | KvCacheType::Fp8) {
+            return Ok(());
+        }
+        let option = format!("--kv-cache-dtype {}", self.kv_cache.name());
+        let problem = format!("runs on CPUs only in an engine of {}: use auto or fp8 on a GPU", self.dtype);
+        Err(EngineError::option(option, problem))
+    }
+
+    /// Type of the cache on a CPU, by name.
+    pub fn cpu_kv_cache_name(&self) -> &'static str {
+        match self.kv_cache {
+            KvCacheType::Auto => crate::cpu::kv_dtype(self.dtype).name(),
+            other => other.name(),
+        }
+    }
+
+    /// Type of the cache on a GPU, by name.
+    pub fn gpu_kv_cache_name(&self) -> &'static str {
+        match self.kv_cache {
+            KvCacheType::Auto => self.dtype.name(),
+            other => other.name(),
+        }
+    }
+}
