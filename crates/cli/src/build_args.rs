@@ -64,6 +64,8 @@ pub enum KvCacheDtype {
     Float32,
     Float16,
     Bfloat16,
+    /// 8-bit integers, a scale per token and head; on CPUs
+    Int8,
     /// e4m3; on GPUs
     Fp8,
 }
@@ -84,6 +86,7 @@ impl From<KvCacheDtype> for KvCacheType {
             KvCacheDtype::Float32 => KvCacheType::Float(DType::F32),
             KvCacheDtype::Float16 => KvCacheType::Float(DType::F16),
             KvCacheDtype::Bfloat16 => KvCacheType::Float(DType::Bf16),
+            KvCacheDtype::Int8 => KvCacheType::Int8,
             KvCacheDtype::Fp8 => KvCacheType::Fp8,
         }
     }

@@ -316,6 +316,7 @@ impl Backend for CpuBackend {
             KvType::F32 => "f32",
             KvType::F16 => "f16",
             KvType::Bf16 => "bf16",
+            KvType::Int8 => "int8",
         };
         match node.kind {
             OpKind::Linear { weight, .. } => {

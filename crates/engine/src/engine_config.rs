@@ -131,7 +131,7 @@ impl BuildConfig {
         match self.kv_cache {
             KvCacheType::Auto => self.dtype.bytes(),
             KvCacheType::Float(dtype) => dtype.bytes(),
-            KvCacheType::Fp8 => 1,
+            KvCacheType::Int8 | KvCacheType::Fp8 => 1,
         }
     }
 

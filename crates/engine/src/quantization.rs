@@ -62,17 +62,20 @@ pub enum KvCacheType {
     Auto,
     /// This one.
     Float(DType),
+    /// 8-bit integers with a scale per token and head (CPUs only).
+    Int8,
     /// e4m3 (GPUs only).
     Fp8,
 }
 
 impl KvCacheType {
     /// Those that have a name of their own.
-    pub const ALL: [KvCacheType; 5] = [
+    pub const ALL: [KvCacheType; 6] = [
         KvCacheType::Auto,
         KvCacheType::Float(DType::F32),
         KvCacheType::Float(DType::F16),
         KvCacheType::Float(DType::Bf16),
+        KvCacheType::Int8,
         KvCacheType::Fp8,
     ];
 
@@ -81,6 +84,7 @@ impl KvCacheType {
         match self {
             KvCacheType::Auto => "auto",
             KvCacheType::Float(dtype) => dtype.name(),
+            KvCacheType::Int8 => "int8",
             KvCacheType::Fp8 => "fp8",
         }
     }
@@ -89,6 +93,7 @@ impl KvCacheType {
     pub fn algorithm(self) -> Option<&'static str> {
         match self {
             KvCacheType::Auto | KvCacheType::Float(_) => None,
+            KvCacheType::Int8 => Some("INT8"),
             KvCacheType::Fp8 => Some("FP8"),
         }
     }
@@ -108,6 +113,7 @@ impl BuildConfig {
         let dtype = match self.kv_cache {
             KvCacheType::Auto => crate::cpu::kv_dtype(self.dtype),
             KvCacheType::Float(dtype) => dtype,
+            KvCacheType::Int8 => return Ok(KvType::Int8),
             KvCacheType::Fp8 => return Err(EngineError::option("--kv-cache-dtype fp8", NEEDS_GPU)),
         };
         Ok(match dtype {
@@ -128,7 +134,7 @@ impl BuildConfig {
             return Ok(());
         }
         let option = format!("--kv-cache-dtype {}", self.kv_cache.name());
-        let problem = format!("runs on CPUs only in an engine of {}: use auto or fp8 on a GPU", self.dtype);
+        let problem = format!("is for CPUs in an engine of {}: use auto or fp8 on a GPU", self.dtype);
         Err(EngineError::option(option, problem))
     }
 
