@@ -105,8 +105,8 @@ pub struct ModelArgs {
     /// Engine directory made by `strobe build`
     #[arg(long, value_name = "DIR")]
     pub engine_dir: Option<PathBuf>,
-    /// Preset or Hugging Face directory, built in memory
-    #[arg(long, value_name = "PRESET|DIR")]
+    /// Preset, Hugging Face directory or GGUF file, built in memory
+    #[arg(long, value_name = "PRESET|DIR|FILE")]
     pub model: Option<String>,
 }
 
@@ -145,7 +145,7 @@ impl ModelArgs {
                 }
             }
             (Some(_), Some(_)) => bail!("give --engine-dir or --model, not both"),
-            (None, None) => bail!("give --engine-dir DIR (made by `strobe build`) or --model PRESET|DIR"),
+            (None, None) => bail!("give --engine-dir DIR (made by `strobe build`) or --model PRESET|DIR|FILE"),
         }
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use strobe_kernels_cpu::{Cpu, PANEL};
 use strobe_model::{
-    Checkpoint, ModelConfig, SafeTensors, SafeTensorsWriter, TensorSpec, Tokenizer, WeightSource, preset, presets,
-    weight_list,
+    Checkpoint, Gguf, GgufModel, ModelConfig, SafeTensors, SafeTensorsWriter, TensorSpec, Tokenizer, WeightSource,
+    preset, presets, weight_list,
 };
 
 use crate::engine_config::{BuildConfig, EngineConfig, WeightsOrigin};
@@ -27,9 +27,9 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// Name of the file with the tokenizer's special tokens.
 const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
-/// A model as named by a user: a preset or a Hugging Face directory.
+/// A model as named by a user: a preset, a Hugging Face directory or a GGUF file.
 pub struct ModelRef {
-    /// Preset name or directory.
+    /// Preset name, directory or file.
     pub name: String,
     /// Its configuration.
     pub config: ModelConfig,
@@ -37,6 +37,8 @@ pub struct ModelRef {
     pub source: WeightSource,
     /// Its tokenizer, if it has one.
     pub tokenizer: Option<Tokenizer>,
+    /// Why it has none, where there is more to say than that there is none.
+    pub tokenizer_problem: Option<String>,
 }
 
 impl ModelRef {
@@ -48,12 +50,17 @@ impl ModelRef {
                 config: preset.config(),
                 source: WeightSource::Random { seed },
                 tokenizer: Some(preset.tokenizer()),
+                tokenizer_problem: None,
             });
         }
         let dir = Path::new(name);
+        if Gguf::is_gguf(dir) || (dir.is_file() && dir.extension().is_some_and(|e| e == "gguf")) {
+            return ModelRef::open_gguf(name);
+        }
         if !dir.is_dir() {
             let names: Vec<_> = presets().iter().map(|p| p.name).collect();
-            let problem = format!("`{name}` is neither a directory nor a preset; presets: {}", names.join(", "));
+            let names = names.join(", ");
+            let problem = format!("`{name}` is neither a directory, a GGUF file nor a preset; presets: {names}");
             return Err(EngineError::option("--model", problem));
         }
         if dir.join(WEIGHTS_FILE).exists() {
@@ -64,7 +71,19 @@ impl ModelRef {
         let source = WeightSource::Checkpoint(Checkpoint::open(dir)?);
         source.check(&config)?;
         let tokenizer = Tokenizer::from_dir(dir)?;
-        Ok(ModelRef { name: name.to_string(), config, source, tokenizer })
+        Ok(ModelRef { name: name.to_string(), config, source, tokenizer, tokenizer_problem: None })
+    }
+
+    fn open_gguf(name: &str) -> Result<ModelRef, EngineError> {
+        let model = GgufModel::open(Path::new(name))?;
+        let config = model.config().clone();
+        let (tokenizer, tokenizer_problem) = match model.tokenizer()? {
+            Ok(tokenizer) => (Some(tokenizer), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        let source = WeightSource::Gguf(Box::new(model));
+        source.check(&config)?;
+        Ok(ModelRef { name: name.to_string(), config, source, tokenizer, tokenizer_problem })
     }
 
     /// The engine configuration that `build` of this model gives.
@@ -72,7 +91,7 @@ impl ModelRef {
         build.validate(&self.config)?;
         let weights = match self.source {
             WeightSource::Random { seed } => WeightsOrigin::Random { seed },
-            WeightSource::Checkpoint(_) => WeightsOrigin::Checkpoint,
+            WeightSource::Checkpoint(_) | WeightSource::Gguf(_) => WeightsOrigin::Checkpoint,
         };
         Ok(EngineConfig { model_name: self.name.clone(), model: self.config.clone(), build, weights })
     }
@@ -129,12 +148,17 @@ pub fn build(
     if let Some(tokenizer) = &model.tokenizer {
         write(&staged.path().join(TOKENIZER_FILE), tokenizer.to_json()?.as_bytes())?;
     }
-    if let WeightSource::Checkpoint(checkpoint) = &model.source {
-        // It names the tokens that begin and end a text.
-        let (from, to) = (checkpoint.dir().join(TOKENIZER_CONFIG_FILE), staged.path().join(TOKENIZER_CONFIG_FILE));
-        if from.is_file() {
-            fs::copy(&from, &to).map_err(|source| EngineError::Io { action: "copy", path: from, source })?;
+    // It names the tokens that begin and end a text.
+    let names = staged.path().join(TOKENIZER_CONFIG_FILE);
+    match (&model.source, &model.tokenizer) {
+        (WeightSource::Checkpoint(checkpoint), _) => {
+            let from = checkpoint.dir().join(TOKENIZER_CONFIG_FILE);
+            if from.is_file() {
+                fs::copy(&from, &names).map_err(|source| EngineError::Io { action: "copy", path: from, source })?;
+            }
         }
+        (WeightSource::Gguf(_), Some(tokenizer)) => write(&names, tokenizer.config_json().as_bytes())?,
+        _ => {}
     }
     for (name, text) in extra_files {
         write(&staged.path().join(name), text.as_bytes())?;

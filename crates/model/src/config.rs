@@ -70,7 +70,7 @@ impl std::fmt::Display for DType {
 }
 
 /// How the rotary frequencies are stretched for contexts longer than those trained on.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "rope_type", rename_all = "lowercase")]
 pub enum RopeScaling {
     /// Plain rotary embeddings.
@@ -90,6 +90,11 @@ pub enum RopeScaling {
         high_freq_factor: f64,
         /// The context length of the first training.
         original_max_position_embeddings: usize,
+    },
+    /// Every frequency divided by a factor of its own, as GGUF files store whatever rule there was.
+    Factors {
+        /// The divisors, one per pair of elements of a head.
+        factors: Vec<f32>,
     },
 }
 
@@ -254,6 +259,13 @@ impl ModelConfig {
     fn rope_problem(&self) -> Result<(), (&'static str, String)> {
         match self.rope_scaling {
             RopeScaling::None => Ok(()),
+            RopeScaling::Factors { ref factors } => {
+                if factors.len() != self.head_dim / 2 {
+                    let problem = format!("must be {} numbers, found {}", self.head_dim / 2, factors.len());
+                    return Err(("rope_scaling.factors", problem));
+                }
+                factors.iter().try_for_each(|factor| in_range("rope_scaling.factors", f64::from(*factor), 0.0, 1e9))
+            }
             RopeScaling::Linear { factor } => in_range("rope_scaling.factor", factor, 0.0, 1e9),
             RopeScaling::Llama3 {
                 factor,

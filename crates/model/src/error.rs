@@ -56,6 +56,14 @@ pub enum ModelError {
         /// What is wrong, and what to do.
         problem: String,
     },
+    /// A GGUF file is damaged, or of a kind this crate does not read.
+    #[error("{}: {problem}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
     /// A model directory does not hold a complete checkpoint.
     #[error("{}: {problem}", path.display())]
     Checkpoint {
@@ -105,6 +113,10 @@ impl ModelError {
 
     pub(crate) fn safetensors(path: &Path, problem: impl Into<String>) -> ModelError {
         ModelError::SafeTensors { path: path.to_path_buf(), problem: problem.into() }
+    }
+
+    pub(crate) fn gguf(path: &Path, problem: impl Into<String>) -> ModelError {
+        ModelError::Gguf { path: path.to_path_buf(), problem: problem.into() }
     }
 
     pub(crate) fn checkpoint(path: &Path, problem: impl Into<String>) -> ModelError {

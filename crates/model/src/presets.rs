@@ -4,7 +4,7 @@ use crate::config::{DType, ModelConfig, RopeScaling};
 use crate::tokenizer::Tokenizer;
 
 /// A model that can be built without any file.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Preset {
     /// The name on the command line.
     pub name: &'static str,
@@ -14,7 +14,7 @@ pub struct Preset {
 }
 
 /// The numbers in which presets differ.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Shape {
     qwen3: bool,
     dtype: DType,
@@ -162,7 +162,7 @@ pub fn preset(name: &str) -> Option<&'static Preset> {
 impl Preset {
     /// Its configuration, as a checkpoint of this model would give it.
     pub fn config(&self) -> ModelConfig {
-        let s = self.shape;
+        let s = &self.shape;
         let (architecture, model_type) =
             if s.qwen3 { ("Qwen3ForCausalLM", "qwen3") } else { ("LlamaForCausalLM", "llama") };
         ModelConfig {
@@ -179,7 +179,7 @@ impl Preset {
             rms_norm_eps: s.eps,
             max_position_embeddings: s.positions,
             rope_theta: s.theta,
-            rope_scaling: s.scaling,
+            rope_scaling: s.scaling.clone(),
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,

@@ -24,14 +24,15 @@ fn inverse_frequencies(config: &ModelConfig) -> Vec<f32> {
         .map(|i| {
             let exponent = (2 * i) as f32 / config.head_dim as f32;
             let plain = 1.0 / base.powf(f64::from(exponent)) as f32;
-            scaled(plain, config.rope_scaling)
+            scaled(plain, &config.rope_scaling, i)
         })
         .collect()
 }
 
-fn scaled(frequency: f32, scaling: RopeScaling) -> f32 {
-    match scaling {
+fn scaled(frequency: f32, scaling: &RopeScaling, pair: usize) -> f32 {
+    match *scaling {
         RopeScaling::None => frequency,
+        RopeScaling::Factors { ref factors } => frequency / factors.get(pair).copied().unwrap_or(1.0),
         RopeScaling::Linear { factor } => frequency / factor as f32,
         RopeScaling::Llama3 {
             factor,

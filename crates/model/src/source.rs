@@ -1,4 +1,4 @@
-//! Where weight values come from: a checkpoint, or seeded random numbers.
+//! Where weight values come from: a checkpoint, a GGUF file, or seeded random numbers.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -6,17 +6,20 @@ use half::slice::HalfFloatSliceExt;
 use crate::checkpoint::Checkpoint;
 use crate::config::{DType, ModelConfig};
 use crate::error::ModelError;
+use crate::gguf_model::GgufModel;
 use crate::random::RandomTensor;
 use crate::safetensors::TensorView;
 use crate::weights::{RandomInit, WeightInfo, weight_list};
 
-/// Row access to weights, as f32, from a checkpoint or from seeded random numbers.
+/// Row access to weights, as f32, from a checkpoint, a GGUF file or seeded random numbers.
 ///
 /// The same row has the same values whatever the order of calls, the number of threads or the target dtype.
 #[derive(Debug)]
 pub enum WeightSource {
     /// The tensors of a Hugging Face directory.
     Checkpoint(Checkpoint),
+    /// A GGUF file, dequantised row by row.
+    Gguf(Box<GgufModel>),
     /// A counter-based generator: real shapes, no training.
     Random {
         /// Models with equal seeds are equal.
@@ -28,13 +31,19 @@ impl WeightSource {
     /// Checks that every weight of the model is present with the shape and dtype its configuration asks for.
     pub fn check(&self, config: &ModelConfig) -> Result<(), ModelError> {
         config.validate()?;
-        let WeightSource::Checkpoint(checkpoint) = self else { return Ok(()) };
         for info in weight_list(config) {
             for (name, part_rows) in &info.parts {
-                check_tensor(checkpoint, config, &info, name, *part_rows)?;
+                match self {
+                    WeightSource::Checkpoint(checkpoint) => check_tensor(checkpoint, config, &info, name, *part_rows)?,
+                    WeightSource::Gguf(model) => model.check_part(&info, name, *part_rows)?,
+                    WeightSource::Random { .. } => {}
+                }
             }
         }
-        Ok(())
+        match self {
+            WeightSource::Gguf(model) => model.check_nothing_is_left_out(),
+            _ => Ok(()),
+        }
     }
 
     /// Writes row `row` of a weight (row 0 for a vector) into `out`, which has `info.cols` elements.
@@ -81,6 +90,7 @@ impl WeightSource {
     pub fn describe(&self) -> String {
         match self {
             WeightSource::Checkpoint(checkpoint) => format!("checkpoint {}", checkpoint.dir().display()),
+            WeightSource::Gguf(model) => format!("GGUF file {}", model.file().path().display()),
             WeightSource::Random { seed } => format!("random weights (seed {seed})"),
         }
     }
@@ -92,6 +102,7 @@ impl WeightSource {
                 let view = checkpoint.tensor(tensor).ok_or_else(|| missing(checkpoint, tensor))?;
                 copy_row(view, row, out).map_err(|problem| tensor_error(checkpoint, tensor, problem))
             }
+            (WeightSource::Gguf(model), _) => model.fill_part(info, tensor, row, out),
             (WeightSource::Random { .. }, RandomInit::Constant(value)) => {
                 out.fill(value);
                 Ok(())
@@ -195,7 +206,7 @@ fn copy_row(view: TensorView<'_>, row: usize, out: &mut [f32]) -> Result<(), Str
 }
 
 /// f16 has no cheap bit trick: use the hardware's conversion where the bytes happen to be aligned, as they nearly always are.
-fn halves_to_f32(bytes: &[u8], out: &mut [f32]) {
+pub(crate) fn halves_to_f32(bytes: &[u8], out: &mut [f32]) {
     if cfg!(target_endian = "little")
         && let Ok(values) = bytemuck::try_cast_slice::<u8, f16>(bytes)
     {

@@ -34,14 +34,27 @@ impl Tokenizer {
     /// names.
     pub fn from_file(path: &Path) -> Result<Tokenizer, ModelError> {
         let bytes = std::fs::read(path).map_err(ModelError::io("read", path))?;
-        let inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| ModelError::Tokenizer {
-            origin: path.display().to_string(),
-            problem: format!("not a tokenizer.json this version can read: {}", excerpt(&e.to_string())),
-        })?;
-        let mut tokenizer = Tokenizer::wrap(inner, path.display().to_string());
+        let mut tokenizer = Tokenizer::from_json(&bytes, &path.display().to_string(), None, None)?;
         let named = path.parent().map(|dir| named_tokens(&dir.join("tokenizer_config.json"))).unwrap_or_default();
         let id = |name: Option<String>| name.and_then(|name| tokenizer.inner.token_to_id(&name));
         let (bos, eos) = (id(named.bos), id(named.eos));
+        tokenizer.bos = bos.or(tokenizer.bos);
+        tokenizer.eos = eos.or(tokenizer.eos);
+        Ok(tokenizer)
+    }
+
+    /// The content of a `tokenizer.json`; begin and end token are found by their usual names where they are not given.
+    pub(crate) fn from_json(
+        bytes: &[u8],
+        origin: &str,
+        bos: Option<u32>,
+        eos: Option<u32>,
+    ) -> Result<Tokenizer, ModelError> {
+        let inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| ModelError::Tokenizer {
+            origin: origin.to_string(),
+            problem: format!("not a tokenizer this version can read: {}", excerpt(&e.to_string())),
+        })?;
+        let mut tokenizer = Tokenizer::wrap(inner, origin.to_string());
         tokenizer.bos = bos.or(tokenizer.bos);
         tokenizer.eos = eos.or(tokenizer.eos);
         Ok(tokenizer)
@@ -113,6 +126,12 @@ impl Tokenizer {
     /// The tokenizer as the text of a `tokenizer.json`.
     pub fn to_json(&self) -> Result<String, ModelError> {
         self.inner.to_string(false).map_err(|e| self.error(e))
+    }
+
+    /// Which tokens begin and end a text, as the text of a `tokenizer_config.json`.
+    pub fn config_json(&self) -> String {
+        let name = |id: Option<u32>| id.and_then(|id| self.inner.id_to_token(id));
+        json!({"bos_token": name(self.bos), "eos_token": name(self.eos)}).to_string()
     }
 
     fn wrap(mut inner: tokenizers::Tokenizer, origin: String) -> Tokenizer {

@@ -17,6 +17,7 @@ use crate::{output, progress};
 const EXAMPLES: &str = "EXAMPLES:
   strobe build --model micro --output-dir engine
   strobe build --model ./TinyLlama-1.1B --output-dir engine --dtype float32
+  strobe build --model llama-3.2-1b-Q4_K_M.gguf --output-dir engine
   strobe build --model tinyllama-1.1b --output-dir plain --gemm-plugin disable --context-fmha disable
   strobe build --list-presets";
 
@@ -26,8 +27,8 @@ pub struct Args {
     /// Show the presets with their parameters and bytes
     #[arg(long)]
     list_presets: bool,
-    /// Preset, or Hugging Face directory with config.json and *.safetensors
-    #[arg(long, value_name = "PRESET|DIR", required_unless_present = "list_presets")]
+    /// Preset, Hugging Face directory with config.json and *.safetensors, or GGUF file
+    #[arg(long, value_name = "PRESET|DIR|FILE", required_unless_present = "list_presets")]
     model: Option<String>,
     /// Where to write the engine
     #[arg(long, value_name = "DIR", required_unless_present = "list_presets")]
@@ -134,7 +135,11 @@ pub fn run(args: Args) -> Result<()> {
     );
     row(
         "tokenizer",
-        if model.tokenizer.is_some() { "yes".into() } else { "none in the model directory; token ids only".into() },
+        match (&model.tokenizer, &model.tokenizer_problem) {
+            (Some(_), _) => "yes".into(),
+            (None, Some(problem)) => format!("none: {problem}; token ids only"),
+            (None, None) => "none in the model directory; token ids only".into(),
+        },
     );
     if let Some(tuned) = &tuned {
         row("gemm choices", format!("{} measured, in {}", tuned.measured, strobe_kernels_cuda::CHOICES_FILE));

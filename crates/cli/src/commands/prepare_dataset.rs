@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use serde_json::json;
 use strobe_engine::engine_dir::{CONFIG_FILE, WEIGHTS_FILE};
-use strobe_model::{ModelConfig, Tokenizer, preset, presets};
+use strobe_model::{Gguf, GgufModel, ModelConfig, Tokenizer, preset, presets};
 use strobe_workload::{
     Lengths, NormDist, Prompt, RealOutput, Sample, SyntheticSpec, UnifDist, read_real_dataset, synthetic, write_dataset,
 };
@@ -23,8 +23,8 @@ const EXAMPLES: &str = "EXAMPLES:
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// Preset, Hugging Face directory or engine directory whose vocabulary is used
-    #[arg(long, value_name = "PRESET|DIR", global = true)]
+    /// Preset, Hugging Face directory, GGUF file or engine directory whose vocabulary is used
+    #[arg(long, value_name = "PRESET|DIR|FILE", global = true)]
     model: Option<String>,
     /// tokenizer.json, or a directory that holds one
     #[arg(long, value_name = "FILE|DIR", global = true, conflicts_with = "model")]
@@ -104,7 +104,7 @@ struct Vocabulary {
 pub fn run(args: Args) -> Result<()> {
     // These options may stand before or after the kind of dataset, so clap can't require them.
     if args.model.is_none() && args.tokenizer.is_none() {
-        bail!("give --model PRESET|DIR or --tokenizer FILE|DIR: token ids are drawn from its vocabulary");
+        bail!("give --model PRESET|DIR|FILE or --tokenizer FILE|DIR: token ids are drawn from its vocabulary");
     }
     if args.output.is_none() && !args.stdout {
         bail!("give --output FILE or --stdout");
@@ -241,11 +241,14 @@ fn vocabulary(args: &Args) -> Result<Vocabulary> {
     let name = args.model.clone().unwrap_or_default();
     let (config, tokenizer) = if let Some(preset) = preset(&name) {
         (preset.config(), Some(preset.tokenizer()))
+    } else if Gguf::is_gguf(Path::new(&name)) {
+        let model = GgufModel::open(Path::new(&name))?;
+        (model.config().clone(), model.tokenizer()?.ok())
     } else {
         let dir = Path::new(&name);
         if !dir.is_dir() {
             let names: Vec<_> = presets().iter().map(|p| p.name).collect();
-            bail!("--model `{name}` is neither a directory nor a preset; presets: {}", names.join(", "));
+            bail!("--model `{name}` is neither a directory, a GGUF file nor a preset; presets: {}", names.join(", "));
         }
         let config = if dir.join(WEIGHTS_FILE).exists() {
             let path = dir.join(CONFIG_FILE);

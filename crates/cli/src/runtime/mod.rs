@@ -166,6 +166,12 @@ fn input(task: &Task<'_>) -> Result<String> {
         WeightsOrigin::Random { seed } => (None, seed),
         WeightsOrigin::Checkpoint => (Some(&task.config.model_name), 0),
     };
+    if let Some(file) = checkpoint.filter(|path| Path::new(path).is_file()) {
+        bail!(
+            "{file} is a GGUF file, which --runtime {} can't read; name a Hugging Face directory",
+            task.runtime.name()
+        );
+    }
     if let Some(dir) = checkpoint.filter(|dir| !Path::new(dir).is_dir()) {
         bail!(
             "the checkpoint {dir} is not here any more, and PyTorch can't read engine directories; name it with --model"

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod config;
+mod gguf;
 mod parity;
 mod rope;
 mod safetensors;
