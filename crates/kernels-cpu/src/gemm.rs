@@ -33,7 +33,7 @@ pub(crate) struct Strips {
 
 impl Strips {
     pub(crate) fn new(m: usize, tier: Tier) -> Strips {
-        let tile_rows = if tier == Tier::Avx512 { MAX_TILE_ROWS } else { MAX_TILE_ROWS / 2 };
+        let tile_rows = if tier >= Tier::Avx512 { MAX_TILE_ROWS } else { MAX_TILE_ROWS / 2 };
         Strips { m, count: m.div_ceil(tile_rows) }
     }
 

@@ -23,6 +23,7 @@ mod norm;
 mod pool;
 mod quant;
 mod quant_rows;
+mod quant_tile;
 mod rope;
 mod row_major;
 mod rows;

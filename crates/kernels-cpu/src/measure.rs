@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::AlignedBuf;
 use crate::cpu::{Cpu, SharedMut};
-use crate::simd::{Kernel, Simd, dispatch};
+use crate::simd::{IntKernel, Kernel, Simd, SimdInt, dispatch, dispatch_int};
+use crate::tier::Tier;
 
 /// How long one measurement repeats itself.
 const BUDGET: Duration = Duration::from_millis(350);
@@ -25,12 +26,7 @@ const STREAM_TASKS: usize = 64;
 pub fn peak_flops_f32(cpu: &mut Cpu) -> f64 {
     let (tier, threads) = (cpu.tier(), cpu.threads());
     let mut sinks = vec![0.0f32; threads];
-    let lanes = match tier {
-        crate::Tier::Scalar => 1,
-        crate::Tier::Avx2 => 8,
-        crate::Tier::Avx512 => 16,
-    };
-    let flops = (2 * CHAINS * LINKS * lanes * threads) as f64;
+    let flops = (2 * CHAINS * LINKS * lanes(tier) * threads) as f64;
     let sinks = SharedMut::new(&mut sinks);
     let seconds = best_of(|| {
         cpu.pool.run(threads, &|task, _| {
@@ -41,6 +37,32 @@ pub fn peak_flops_f32(cpu: &mut Cpu) -> f64 {
         });
     });
     flops / seconds
+}
+
+/// 8-bit operations per second (a multiply-add counts two) of dot products that never leave the registers, on all
+/// workers; the best of many rounds. Without VNNI they take several instructions each.
+pub fn peak_ops_int8(cpu: &mut Cpu) -> f64 {
+    let (tier, threads) = (cpu.tier(), cpu.threads());
+    let mut sinks = vec![[0i32; 16]; threads];
+    let ops = (2 * 4 * CHAINS * LINKS * lanes(tier) * threads) as f64;
+    let sinks = SharedMut::new(&mut sinks);
+    let seconds = best_of(|| {
+        cpu.pool.run(threads, &|task, _| {
+            // SAFETY: each task has its own sink.
+            let sink = unsafe { &mut sinks.slice(task, 1)[0] };
+            // SAFETY: only registers and the sink are touched.
+            unsafe { dispatch_int(tier, DotChains { sink }) };
+        });
+    });
+    ops / seconds
+}
+
+fn lanes(tier: Tier) -> usize {
+    match tier {
+        Tier::Scalar => 1,
+        Tier::Avx2 => 8,
+        Tier::Avx512 | Tier::Avx512Vnni => 16,
+    }
 }
 
 /// Bytes per second that all workers together read from memory; the best of several passes.
@@ -158,6 +180,44 @@ impl Kernel for FmaChains<'_> {
                 total = S::add(total, x);
             }
             *self.sink = S::sum(total);
+        }
+    }
+}
+
+struct DotChains<'a> {
+    /// As wide as a vector.
+    sink: &'a mut [i32; 16],
+}
+
+impl IntKernel for DotChains<'_> {
+    fn scalar(self) {
+        let (weights, x) = (std::hint::black_box([3i8; 4]), std::hint::black_box([5i8; 4]));
+        let mut sums = [0i32; CHAINS];
+        for _ in 0..LINKS {
+            for sum in &mut sums {
+                for i in 0..4 {
+                    *sum = sum.wrapping_add(i32::from(weights[i]) * i32::from(x[i]));
+                }
+            }
+        }
+        self.sink[0] = sums.iter().fold(0, |total, sum| total.wrapping_add(*sum));
+    }
+
+    #[inline(always)]
+    unsafe fn simd<S: SimdInt>(self) {
+        // SAFETY: registers only, and the sink holds a vector.
+        unsafe {
+            let weights = S::int8_weights(S::splat(std::hint::black_box(0x0102_0304)));
+            let x = S::splat(std::hint::black_box(0x0101_0101));
+            let mut sums = [S::splat(std::hint::black_box(0)); CHAINS];
+            for _ in 0..LINKS {
+                for sum in &mut sums {
+                    *sum = S::int8_dot(*sum, weights, x);
+                }
+            }
+            for sum in sums {
+                S::store(self.sink.as_mut_ptr().cast(), std::hint::black_box(sum));
+            }
         }
     }
 }

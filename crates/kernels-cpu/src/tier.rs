@@ -11,6 +11,8 @@ pub enum Tier {
     Avx2,
     /// AVX-512 F, BW, VL and DQ, 16 lanes.
     Avx512,
+    /// The same with VNNI, for products of bytes.
+    Avx512Vnni,
 }
 
 /// The environment variable that forces a tier.
@@ -21,7 +23,7 @@ const TIER_VARIABLE: &str = "STROBE_CPU";
 pub enum TierError {
     /// The name is not that of a tier.
     #[error(
-        "{TIER_VARIABLE}={found:?} is not a CPU tier: expected one of scalar, avx2, avx512 (this machine has {available}), or leave it unset"
+        "{TIER_VARIABLE}={found:?} is not a CPU tier: expected one of scalar, avx2, avx512, avx512vnni (this machine has {available}), or leave it unset"
     )]
     Unknown {
         /// The value found.
@@ -43,7 +45,7 @@ pub enum TierError {
 
 impl Tier {
     /// All tiers, slowest first.
-    const ALL: [Tier; 3] = [Tier::Scalar, Tier::Avx2, Tier::Avx512];
+    const ALL: [Tier; 4] = [Tier::Scalar, Tier::Avx2, Tier::Avx512, Tier::Avx512Vnni];
 
     /// The best tier of this machine.
     pub fn detect() -> Tier {
@@ -75,12 +77,13 @@ impl Tier {
         }
     }
 
-    /// `scalar`, `avx2` or `avx512`.
+    /// `scalar`, `avx2`, `avx512` or `avx512vnni`.
     pub fn name(self) -> &'static str {
         match self {
             Tier::Scalar => "scalar",
             Tier::Avx2 => "avx2",
             Tier::Avx512 => "avx512",
+            Tier::Avx512Vnni => "avx512vnni",
         }
     }
 
@@ -98,6 +101,7 @@ impl Tier {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq")
             }
+            Tier::Avx512Vnni => Tier::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
         }
     }
 

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Kernel, Simd};
+use super::{IntKernel, Kernel, Simd, SimdInt};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx2;
@@ -13,6 +13,14 @@ pub(super) struct Avx2;
 /// The CPU has these features, and the kernel's pointers are valid for what it touches.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) {
+    // SAFETY: the caller's promise.
+    unsafe { kernel.simd::<Avx2>() }
+}
+
+/// # Safety
+/// As [`run`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn run_int<K: IntKernel>(kernel: K) {
     // SAFETY: the caller's promise.
     unsafe { kernel.simd::<Avx2>() }
 }
@@ -145,5 +153,70 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn prefetch<T>(p: *const T) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+}
+
+// SAFETY (all methods): the caller has the features and valid pointers, as the trait demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl SimdInt for Avx2 {
+    type F = Avx2;
+    type I = __m256i;
+    /// Magnitudes, and the signed values that they are of.
+    type Weights = (__m256i, __m256i);
+
+    /// 8 sums, 2 weights of two registers, 1 broadcast, 1 product, ones: 15 of 16 registers.
+    const INT8_ROWS: usize = 4;
+    /// 4 sums, 4 parts, 2 weights, 1 broadcast, 1 product, ones: 13 of 16 registers.
+    const INT4_ROWS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m256i {
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut u8, v: __m256i) {
+        unsafe { _mm256_storeu_si256(p.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> __m256i {
+        unsafe { _mm256_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(v: __m256i) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn low_nibbles(v: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(v, _mm256_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(v: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(_mm256_srli_epi16::<4>(v), _mm256_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn int8_weights(codes: __m256i) -> (__m256i, __m256i) {
+        unsafe {
+            let signed = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+            (_mm256_abs_epi8(signed), signed)
+        }
+    }
+    #[inline(always)]
+    unsafe fn int8_start(_start: i32) -> __m256i {
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
+    unsafe fn int8_dot(sums: __m256i, (magnitudes, signed): (__m256i, __m256i), x: __m256i) -> __m256i {
+        unsafe {
+            // Magnitudes up to 127 times 127, two at a time, stay within 16 bits.
+            let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(x, signed));
+            _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn int4_dot(sums: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(codes, x);
+            _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Kernel, Simd};
+use super::{IntKernel, Kernel, Simd, SimdInt};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx512;
@@ -15,6 +15,22 @@ pub(super) struct Avx512;
 pub(super) unsafe fn run<K: Kernel>(kernel: K) {
     // SAFETY: the caller's promise.
     unsafe { kernel.simd::<Avx512>() }
+}
+
+/// # Safety
+/// As [`run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+pub(super) unsafe fn run_int<K: IntKernel>(kernel: K) {
+    // SAFETY: the caller's promise.
+    unsafe { kernel.simd::<Bytes<false>>() }
+}
+
+/// # Safety
+/// As [`run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn run_vnni<K: IntKernel>(kernel: K) {
+    // SAFETY: the caller's promise.
+    unsafe { kernel.simd::<Bytes<true>>() }
 }
 
 /// The lowest `n` lanes, for any `n`.
@@ -122,5 +138,83 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn prefetch<T>(p: *const T) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+}
+
+/// Products of bytes, with the instruction made for them or without.
+pub(super) struct Bytes<const VNNI: bool>;
+
+// SAFETY (all methods): the caller has the features and valid pointers, as the trait demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<const VNNI: bool> SimdInt for Bytes<VNNI> {
+    type F = Avx512;
+    type I = __m512i;
+    /// With VNNI the codes as they are, else magnitudes and signs.
+    type Weights = (__m512i, __mmask64);
+
+    /// 24 sums, 2 weights, 1 broadcast: 27 of 32 registers.
+    const INT8_ROWS: usize = 12;
+    /// 12 sums, 12 parts, 2 weights, 1 broadcast: 27 of 32 registers.
+    const INT4_ROWS: usize = 6;
+
+    #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut u8, v: __m512i) {
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(v: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn low_nibbles(v: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(v, _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(v: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(v), _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn int8_weights(codes: __m512i) -> (__m512i, __mmask64) {
+        if VNNI {
+            return (codes, 0);
+        }
+        unsafe {
+            let signed = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
+            (_mm512_abs_epi8(signed), _mm512_movepi8_mask(signed))
+        }
+    }
+    #[inline(always)]
+    unsafe fn int8_start(start: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(if VNNI { start } else { 0 }) }
+    }
+    #[inline(always)]
+    unsafe fn int8_dot(sums: __m512i, (weights, negative): (__m512i, __mmask64), x: __m512i) -> __m512i {
+        unsafe {
+            if VNNI {
+                return _mm512_dpbusd_epi32(sums, weights, x);
+            }
+            // Magnitudes up to 127 times 127, two at a time, stay within 16 bits.
+            let x = _mm512_mask_sub_epi8(x, negative, _mm512_setzero_si512(), x);
+            let pairs = _mm512_maddubs_epi16(weights, x);
+            _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn int4_dot(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        unsafe {
+            if VNNI {
+                return _mm512_dpbusd_epi32(sums, codes, x);
+            }
+            let pairs = _mm512_maddubs_epi16(codes, x);
+            _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+        }
     }
 }
