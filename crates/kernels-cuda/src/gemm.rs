@@ -409,7 +409,8 @@ impl OwnGemm {
         best.1
     }
 
-    /// Cycles that a variant should take: waves of tiles, each the longer of multiplying and loading.
+    /// Cycles that a variant should take: waves of tiles, each the longer of multiplying and loading. The factors put what
+    /// bench/results/cuda-gemm.json found fastest near the front.
     pub(crate) fn cycles(&self, args: &GemmArgs, variant: GemmVariant) -> f64 {
         let Some(tile) = HOPPER_TILES.iter().find(|tile| is_tile(tile, variant)) else { return f64::INFINITY };
         let (together, split) = match variant.cluster {
@@ -420,17 +421,23 @@ impl OwnGemm {
         let tiles = tiles(tile, args, together) * together;
         let blocks = (tiles * split).min(self.multiprocessors);
         // Two small blocks on a multiprocessor take turns: one multiplies while the other loads or writes.
-        let waves = tiles.div_ceil(self.multiprocessors / split) as f64;
+        let places = self.multiprocessors * tile.resident() / split;
+        let shared = if tile.small && tiles * 2 > places { 1.6 } else { 1.0 };
+        let waves = tiles.div_ceil(places) as f64 * shared;
         let begin = if tile.small { 800.0 } else { 1500.0 };
         let steps = k_steps(args).div_ceil(split) as f64;
         // 2048 multiply-adds of 16 bits in a cycle, or twice as many of 8; narrow tiles wait for shared memory.
-        let narrow = if tile.worker_columns < 128 { 1.6 } else { 1.1 };
-        let multiply = (tile.rows * tile.columns) as f64 / 32.0 * narrow;
+        let narrow = if tile.worker_columns < 128 { 1.3 } else { 1.1 };
+        let area = (tile.rows * tile.columns) as f64;
+        let multiply = area / 32.0 * narrow;
         let bytes = ((tile.rows + tile.columns / together) * 128) as f64;
         let load = (bytes / 64.0).max(bytes * blocks as f64 / 4500.0);
-        let finish = (tile.rows * tile.columns) as f64 / 16.0 / split as f64 + if split > 1 { 2500.0 } else { 0.0 };
+        // A split's partial sums pass from block to block.
+        let finish = area / 16.0 / split as f64 + if split > 1 { 1000.0 + area / 4.0 } else { 0.0 };
         let each = steps * multiply.max(load);
-        if tile.small { waves * each + finish + begin } else { waves * (each + finish) + begin }
+        let all = if tile.small { waves * each + finish + begin } else { waves * (each + finish) + begin };
+        // A pair saves loads, but waits for its other half.
+        if together > 1 { all * 1.5 } else { all }
     }
 
     /// Compute it in the way that should be fastest.

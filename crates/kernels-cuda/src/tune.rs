@@ -233,8 +233,7 @@ pub fn tune(
 }
 
 /// cuBLASLt's kernels begin and end alone, while own ones overlap with their neighbours in a step, which no measurement of
-/// one product shows: in whole steps own kernels win where they are up to this much slower (3 % gave the steadiest steps
-/// of 0, 3 and 8 % on an H200).
+/// one product shows: in whole steps own kernels win where they are up to this much slower.
 const ALONE: f64 = 1.03;
 /// A replay should take about so long: short enough for hundreds of candidates, long enough for a clock.
 const REPLAY_MICROSECONDS: f64 = 150.0;
