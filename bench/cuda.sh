@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures the GPU figures of the README with a built strobe and writes one JSON per section to bench/results, each with
-# machine, commit, commands, medians, the share of the measured ceilings and an iteration budget. All sections take about
-# 6 minutes on an H200; leave the GPU alone meanwhile. Needs Python 3; section peers needs one with torch and transformers.
+# machine, commit, commands, medians, the share of the measured ceilings and an iteration budget. All sections take some
+# ten minutes on an H200, most of them PyTorch's; leave the GPU alone meanwhile. Needs Python 3; section peers needs one
+# with torch and transformers.
 #
 #   bench/cuda.sh [SECTION...]     decode throughput prefill fp8 peers ablation; default: all of them, in this order
 #   bench/cuda.sh docs             put the results into README.md and docs/
@@ -11,7 +12,7 @@
 #   WORK=DIR                       where datasets and run directories go; default: a temporary directory
 #   COMMIT=...                     what was built, where there is no git repository to ask
 #   PYTHON=python3                 the Python of section peers
-#   RUN_LIMIT_S=150                a run that takes longer is ended, and its result says so
+#   RUN_LIMIT_S=300                a run that takes longer is ended, and its result says so
 #   STROBE_BENCH_DEVICE=cpu        a rehearsal with tiny models on the CPU: tests this script, measures nothing worth keeping
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -77,7 +78,7 @@ run() {
   local begun=$SECONDS status=0
   runs+=("$name")
   rm -rf "$name" "$name.error"
-  timeout --signal=INT --kill-after=10 "${RUN_LIMIT_S:-150}" \
+  timeout --signal=INT --kill-after=10 "${RUN_LIMIT_S:-300}" \
     "$strobe" bench "$@" --device "$device" --output-dir "$name" > "$name.txt" 2> "$name.error" || status=$?
   if [[ $status -eq 0 ]]; then
     rm -f "$name.error"
@@ -129,7 +130,8 @@ fp8() {
   dataset big.jsonl "${big[1]}" "$big_requests" "${seed_lengths[@]}"
   dataset big-long.jsonl "${big[1]}" "$big_long_requests" "${big_long[@]}"
   run fp8-short throughput "${big[@]}" --dataset big.jsonl --max-batch-size 1024 --repeat 3 --profile "$big_windows"
-  run fp8-long throughput "${big[@]}" --dataset big-long.jsonl --max-batch-size 1024 --profile "$big_long_windows"
+  run fp8-long throughput "${big[@]}" --dataset big-long.jsonl --max-batch-size 1024 --repeat 3 \
+    --profile "$big_long_windows"
 }
 peers() {
   seed_dataset
@@ -141,7 +143,7 @@ peers() {
   run "peer-graph-$requests" throughput "${small[@]}" --dataset seed.jsonl --max-batch-size "$peer_batch" "${graph[@]}" \
     --repeat 3
   run "peer-generate-$hf_requests" throughput "${small[@]}" --dataset seed.jsonl --num-requests "$hf_requests" \
-    --max-batch-size "$peer_batch" --runtime pytorch --python "$python"
+    --max-batch-size "$peer_batch" --runtime pytorch --python "$python" --repeat 3
 }
 ablation() {
   seed_dataset

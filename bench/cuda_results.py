@@ -259,11 +259,11 @@ def table(documents, done):
         if name in done:
             row(f"Llama-3.1-8B in FP8, {lengths(done[name]['figures'])}", name, "output_tok_s", "all",
                 f"TensorRT-LLM publishes {count(PUBLISHED[name])}")
-    repeats = sorted({done[name]["figures"]["output_tok_s"]["runs"] for name in done if not name.startswith("peer")})
+    repeats = sorted({run["figures"]["output_tok_s"]["runs"] for run in done.values()})
     commits = {document["commit"] for document in documents.values()}
     machine = next(iter(documents.values()))["machine"] or {}
     rows.append("")
-    rows.append(f"On one {machine.get('device', 'GPU')}; medians of {' or '.join(map(str, repeats))} runs; commit "
+    rows.append(f"On one {machine.get('device', 'GPU')}; medians of {' to '.join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))} runs; commit "
                 f"{', '.join(sorted(commit[:12] for commit in commits))}.")
     return "\n".join(rows)
 
