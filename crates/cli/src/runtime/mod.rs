@@ -19,7 +19,8 @@ use crate::bench::client::Job;
 use crate::device::Device;
 use crate::{interrupt, progress};
 
-const RUNNER: &str = include_str!("runner.py");
+/// One program, in two files and a call.
+const RUNNER: &str = concat!(include_str!("runner.py"), include_str!("graphs.py"), "\n\nmain()\n");
 
 /// What runs the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

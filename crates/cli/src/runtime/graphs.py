@@ -1,0 +1,434 @@
+
+
+# A step of our own: the rest of the runner, which stands behind runner.py ------------------------------------------
+
+
+def rotary_tables(model, length, device, dtype):
+    """cos and sin for every position and element of a head, the sign of the rotation folded into sin."""
+    half = model["head_dim"] // 2
+    exponents = torch.arange(half, dtype=torch.float64) / half
+    frequencies = model["rope_theta"] ** -exponents
+    scaling = model["rope_scaling"]
+    if scaling["rope_type"] == "linear":
+        frequencies = frequencies / scaling["factor"]
+    elif scaling["rope_type"] == "llama3":
+        wavelengths = 2 * torch.pi / frequencies
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        smooth = (scaling["original_max_position_embeddings"] / wavelengths - low) / (high - low)
+        smooth = smooth.clamp(0, 1)
+        frequencies = frequencies / scaling["factor"] * (1 - smooth) + frequencies * smooth
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], 1).to(device, dtype), torch.cat([-sin, sin], 1).to(device, dtype)
+
+
+class Weights:
+    """Fused qkv and gate-up products. The query heads are ordered by their place within a group, then by group: so the
+    first of every group come first, and what a head of the cache serves lies at a fixed stride."""
+
+    def __init__(self, task, device, dtype):
+        self.model, self.device, self.dtype = task["model"], device, dtype
+        if task["checkpoint"]:
+            self.from_checkpoint(task)
+        else:
+            self.at_random(task["seed"])
+        tensors = [self.embedding, self.final_norm] + [t for layer in self.layers for t in layer.values() if t is not None]
+        if self.head is not self.embedding:
+            tensors.append(self.head)
+        self.bytes = sum(t.numel() * t.element_size() for t in tensors)
+
+    def at_random(self, seed):
+        model = self.model
+        torch.manual_seed(seed)
+
+        def matrix(*shape):
+            return torch.empty(*shape, device=self.device, dtype=self.dtype).normal_(0, 0.02)
+
+        def ones(size):
+            return torch.ones(size, device=self.device, dtype=self.dtype)
+
+        def bias(wanted, size):
+            return torch.zeros(size, device=self.device, dtype=self.dtype) if wanted else None
+
+        hidden, inner, dim = model["hidden_size"], model["intermediate_size"], model["head_dim"]
+        queries, pairs = model["num_attention_heads"] * dim, model["num_key_value_heads"] * dim
+        self.embedding, self.final_norm = matrix(model["vocab_size"], hidden), ones(hidden)
+        self.head = self.embedding if model["tie_word_embeddings"] else matrix(model["vocab_size"], hidden)
+        self.layers = [{
+            "norm": ones(hidden), "qkv": matrix(queries + 2 * pairs, hidden),
+            "qkv_bias": bias(model["qkv_bias"], queries + 2 * pairs),
+            "q_norm": ones(dim) if model["qk_norm"] else None, "k_norm": ones(dim) if model["qk_norm"] else None,
+            "o": matrix(hidden, queries), "o_bias": bias(model["o_bias"], hidden), "post_norm": ones(hidden),
+            "gate_up": matrix(2 * inner, hidden), "gate_up_bias": bias(model["mlp_bias"], 2 * inner),
+            "down": matrix(hidden, inner), "down_bias": bias(model["mlp_bias"], hidden),
+        } for _ in range(model["num_hidden_layers"])]
+
+    def from_checkpoint(self, task):
+        state = hugging_face_model(task, self.dtype, self.device).state_dict()
+        pairs, dim = self.model["num_key_value_heads"], self.model["head_dim"]
+
+        def in_order(tensor, axis):
+            """The query heads of `tensor` along `axis`, of which a checkpoint has whole groups one after another."""
+            split = tensor.unflatten(axis, (pairs, -1, dim))
+            return split.transpose(axis, axis + 1).flatten(axis, axis + 2)
+
+        def joined(prefix, names, kind):
+            parts = [state.get(f"{prefix}.{name}.{kind}") for name in names]
+            if parts[0] is not None and names[0] == "q_proj":
+                parts[0] = in_order(parts[0], 0)
+            return None if parts[0] is None else torch.cat(parts)
+
+        self.embedding, self.final_norm = state["model.embed_tokens.weight"], state["model.norm.weight"]
+        self.head = self.embedding if self.model["tie_word_embeddings"] else state["lm_head.weight"]
+        self.layers = []
+        for index in range(self.model["num_hidden_layers"]):
+            attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
+            self.layers.append({
+                "norm": state[f"model.layers.{index}.input_layernorm.weight"],
+                "qkv": joined(attention, ["q_proj", "k_proj", "v_proj"], "weight"),
+                "qkv_bias": joined(attention, ["q_proj", "k_proj", "v_proj"], "bias"),
+                "q_norm": state.get(f"{attention}.q_norm.weight"), "k_norm": state.get(f"{attention}.k_norm.weight"),
+                "o": in_order(state[f"{attention}.o_proj.weight"], 1).contiguous(),
+                "o_bias": state.get(f"{attention}.o_proj.bias"),
+                "post_norm": state[f"model.layers.{index}.post_attention_layernorm.weight"],
+                "gate_up": joined(mlp, ["gate_proj", "up_proj"], "weight"),
+                "gate_up_bias": joined(mlp, ["gate_proj", "up_proj"], "bias"),
+                "down": state[f"{mlp}.down_proj.weight"], "down_bias": state.get(f"{mlp}.down_proj.bias"),
+            })
+
+
+class Parts:
+    """A step but for its attention. Each part is short enough to be compiled on its own, once for all layers."""
+
+    def __init__(self, model):
+        self.heads, self.pairs, self.dim = (model[key] for key in (
+            "num_attention_heads", "num_key_value_heads", "head_dim"))
+        self.hidden, self.eps = model["hidden_size"], model["rms_norm_eps"]
+
+    def before(self, x, layer, cos, sin, cache, places):
+        """Queries, keys and values of a layer, `[rows][heads][dim]`; keys and values are put into the cache."""
+        normed = F.rms_norm(x, (self.hidden,), layer["norm"], self.eps)
+        qkv = F.linear(normed, layer["qkv"], layer["qkv_bias"]).view(-1, self.heads + 2 * self.pairs, self.dim)
+        rotating = qkv[:, :self.heads + self.pairs]
+        if layer["q_norm"] is not None:
+            rotating.copy_(torch.cat([
+                F.rms_norm(rotating[:, :self.heads], (self.dim,), layer["q_norm"], self.eps),
+                F.rms_norm(rotating[:, self.heads:], (self.dim,), layer["k_norm"], self.eps)], 1))
+        rolled = torch.roll(rotating, self.dim // 2, -1)
+        rotating.mul_(cos).addcmul_(rolled, sin)
+        cache.index_copy_(0, places, qkv[:, self.heads:])
+        return qkv
+
+    def after(self, x, attention, layer):
+        """The hidden state behind a layer, given what its attention gave."""
+        x = self.added(x, attention, layer["o"], layer["o_bias"])
+        normed = F.rms_norm(x, (self.hidden,), layer["post_norm"], self.eps)
+        gate, up = F.linear(normed, layer["gate_up"], layer["gate_up_bias"]).chunk(2, -1)
+        return self.added(x, F.silu(gate) * up, layer["down"], layer["down_bias"])
+
+    @staticmethod
+    def added(x, rows, weight, bias):
+        if torch.compiler.is_compiling():
+            return x + F.linear(rows, weight, bias)  # the sum becomes part of the norm behind it
+        x.addmm_(rows, weight.t())
+        return x if bias is None else x.add_(bias)
+
+    def choose(self, x, norm, head):
+        return F.linear(F.rms_norm(x, (self.hidden,), norm, self.eps), head).argmax(-1)
+
+
+def compiled(parts):
+    """The same parts through torch.compile, with its own products where they are faster."""
+    torch._dynamo.config.cache_size_limit = 64  # every shape is compiled for itself
+    names = ("before", "after", "choose")
+    return SimpleNamespace(**{
+        name: torch.compile(getattr(parts, name), mode="max-autotune-no-cudagraphs", dynamic=False) for name in names})
+
+
+LENGTH_STEP = 64  # graphs are captured for caches of these lengths
+TIMED_STEPS = 10  # that a way to make a step is judged by
+WORTH_COMPILING = 0.1  # a batch size must make up so much of a run
+
+
+class Graphs:
+    """A Llama step written by hand over a static KV cache, the token fed back on the device; on a GPU one CUDA graph per
+    batch size and cache length, of the ways to make it the one that was fastest at the start. Requests take the slots of
+    others as those end. Output lengths are known, so the host plans everything ahead and never waits."""
+
+    def __init__(self, task, requests, device, dtype):
+        self.model, self.device, self.dtype = task["model"], device, dtype
+        self.batch = max(1, min(task["batch"], len(requests)))
+        self.prefill_tokens = task["prefill_tokens"]
+        longest = max(len(r["input_ids"]) + r["output_tokens"] for r in requests)
+        windows = [w for w in self.model["sliding_window"] if w]
+        if windows and min(windows) < longest:
+            fail(f"--runtime pytorch-graph has no sliding window, and requests of {longest} tokens pass the model's "
+                 f"{min(windows)}; use --runtime pytorch")
+        self.length = -(-longest // LENGTH_STEP) * LENGTH_STEP
+        self.gpu = device.type == "cuda"
+        self.weights = Weights(task, device, dtype)
+        self.weight_bytes = self.weights.bytes
+        self.cos, self.sin = (table[:, None] for table in rotary_tables(self.model, self.length, device, dtype))
+        self.pairs, self.dim = self.model["num_key_value_heads"], self.model["head_dim"]
+        self.group = self.model["num_attention_heads"] // self.pairs
+        # [slot and position][keys, then values][dim]
+        shape = (self.batch * self.length, 2 * self.pairs, self.dim)
+        self.caches = [torch.zeros(shape, device=device, dtype=dtype) for _ in self.weights.layers]
+        self.kv_bytes = sum(cache.numel() * cache.element_size() for cache in self.caches)
+        self.ids = torch.zeros(self.batch, dtype=torch.long, device=device)
+        self.positions = torch.zeros(self.batch, dtype=torch.long, device=device)
+        self.starts = torch.arange(self.batch, device=device) * self.length  # of each slot in the cache
+        self.keys = torch.arange(self.length, device=device)
+        edges = torch.arange(self.batch + 1, device=device, dtype=torch.int32)
+        self.query_edges, self.key_edges = edges * (self.group + 2), edges * self.length
+        self.parts = Parts(self.model)
+        self.compiled = compiled(self.parts) if self.gpu else None
+        self.graphs, self.pool, self.chosen, self.prefill_parts = {}, None, {}, {}
+        with torch.no_grad():
+            self.prepare(self.plan(requests))
+
+    def forward(self, parts, ids, positions, places, attend):
+        """The last hidden state of every row of `ids`."""
+        cos, sin = self.cos[positions], self.sin[positions]
+        x = self.weights.embedding[ids]
+        for layer, cache in zip(self.weights.layers, self.caches):
+            qkv = parts.before(x, layer, cos, sin, cache, places)
+            x = parts.after(x, attend(qkv, cache), layer)
+        return x
+
+    # Decoding. The query heads of a group see the same keys, so they are the rows of one attention: one pass over the
+    # cache serves them all.
+
+    def masked(self, rows, length):
+        """Attention over the first `length` places of every slot, those that are not filled yet masked."""
+        unseen = self.keys[:length] > self.positions[:rows, None]
+        mask = torch.zeros(rows, 1, 1, length, device=self.device, dtype=self.dtype)
+        mask = mask.masked_fill(unseen[:, None, None], float("-inf")).expand(rows, self.pairs, self.group, length)
+
+        def attend(qkv, cache):
+            queries = qkv.view(rows, self.group + 2, self.pairs, self.dim)[:, :self.group].transpose(1, 2)
+            cache = cache.view(self.batch, self.length, 2, self.pairs, self.dim)[:rows, :length].transpose(1, 3)
+            out = F.scaled_dot_product_attention(queries, cache[:, :, 0], cache[:, :, 1], attn_mask=mask)
+            return out.transpose(1, 2).reshape(rows, -1)
+
+        return attend
+
+    def flash(self, rows, length):
+        """Attention over as many places of every slot as it has filled."""
+        filled = (self.positions[:rows] + 1).clamp(max=length).int()
+
+        def attend(qkv, cache):
+            # Keys and values lie behind the queries of a row as if they were two queries more. They are taken along, so
+            # that nothing must be copied, and what comes out for them is left out.
+            out = torch.ops.aten._flash_attention_forward(
+                qkv.view(-1, self.pairs, self.dim), cache[:, :self.pairs], cache[:, self.pairs:],
+                self.query_edges[:rows + 1], self.key_edges[:rows + 1], self.group + 2, length, 0.0, False, False,
+                seqused_k=filled)[0]
+            return out.view(rows, -1)[:, :self.group * self.pairs * self.dim]
+
+        return attend
+
+    def decode(self, rows, length, attention, parts):
+        """One token more for slots 0 to `rows`, over the first `length` places of the cache."""
+        ids, positions = self.ids[:rows], self.positions[:rows]
+        places = self.starts[:rows] + positions
+        x = self.forward(parts, ids, positions, places, attention(rows, length))
+        ids.copy_(parts.choose(x, self.weights.final_norm, self.weights.head))
+        # Slots whose request has ended run on without harm.
+        positions.add_(1).clamp_(max=self.length - 1)
+
+    def prefill(self, group, parts):
+        """The prompts of `group`, pairs of slot and request, padded on the right; their first tokens."""
+        longest = max(len(r["input_ids"]) for _, r in group)
+        count = len(group)
+        ids = torch.zeros(count, longest, dtype=torch.long)
+        for row, (_, request) in enumerate(group):
+            ids[row, :len(request["input_ids"])] = torch.tensor(request["input_ids"])
+        lengths = torch.tensor([len(r["input_ids"]) for _, r in group])
+        slots = torch.tensor([slot for slot, _ in group])
+        if self.gpu:
+            ids, lengths, slots = (t.pin_memory().to(self.device, non_blocking=True) for t in (ids, lengths, slots))
+        positions = self.keys[:longest].repeat(count)
+        places = (self.starts[slots][:, None] + self.keys[:longest]).view(-1)
+
+        def attend(qkv, cache):
+            qkv = qkv.view(count, longest, self.group + 2, self.pairs, self.dim)
+            queries = qkv[:, :, :self.group].transpose(2, 3).reshape(count, longest, -1, self.dim)
+            keys, values = qkv[:, :, self.group], qkv[:, :, self.group + 1]
+            out = F.scaled_dot_product_attention(queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2),
+                                                 is_causal=True, enable_gqa=True)
+            out = out.transpose(1, 2).reshape(count, longest, self.pairs, self.group, self.dim)
+            return out.transpose(2, 3).reshape(count * longest, -1)
+
+        x = self.forward(parts, ids.view(-1), positions, places, attend).view(count, longest, -1)
+        last = x[torch.arange(count, device=self.device), lengths - 1]
+        self.ids[slots] = self.parts.choose(last, self.weights.final_norm, self.weights.head)
+        self.positions[slots] = lengths
+
+    # The run.
+
+    def plan(self, requests):
+        """Every step of the run: `("prefill", group)` or `("decode", rows, length, slots and requests)`."""
+        waiting, free, active, steps = list(reversed(requests)), list(reversed(range(self.batch))), {}, []
+
+        def end_finished():
+            for slot in [slot for slot, (request, made) in active.items() if made >= request["output_tokens"]]:
+                del active[slot]
+                free.append(slot)
+            free.sort(reverse=True)
+
+        while waiting or active:
+            group, longest = [], 0
+            while waiting and free:
+                longest = max(longest, len(waiting[-1]["input_ids"]))
+                if group and longest * (len(group) + 1) > self.prefill_tokens:
+                    break
+                group.append((free.pop(), waiting.pop()))
+            if group:
+                steps.append(("prefill", group))
+                active.update((slot, (request, 1)) for slot, request in group)
+                end_finished()
+                continue
+            highest = max(active) + 1
+            rows = min(size for size in [1 << i for i in range(20)] + [self.batch] if size >= highest)
+            context = max(len(request["input_ids"]) + made for request, made in active.values())
+            length = -(-context // LENGTH_STEP) * LENGTH_STEP
+            steps.append(("decode", min(rows, self.batch), length, [(slot, r) for slot, (r, _) in active.items()]))
+            active = {slot: (request, made + 1) for slot, (request, made) in active.items()}
+            end_finished()
+        return steps
+
+    def prepare(self, plan):
+        """Decide how each kind of step is made, and capture all graphs, the largest first, which the others then share
+        memory with."""
+        decodes = Counter(step[1:3] for step in plan if step[0] == "decode")
+        prefills = Counter(self.prefill_shape(step[1]) for step in plan if step[0] == "prefill")
+        common = 0
+        self.description = "a hand-written step"
+        for rows in sorted({rows for rows, _ in decodes}, reverse=True):
+            lengths = {length: steps for (r, length), steps in decodes.items() if r == rows}
+            share = sum(lengths.values()) / sum(decodes.values())
+            way = self.chosen[rows] = self.fastest_decode(rows, max(lengths, key=lengths.get), share)
+            if self.gpu and share > common:
+                common = share
+                self.description = (
+                    f"one decode step in a CUDA graph, {'flash' if way[0] == self.flash else 'masked'} attention, "
+                    f"{'as written' if way[1] is self.parts else 'compiled'}")
+        for rows, length in sorted(decodes, reverse=True):
+            self.graph(rows, length)
+        for shape, steps in prefills.items():
+            if self.gpu and steps / len(plan) >= WORTH_COMPILING:
+                group = next(step[1] for step in plan if step[0] == "prefill" and self.prefill_shape(step[1]) == shape)
+                ways = [(parts, lambda parts=parts: self.prefill(group, parts)) for parts in (self.parts, self.compiled)]
+                self.prefill_parts[shape] = self.fastest(ways)
+
+    def fastest_decode(self, rows, length, share):
+        """Attention and parts of the fastest step."""
+        if not self.gpu:
+            return self.masked, self.parts
+        flash = self.dtype in (torch.bfloat16, torch.float16) and self.dim % 8 == 0 and self.dim <= 256
+        ways = [(attention, parts) for parts in ([self.parts, self.compiled] if share >= WORTH_COMPILING else [self.parts])
+                for attention in ([self.flash, self.masked] if flash else [self.masked])]
+
+        def runner(way):
+            graph = None
+
+            def run():
+                nonlocal graph
+                graph = graph or self.captured(rows, length, way)
+                graph.replay()
+
+            return run
+
+        # As if the cache were full.
+        self.positions.fill_(length - 1)
+        best = self.fastest([(way, runner(way)) for way in ways])
+        self.positions.zero_()
+        return best
+
+    def fastest(self, ways):
+        """Of pairs of a way and what runs it, the way that took the least time. One that can't run here is none, unless no
+        other is left."""
+        times, problem = [], None
+        for way, run in ways:
+            try:
+                run()
+                torch.cuda.synchronize()
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                for _ in range(TIMED_STEPS):
+                    run()
+                end.record()
+                torch.cuda.synchronize()
+                times.append((begin.elapsed_time(end), len(times), way))
+            except Exception as failed:  # torch.compile alone has dozens of kinds
+                problem = failed
+                print(f"a way to make a step can't run here: {failed}", file=sys.stderr)
+        if not times:
+            raise problem
+        return min(times)[2]
+
+    def captured(self, rows, length, way, pool=None):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.decode(rows, length, *way)  # libraries set themselves up outside the capture
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self.decode(rows, length, *way)
+        return graph
+
+    def graph(self, rows, length):
+        """What makes a step; nothing is captured on a CPU."""
+        if not self.gpu:
+            return lambda: self.decode(rows, length, *self.chosen[rows])
+        if (rows, length) not in self.graphs:
+            graph = self.captured(rows, length, self.chosen[rows], self.pool)
+            self.pool = self.pool or graph.pool()
+            self.graphs[rows, length] = graph
+        return self.graphs[rows, length].replay
+
+    @staticmethod
+    def prefill_shape(group):
+        return len(group), max(len(request["input_ids"]) for _, request in group)
+
+    def step(self, step):
+        if step[0] == "prefill":
+            self.prefill(step[1], self.prefill_parts.get(self.prefill_shape(step[1]), self.parts))
+        else:
+            self.graph(step[1], step[2])()
+
+    @torch.no_grad()
+    def warm_up(self, requests):
+        """Every kind of decode step once, and some of the prompts' shapes."""
+        steps = {step[1:3] if step[0] == "decode" else self.prefill_shape(step[1]) + ("prefill",): step
+                 for step in self.plan(requests)}
+        for step in [s for s in steps.values() if s[0] == "decode"] + [s for s in steps.values() if s[0] == "prefill"][:8]:
+            self.step(step)
+
+    @torch.no_grad()
+    def run(self, requests):
+        plan = self.plan(requests)
+        made = torch.zeros(len(plan), self.batch, dtype=torch.long, device=self.device)
+        clock = Clock(self.device)
+        for index, step in enumerate(plan):
+            self.step(step)
+            made[index].copy_(self.ids)
+            clock.mark()
+        times = clock.times()
+        made = made.tolist()
+        results, steps = {}, []
+        for index, step in enumerate(plan):
+            start, end = times[index], times[index + 1]
+            if step[0] == "prefill":
+                prompts = sum(len(r["input_ids"]) for _, r in step[1])
+                steps.append((start, end, len(step[1]), 0, prompts))
+                for _, request in step[1]:
+                    results[request["id"]] = (request["id"], start, [], [])
+            else:
+                steps.append((start, end, 0, len(step[3]), 0))
+            for slot, request in step[1] if step[0] == "prefill" else step[3]:
+                results[request["id"]][2].append(end)
+                results[request["id"]][3].append(made[index][slot])
+        return list(results.values()), steps
