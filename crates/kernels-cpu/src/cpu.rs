@@ -18,6 +18,8 @@ pub struct Cpu {
     pub(crate) quant_rows: QuantRows,
     /// Private scratch of each worker.
     pub(crate) worker_scratch: Vec<AlignedBuf<f32>>,
+    /// What workers have summed up of parts of one attention block.
+    pub(crate) partial_sums: AlignedBuf<f32>,
 }
 
 /// Enough for the attention tiles of heads up to 256 wide and for expanded weight panels, so that growing is rare.
@@ -32,7 +34,8 @@ impl Cpu {
         assert!(tier.is_available(), "this machine lacks the CPU tier {}", tier.name());
         let pool = Pool::new(threads.max(1));
         let worker_scratch = (0..pool.threads()).map(|_| AlignedBuf::zeroed(WORKER_SCRATCH)).collect();
-        Cpu { tier, pool, packed_rows: AlignedBuf::zeroed(0), quant_rows: QuantRows::new(), worker_scratch }
+        let (packed_rows, partial_sums) = (AlignedBuf::zeroed(0), AlignedBuf::zeroed(0));
+        Cpu { tier, pool, packed_rows, quant_rows: QuantRows::new(), worker_scratch, partial_sums }
     }
 
     /// The tier in use.
@@ -53,6 +56,12 @@ impl Cpu {
     pub(crate) fn reserve_packed_rows(&mut self, len: usize) {
         if self.packed_rows.len() < len {
             self.packed_rows = AlignedBuf::zeroed(len);
+        }
+    }
+
+    pub(crate) fn reserve_partial_sums(&mut self, len: usize) {
+        if self.partial_sums.len() < len {
+            self.partial_sums = AlignedBuf::zeroed(len);
         }
     }
 

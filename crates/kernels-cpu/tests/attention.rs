@@ -91,6 +91,27 @@ fn long_sequences() {
 }
 
 #[test]
+fn contexts_of_several_chunks() {
+    let scene = Scene::new(shape(3, 1, 16), &[700, 513], 15);
+    for (kind, window) in
+        [(KvType::F32, None), (KvType::Int8, None), (KvType::F16, Some(600)), (KvType::Bf16, Some(512))]
+    {
+        check(&scene, 16, kind, &Attend { fused: true, window });
+    }
+}
+
+/// What models use: multiples of 8 from 16 to 256, groups up to 16.
+#[test]
+fn every_head_dim_and_group() {
+    for (i, d) in (16..=256).step_by(8).enumerate() {
+        let group = 1 + i % 16;
+        let scene = Scene::new(shape(group, 1, d), &[70, 9], d as u64);
+        let kind = [KvType::Int8, KvType::F16, KvType::F32, KvType::Bf16][i % 4];
+        check(&scene, 1 << (i % 7), kind, &Attend { fused: true, window: [None, Some(33)][i / 2 % 2] });
+    }
+}
+
+#[test]
 fn large_scores_do_not_overflow() {
     let mut scene = Scene::new(shape(4, 2, 16), &[150], 10);
     scene.history[0].iter_mut().for_each(|x| *x *= 12.0);

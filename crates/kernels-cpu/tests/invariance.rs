@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Attend, CACHE_KINDS, Cache, Part, Rng, Scene, assert_same_bits};
+use common::{Attend, CACHE_KINDS, Cache, Part, Rng, Scene, assert_same_bits, simd_tiers};
 use proptest::prelude::*;
 use strobe_kernels_cpu::{Cpu, KvType, QkvShape, Tier};
 
@@ -67,6 +67,37 @@ fn decoding_token_by_token_equals_the_prompt_at_once() {
             let cuts: Vec<usize> = (1..=LENGTHS[0]).collect();
             let found = chunked(&scene, &mut cpu, &mut scene.cache(8, KvType::F32), 0, &cuts, &attend);
             assert_same_bits(&found, &expected[0], &format!("{tier:?} {attend:?}"));
+        }
+    }
+}
+
+/// Long contexts are shared out in chunks when there is little else to do.
+#[test]
+fn splitting_a_long_context_changes_nothing() {
+    for (heads, kv_heads, window) in [(8, 1, None), (8, 1, Some(700)), (3, 1, None), (4, 2, Some(1000)), (10, 1, None)]
+    {
+        let scene = Scene::new(QkvShape { heads, kv_heads, head_dim: 16 }, &[1300, 600, 20], 3);
+        let attend = Attend { fused: true, window };
+        let last = |seq: usize| scene.len(seq) - 1;
+        let history: Vec<_> = (0..3).map(|seq| Some(Part { q_len: last(seq), kv_len: last(seq) })).collect();
+        for tier in simd_tiers() {
+            for kind in CACHE_KINDS {
+                let expected = scene.prefill(&mut Cpu::new(tier, 1), &mut scene.cache(16, kind), &attend);
+                let mut cache = scene.cache(32, kind);
+                scene.step(&mut Cpu::new(tier, 2), &mut cache, &history, &attend);
+                for threads in [1, 2, 3, 5] {
+                    for company in [vec![0], vec![1], vec![0, 2], vec![0, 1, 2]] {
+                        let part = |seq| Part { q_len: 1, kv_len: scene.len(seq) };
+                        let parts: Vec<_> = (0..3).map(|seq| company.contains(&seq).then(|| part(seq))).collect();
+                        let found = scene.step(&mut Cpu::new(tier, threads), &mut cache, &parts, &attend);
+                        for seq in company {
+                            let row = &expected[seq][last(seq) * scene.shape.q_row()..];
+                            let what = format!("{tier:?} {attend:?} {kind:?} {threads} threads, sequence {seq}");
+                            assert_same_bits(&found[seq], row, &what);
+                        }
+                    }
+                }
+            }
         }
     }
 }

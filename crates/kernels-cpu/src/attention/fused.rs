@@ -2,58 +2,24 @@
 
 use std::ops::Range;
 
-use super::tile::{TileSpan, add_values, scores};
-use super::{Block, Cache, Job, Scratch, TILE};
-use crate::cpu::Cpu;
-use crate::kv::{AttnBatch, KvLayer, QkvShape, padded_dim};
-use crate::simd::{Kernel, Simd, dispatch, exp};
+use half::{bf16, f16};
 
-impl Cpu {
-    /// Fused causal attention over the paged cache, with grouped heads and an optional sliding window (the positions
-    /// that a query sees, itself included). Prompt and decode rows take the same path.
-    ///
-    /// # Panics
-    /// When a length does not fit, or a block table is too short.
-    pub fn attention(
-        &mut self,
-        qkv: &[f32],
-        shape: QkvShape,
-        batch: &AttnBatch<'_>,
-        kv: &KvLayer<'_>,
-        window: Option<usize>,
-        out: &mut [f32],
-    ) {
-        kv.check(shape, batch);
-        let job = Job::new(qkv, shape, batch, window);
-        job.check_rows(qkv.len() / shape.row());
-        job.check_rows(out.len() / shape.q_row());
-        let (tier, cache) = (self.tier, Cache::of(kv));
-        let out = crate::cpu::SharedMut::new(out);
-        self.for_blocks(&job, &|block, scratch| {
-            // SAFETY: everything was checked, and each block writes its own rows and heads.
-            unsafe { dispatch(tier, FusedBlock { job: &job, cache, block, scratch, out: out.ptr() }) };
-        });
-    }
-}
+use super::products::{FEW_ROWS, add_values, is_streamable, scores};
+use super::tile::TileSpan;
+use super::{Block, CHUNK, Cache, Job, Scratch, Sums, TILE};
+use crate::kv::{KV_LANES, KvType, padded_dim};
+use crate::simd::{Element, Kernel, Simd, exp};
 
-struct FusedBlock<'a, 's> {
-    job: &'a Job<'a>,
-    cache: Cache<'a>,
-    block: Block<'a>,
-    scratch: Scratch<'s>,
+/// A block's attention: all of it, or the sums of one chunk.
+pub(super) struct FusedBlock<'a, 's> {
+    pub(super) job: &'a Job<'a>,
+    pub(super) cache: Cache<'a>,
+    pub(super) block: Block<'a>,
+    pub(super) scratch: Scratch<'s>,
+    /// One chunk only: its sums are left in `scratch.chunk`.
+    pub(super) only_chunk: Option<usize>,
     /// The whole output, `[rows][heads * head_dim]`.
-    out: *mut f32,
-}
-
-impl FusedBlock<'_, '_> {
-    /// Where the output of a row of the block starts.
-    #[inline(always)]
-    unsafe fn out_row(&self, row: usize) -> *mut f32 {
-        let (shape, token) = (&self.job.shape, self.block.tokens.start + row / self.job.group);
-        let head = self.job.head(&self.block, row);
-        // SAFETY: rows were checked against the output's length.
-        unsafe { self.out.add(self.block.packed_row(token) * shape.q_row() + head * shape.head_dim) }
-    }
+    pub(super) out: *mut f32,
 }
 
 impl Kernel for FusedBlock<'_, '_> {
@@ -70,7 +36,7 @@ impl Kernel for FusedBlock<'_, '_> {
             let max = seen.clone().map(score).fold(f32::NEG_INFINITY, f32::max);
             let sum: f32 = seen.clone().map(|position| (score(position) - max).exp()).sum();
             // SAFETY: within the output, and no other block writes this row and head.
-            let out = unsafe { std::slice::from_raw_parts_mut(self.out_row(row), d) };
+            let out = unsafe { std::slice::from_raw_parts_mut(self.out.add(job.out_offset(block, row)), d) };
             out.fill(0.0);
             for position in seen {
                 let p = (score(position) - max).exp() / sum;
@@ -84,80 +50,180 @@ impl Kernel for FusedBlock<'_, '_> {
     #[inline(always)]
     unsafe fn simd<S: Simd>(mut self) {
         let (job, block) = (self.job, self.block.clone());
-        let (d, row_len, rows) = (job.shape.head_dim, padded_dim(job.shape.head_dim), block.rows(job.group));
-        let (first, last) = (block.position(block.tokens.start), block.position(block.tokens.end - 1));
+        let (rows, row_len) = (block.rows(job.group), padded_dim(job.shape.head_dim));
         job.load_queries(&block, self.scratch.q);
-        self.scratch.o[..rows * row_len].fill(0.0);
-        self.scratch.max[..rows].fill(f32::NEG_INFINITY);
-        self.scratch.sum[..rows].fill(0.0);
-        for tile in job.visible(first).start / TILE..last / TILE + 1 {
-            let base = tile * TILE;
-            let span = TileSpan::new(job, &block, base, last + 1);
-            let next = (base + TILE <= last).then(|| TileSpan::new(job, &block, base + TILE, last + 1));
-            let rows = job.rows_that_see(&block, base);
-            let visible = |row: usize| job.visible_in_tile(&block, row, base);
+        let chunks = self.only_chunk.map_or_else(|| job.chunks(&block), |chunk| chunk..chunk + 1);
+        for chunk in chunks {
+            let positions = chunk * CHUNK..(chunk + 1) * CHUNK;
+            self.scratch.chunk.clear(rows, row_len);
             // SAFETY: the caller has the features; the scratch was made for this block.
             unsafe {
-                let keys = self.cache.keys::<S>(&span, self.scratch.keys);
-                let ahead = self.cache.ahead(next.as_ref(), true);
-                scores::<S>(rows.clone(), self.scratch.q, d, &keys, ahead, self.scratch.p);
-                self.cache.scale::<S>(&span, true, rows.clone(), self.scratch.p);
-                for row in rows.clone() {
-                    self.softmax_row::<S>(row, visible(row), row_len);
+                self.chunk::<S>(positions.clone());
+                if self.only_chunk.is_some() {
+                    return;
                 }
-                self.cache.scale::<S>(&span, false, rows.clone(), self.scratch.p);
-                let values = self.cache.values::<S>(&span, self.scratch.values);
-                let ahead = self.cache.ahead(next.as_ref(), false);
-                add_values::<S>(rows, &visible, self.scratch.p, &values, ahead, row_len, self.scratch.o);
+                for row in job.rows_that_see(&block, &positions) {
+                    let is_first = job.visible(block.position_of_row(job.group, row)).start >= positions.start;
+                    fold_row::<S>(&mut self.scratch.total, &self.scratch.chunk, row, row_len, is_first);
+                }
             }
         }
-        for row in 0..rows {
-            // SAFETY: as above.
+        // SAFETY: as above, and no other block writes these rows and heads.
+        unsafe { write_rows::<S>(job, &block, &self.scratch.total, self.out) };
+    }
+}
+
+impl FusedBlock<'_, '_> {
+    /// Sums up what the block sees of a chunk, with the loops made for its rows and the cache's type.
+    #[inline(always)]
+    unsafe fn chunk<S: Simd>(&mut self, positions: Range<usize>) {
+        let (geometry, d) = (&self.cache.geometry, self.job.shape.head_dim);
+        let is_few = self.block.rows(self.job.group) <= FEW_ROWS && geometry.lanes() == KV_LANES;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match geometry.kind {
+                KvType::F32 if is_few => self.tiles::<S, f32, true>(positions),
+                KvType::F16 if is_few && is_streamable::<f16>(d) => self.tiles::<S, f16, true>(positions),
+                KvType::Bf16 if is_few && is_streamable::<bf16>(d) => self.tiles::<S, bf16, true>(positions),
+                KvType::Int8 if is_few && is_streamable::<i8>(d) => self.tiles::<S, i8, true>(positions),
+                _ => self.tiles::<S, f32, false>(positions),
+            }
+        }
+    }
+
+    /// With `FEW` rows, keys and values are used as the cache holds them, in elements of `T`; else they are made f32 once
+    /// per tile.
+    #[inline(always)]
+    unsafe fn tiles<S: Simd, T: Element, const FEW: bool>(&mut self, positions: Range<usize>) {
+        let (job, block, cache) = (self.job, self.block.clone(), self.cache);
+        let (d, row_len) = (job.shape.head_dim, padded_dim(job.shape.head_dim));
+        let (first, end) = (block.position(block.tokens.start), block.position(block.tokens.end - 1) + 1);
+        let start = job.visible(first).start.max(positions.start);
+        for base in (start / TILE * TILE..positions.end.min(end)).step_by(TILE) {
+            let span = TileSpan::new(job, &block, base, end);
+            let next = if base + TILE < end { TileSpan::new(job, &block, base + TILE, end) } else { span };
+            let rows = job.rows_that_see(&block, &(base..base + TILE));
+            let visible = |row: usize| job.visible_in_tile(&block, row, base);
+            let Scratch { q, p, chunk, keys, values, .. } = &mut self.scratch;
+            // SAFETY: the caller's promise.
             unsafe {
-                let (o, out) = (self.scratch.o.as_ptr().add(row * row_len), self.out_row(row));
-                let sum = S::splat(self.scratch.sum[row]);
-                let mut i = 0;
-                while i < d {
-                    S::store_partial(out.add(i), S::div(S::load(o.add(i)), sum), S::LANES.min(d - i));
-                    i += S::LANES;
+                let (keys, next_keys) = if FEW {
+                    (cache.in_place::<T>(&span, true), cache.in_place::<T>(&next, true))
+                } else {
+                    let staged = cache.keys::<S>(&span, keys).map(|run| run.cast::<T>());
+                    (staged, staged)
+                };
+                scores::<S, T, FEW>(rows.clone(), q, d, &keys, &next_keys, p);
+                let (key_scales, value_scales) = (cache.scales(&span, true), cache.scales(&span, false));
+                for row in rows.clone() {
+                    let scales = key_scales.as_ref().zip(value_scales.as_ref());
+                    softmax_row::<S>(row, visible(row), scales, row_len, p, chunk);
                 }
+                let (values, next_values) = if FEW {
+                    (cache.in_place::<T>(&span, false), cache.in_place::<T>(&next, false))
+                } else {
+                    let staged = cache.values::<S>(&span, values).map(|run| run.cast::<T>());
+                    (staged, staged)
+                };
+                add_values::<S, T, FEW>(rows, &visible, p, &values, &next_values, row_len, chunk.o);
             }
         }
     }
 }
 
-impl FusedBlock<'_, '_> {
-    /// Turns the scores of one row into exponentials against the largest score so far, and scales what was summed up
-    /// before to that.
-    #[inline(always)]
-    unsafe fn softmax_row<S: Simd>(&mut self, row: usize, visible: Range<usize>, row_len: usize) {
-        // SAFETY: the row lies within the scratch.
-        unsafe {
-            let p = self.scratch.p.as_mut_ptr().add(row * TILE);
+/// Turns the scores of one row into exponentials against the largest score so far, and scales what was summed up before
+/// to that. Scores of codes are multiplied with the scales of their keys; what values are weighted with, with theirs.
+#[inline(always)]
+unsafe fn softmax_row<S: Simd>(
+    row: usize,
+    visible: Range<usize>,
+    scales: Option<(&[f32; TILE], &[f32; TILE])>,
+    row_len: usize,
+    p: &mut [f32],
+    sums: &mut Sums<'_>,
+) {
+    // SAFETY: the row lies within the scratch.
+    unsafe {
+        let p = p.as_mut_ptr().add(row * TILE);
+        let mut max = S::splat(sums.max[row]);
+        if visible != (0..TILE) || scales.is_some() {
             let hidden = S::splat(f32::NEG_INFINITY);
-            let mut max = S::splat(self.scratch.max[row]);
             for i in (0..TILE).step_by(S::LANES) {
                 let (lo, hi) = (visible.start as isize - i as isize, visible.end as isize - i as isize);
-                let score = S::keep(S::load(p.add(i)), lo, hi, hidden);
-                S::store(p.add(i), score);
-                max = S::max(score, max);
-            }
-            let max = S::max_lane(max);
-            let mut sum = S::zero();
-            for i in (0..TILE).step_by(S::LANES) {
-                let e = exp::<S>(S::sub(S::load(p.add(i)), S::splat(max)));
-                S::store(p.add(i), e);
-                sum = S::add(sum, e);
-            }
-            // The first tile of a row: exp(-inf) is 0, and 0 * 0 stays 0.
-            let shrink = S::max_lane(exp::<S>(S::splat(self.scratch.max[row] - max)));
-            self.scratch.max[row] = max;
-            self.scratch.sum[row] = self.scratch.sum[row] * shrink + S::sum(sum);
-            if shrink != 1.0 {
-                let o = self.scratch.o.as_mut_ptr().add(row * row_len);
-                for i in (0..row_len).step_by(S::LANES) {
-                    S::store(o.add(i), S::mul(S::load(o.add(i)), S::splat(shrink)));
+                let mut score = S::load(p.add(i));
+                if let Some((keys, _)) = scales {
+                    score = S::mul(score, S::load(keys.as_ptr().add(i)));
                 }
+                S::store(p.add(i), S::keep(score, lo, hi, hidden));
+            }
+        }
+        for i in (0..TILE).step_by(S::LANES) {
+            max = S::max(S::load(p.add(i)), max);
+        }
+        let max = S::max_lane(max);
+        let mut sum = S::zero();
+        for i in (0..TILE).step_by(S::LANES) {
+            let e = exp::<S>(S::sub(S::load(p.add(i)), S::splat(max)));
+            sum = S::add(sum, e);
+            let weight = match scales {
+                Some((_, values)) => S::mul(e, S::load(values.as_ptr().add(i))),
+                None => e,
+            };
+            S::store(p.add(i), weight);
+        }
+        // The first tile of a chunk: exp(-inf) is 0, and 0 * 0 stays 0.
+        let shrink = if sums.max[row] == max { 1.0 } else { S::max_lane(exp::<S>(S::splat(sums.max[row] - max))) };
+        sums.max[row] = max;
+        sums.sum[row] = sums.sum[row] * shrink + S::sum(sum);
+        if shrink != 1.0 {
+            let o = sums.o.as_mut_ptr().add(row * row_len);
+            for i in (0..row_len).step_by(S::LANES) {
+                S::store(o.add(i), S::mul(S::load(o.add(i)), S::splat(shrink)));
+            }
+        }
+    }
+}
+
+/// Adds the sums of a chunk to those of the chunks before, or starts with them.
+#[inline(always)]
+pub(super) unsafe fn fold_row<S: Simd>(
+    total: &mut Sums<'_>,
+    chunk: &Sums<'_>,
+    row: usize,
+    row_len: usize,
+    is_first: bool,
+) {
+    // SAFETY: the row lies within both.
+    unsafe {
+        let (o, add) = (total.o.as_mut_ptr().add(row * row_len), chunk.o.as_ptr().add(row * row_len));
+        if is_first {
+            std::ptr::copy_nonoverlapping(add, o, row_len);
+            (total.max[row], total.sum[row]) = (chunk.max[row], chunk.sum[row]);
+            return;
+        }
+        let max = total.max[row].max(chunk.max[row]);
+        let shrink = |old: f32| S::max_lane(exp::<S>(S::splat(old - max)));
+        let (keep, join) = (shrink(total.max[row]), shrink(chunk.max[row]));
+        total.max[row] = max;
+        total.sum[row] = total.sum[row] * keep + chunk.sum[row] * join;
+        for i in (0..row_len).step_by(S::LANES) {
+            let kept = S::mul(S::load(o.add(i)), S::splat(keep));
+            S::store(o.add(i), S::fma(S::load(add.add(i)), S::splat(join), kept));
+        }
+    }
+}
+
+/// Writes the averages of a block's rows.
+#[inline(always)]
+pub(super) unsafe fn write_rows<S: Simd>(job: &Job<'_>, block: &Block<'_>, total: &Sums<'_>, out: *mut f32) {
+    let (d, row_len) = (job.shape.head_dim, padded_dim(job.shape.head_dim));
+    for row in 0..block.rows(job.group) {
+        // SAFETY: rows were checked against the output's length.
+        unsafe {
+            let (o, out) = (total.o.as_ptr().add(row * row_len), out.add(job.out_offset(block, row)));
+            let sum = S::splat(total.sum[row]);
+            for i in (0..d).step_by(S::LANES) {
+                S::store_partial(out.add(i), S::div(S::load(o.add(i)), sum), S::LANES.min(d - i));
             }
         }
     }
@@ -211,13 +277,13 @@ impl Job<'_> {
         }
     }
 
-    /// The rows of a block that see anything of the tile at `base`; later tokens see later positions, so they are a run.
+    /// The rows of a block that see any of some positions; later tokens see later positions, so they are a run.
     #[inline(always)]
-    pub(super) fn rows_that_see(&self, block: &Block<'_>, base: usize) -> Range<usize> {
+    pub(super) fn rows_that_see(&self, block: &Block<'_>, positions: &Range<usize>) -> Range<usize> {
         let first = block.position(0);
         // Position p sees p + 1 - window ..= p.
-        let from = base.saturating_sub(first).max(block.tokens.start);
-        let to = (base + TILE - 1).saturating_add(self.window).saturating_sub(first);
+        let from = positions.start.saturating_sub(first).max(block.tokens.start);
+        let to = (positions.end - 1).saturating_add(self.window).saturating_sub(first);
         let to = to.min(block.tokens.end).max(from);
         (from - block.tokens.start) * self.group..(to - block.tokens.start) * self.group
     }
@@ -225,7 +291,7 @@ impl Job<'_> {
     /// The positions of the tile at `base` that a row sees, counted from `base`.
     #[inline(always)]
     pub(super) fn visible_in_tile(&self, block: &Block<'_>, row: usize, base: usize) -> Range<usize> {
-        let seen = self.visible(block.position(block.tokens.start + row / self.group));
+        let seen = self.visible(block.position_of_row(self.group, row));
         seen.start.saturating_sub(base)..(seen.end - base).min(TILE)
     }
 }

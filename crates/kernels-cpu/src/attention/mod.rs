@@ -2,23 +2,34 @@
 //!
 //! Work is cut into blocks of query tokens of one kv head; the query heads that share it are rows of one small matrix
 //! product, so keys and values are read once for all of them. Positions are walked in tiles at absolute multiples of
-//! [`TILE`], and a row takes part in exactly the tiles and positions that it may see. So its result depends neither on
-//! the other rows of its block, nor on chunking, nor on the size of cache blocks.
+//! [`TILE`], and a row takes part in exactly the tiles and positions that it may see. The sums of every [`CHUNK`]
+//! positions, again at absolute multiples, are kept apart and folded together in order, so that chunks may also be
+//! computed by different workers. So a row's result depends neither on the other rows of its block, nor on how a prompt
+//! was cut, nor on the size of cache blocks, nor on the number of workers.
 
 mod fused;
+mod products;
+mod split;
 mod tile;
 mod unfused;
 
 use std::ops::Range;
 
 use crate::cpu::Cpu;
-use crate::kv::{AttnBatch, KvGeometry, KvLayer, QkvShape, SeqSpan, padded_dim};
+use crate::kv::{AttnBatch, KV_LANES, KvGeometry, KvLayer, QkvShape, SeqSpan, padded_dim};
 
 /// Positions that are processed together.
 pub(crate) const TILE: usize = 64;
+/// Positions whose sums are made on their own: a multiple of [`TILE`].
+pub(crate) const CHUNK: usize = 512;
 /// Rows (query tokens times heads of a group) that a block aims at: enough to reuse a tile well, small enough for the
 /// cache.
 const BLOCK_ROWS: usize = 96;
+
+/// Rows of a block of as many whole tokens as fit.
+fn max_block_rows(group: usize) -> usize {
+    (BLOCK_ROWS / group).max(1) * group
+}
 
 /// What all blocks of one call share.
 pub(crate) struct Job<'a> {
@@ -56,33 +67,42 @@ impl<'a> Job<'a> {
         Job { qkv, shape, group, batch, window }
     }
 
-    fn tokens_per_block(&self) -> usize {
-        (BLOCK_ROWS / self.group).max(1)
-    }
-
     /// Rows of the largest block.
     fn max_rows(&self) -> usize {
-        self.tokens_per_block() * self.group
+        max_block_rows(self.group)
+    }
+
+    fn tokens_per_block(&self) -> usize {
+        self.max_rows() / self.group
+    }
+
+    /// Runs of tokens that a sequence is cut into.
+    fn runs(&self, seq: &SeqSpan) -> usize {
+        (seq.q_len as usize).div_ceil(self.tokens_per_block())
     }
 
     fn block_count(&self) -> usize {
-        let blocks = |seq: &SeqSpan| (seq.q_len as usize).div_ceil(self.tokens_per_block());
-        self.batch.seqs.iter().map(blocks).sum::<usize>() * self.shape.kv_heads
+        self.batch.seqs.iter().map(|seq| self.runs(seq)).sum::<usize>() * self.shape.kv_heads
     }
 
-    /// Block `index`; neighbours share tokens, not heads.
-    fn block(&self, index: usize) -> Block<'a> {
-        let (mut run, kv_head) = (index / self.shape.kv_heads, index % self.shape.kv_heads);
-        let size = self.tokens_per_block();
+    /// Block `index` of all sequences.
+    fn block(&self, mut index: usize) -> Block<'a> {
         for (seq_index, seq) in self.batch.seqs.iter().enumerate() {
-            let q_len = seq.q_len as usize;
-            let runs = q_len.div_ceil(size);
-            if run < runs {
-                return Block { seq_index, seq, kv_head, tokens: run * size..q_len.min((run + 1) * size) };
+            let blocks = self.runs(seq) * self.shape.kv_heads;
+            if index < blocks {
+                return self.block_of(seq_index, index);
             }
-            run -= runs;
+            index -= blocks;
         }
-        unreachable!("attention block {index} of {}", self.block_count())
+        unreachable!("attention block beyond {}", self.block_count())
+    }
+
+    /// Block `index` of a sequence; neighbours share tokens, not heads.
+    fn block_of(&self, seq_index: usize, index: usize) -> Block<'a> {
+        let seq = &self.batch.seqs[seq_index];
+        let (run, kv_head) = (index / self.shape.kv_heads, index % self.shape.kv_heads);
+        let (q_len, size) = (seq.q_len as usize, self.tokens_per_block());
+        Block { seq_index, seq, kv_head, tokens: run * size..q_len.min((run + 1) * size) }
     }
 
     /// The positions that the query at `position` sees.
@@ -91,9 +111,23 @@ impl<'a> Job<'a> {
         (position + 1).saturating_sub(self.window)..position + 1
     }
 
+    /// The chunks that hold what a block sees.
+    #[inline(always)]
+    fn chunks(&self, block: &Block<'_>) -> Range<usize> {
+        let (first, last) = (block.position(block.tokens.start), block.position(block.tokens.end - 1));
+        self.visible(first).start / CHUNK..last / CHUNK + 1
+    }
+
     /// The query head of a row of a block.
     fn head(&self, block: &Block<'_>, row: usize) -> usize {
         block.kv_head * self.group + row % self.group
+    }
+
+    /// Where the output of a row of a block starts.
+    #[inline(always)]
+    fn out_offset(&self, block: &Block<'_>, row: usize) -> usize {
+        let token = block.tokens.start + row / self.group;
+        block.packed_row(token) * self.shape.q_row() + self.head(block, row) * self.shape.head_dim
     }
 
     /// # Panics
@@ -127,6 +161,12 @@ impl Block<'_> {
         self.seq.first_position() + token
     }
 
+    /// The position of a row's token.
+    #[inline(always)]
+    fn position_of_row(&self, group: usize, row: usize) -> usize {
+        self.position(self.tokens.start + row / group)
+    }
+
     /// The packed row of a token.
     fn packed_row(&self, token: usize) -> usize {
         self.seq.q_start as usize + token
@@ -138,18 +178,44 @@ impl Block<'_> {
     }
 }
 
+/// What is summed up of rows so far.
+struct Sums<'s> {
+    /// Values weighted with exponentials, `[rows][padded head_dim]`.
+    o: &'s mut [f32],
+    /// The largest score, per row.
+    max: &'s mut [f32],
+    /// The exponentials against it, per row.
+    sum: &'s mut [f32],
+}
+
+impl<'s> Sums<'s> {
+    fn len(rows: usize, d: usize) -> usize {
+        rows * padded_dim(d) + 2 * rows.next_multiple_of(KV_LANES)
+    }
+
+    fn carve(memory: &'s mut [f32], rows: usize, d: usize) -> Sums<'s> {
+        let mut carver = Carver(memory);
+        Sums { o: carver.take(rows * padded_dim(d)), max: carver.take(rows), sum: carver.take(rows) }
+    }
+
+    #[inline(always)]
+    fn clear(&mut self, rows: usize, row_len: usize) {
+        self.o[..rows * row_len].fill(0.0);
+        self.max[..rows].fill(f32::NEG_INFINITY);
+        self.sum[..rows].fill(0.0);
+    }
+}
+
 /// One worker's memory for one block, carved from its scratch.
 struct Scratch<'s> {
     /// Scaled queries, `[rows][head_dim]`.
     q: &'s mut [f32],
     /// Scores, then probabilities of the current tile, `[rows][TILE]`.
     p: &'s mut [f32],
-    /// Sums of values, `[rows][padded head_dim]`.
-    o: &'s mut [f32],
-    /// Largest score so far, per row.
-    max: &'s mut [f32],
-    /// Sum of exponentials so far, per row.
-    sum: &'s mut [f32],
+    /// Of the current chunk.
+    chunk: Sums<'s>,
+    /// Of all chunks before.
+    total: Sums<'s>,
     /// The first position that counts, per row; for probabilities that come from memory.
     first: &'s mut [u32],
     /// Keys of the current tile as f32, `[TILE / 16][head_dim][16]`.
@@ -161,26 +227,31 @@ struct Scratch<'s> {
 impl<'s> Scratch<'s> {
     fn len(rows: usize, d: usize) -> usize {
         // Each part is rounded up to a cache line.
-        rows * (d + TILE + padded_dim(d) + 3) + TILE * (d + padded_dim(d)) + 8 * 16
+        rows * (d + TILE + 1) + TILE * (d + padded_dim(d)) + 2 * Sums::len(rows, d) + 5 * KV_LANES
     }
 
     fn carve(memory: &'s mut [f32], rows: usize, d: usize) -> Scratch<'s> {
-        let mut rest = memory;
-        let mut take = |len: usize| {
-            let (part, tail) = std::mem::take(&mut rest).split_at_mut(len.next_multiple_of(16));
-            rest = tail;
-            &mut part[..len]
-        };
+        let mut carver = Carver(memory);
         Scratch {
-            q: take(rows * d),
-            p: take(rows * TILE),
-            o: take(rows * padded_dim(d)),
-            max: take(rows),
-            sum: take(rows),
-            first: bytemuck::cast_slice_mut(take(rows)),
-            keys: take(TILE * d),
-            values: take(TILE * padded_dim(d)),
+            q: carver.take(rows * d),
+            p: carver.take(rows * TILE),
+            chunk: Sums::carve(carver.take(Sums::len(rows, d)), rows, d),
+            total: Sums::carve(carver.take(Sums::len(rows, d)), rows, d),
+            first: bytemuck::cast_slice_mut(carver.take(rows)),
+            keys: carver.take(TILE * d),
+            values: carver.take(TILE * padded_dim(d)),
         }
+    }
+}
+
+/// Cuts memory into parts that start on cache lines.
+struct Carver<'s>(&'s mut [f32]);
+
+impl<'s> Carver<'s> {
+    fn take(&mut self, len: usize) -> &'s mut [f32] {
+        let (part, rest) = std::mem::take(&mut self.0).split_at_mut(len.next_multiple_of(KV_LANES));
+        self.0 = rest;
+        &mut part[..len]
     }
 }
 

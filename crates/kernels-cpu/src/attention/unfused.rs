@@ -3,7 +3,8 @@
 //! The scores of sequence i start at `score_offsets[i]` and are laid out `[heads][q_len][kv_len]`.
 
 use super::fused::softmax;
-use super::tile::{TileSpan, add_values, scores};
+use super::products::{add_values, scores};
+use super::tile::TileSpan;
 use super::{Block, Cache, Job, Scratch, TILE};
 use crate::cpu::{Cpu, SharedMut};
 use crate::kv::{AttnBatch, KvLayer, QkvShape, padded_dim};
@@ -133,16 +134,16 @@ impl Kernel for ScoreBlock<'_, '_> {
         let end = block.position(block.tokens.end - 1) + 1;
         job.load_queries(&block, scratch.q);
         for base in (0..kv_len).step_by(TILE) {
-            let seeing = if base < end { job.rows_that_see(&block, base) } else { 0..0 };
+            let seeing = if base < end { job.rows_that_see(&block, &(base..base + TILE)) } else { 0..0 };
             if !seeing.is_empty() {
                 let span = TileSpan::new(job, &block, base, end);
-                let next = (base + TILE < end).then(|| TileSpan::new(job, &block, base + TILE, end));
                 // SAFETY: the caller has the features; the scratch was made for this block.
                 unsafe {
                     let keys = self.cache.keys::<S>(&span, scratch.keys);
-                    let ahead = self.cache.ahead(next.as_ref(), true);
-                    scores::<S>(seeing.clone(), scratch.q, d, &keys, ahead, scratch.p);
-                    self.cache.scale::<S>(&span, true, seeing.clone(), scratch.p);
+                    scores::<S, f32, false>(seeing.clone(), scratch.q, d, &keys, &keys, scratch.p);
+                    if let Some(scales) = self.cache.scales(&span, true) {
+                        scale_columns(&mut scratch.p[seeing.start * TILE..seeing.end * TILE], &scales);
+                    }
                 }
             }
             let width = TILE.min(kv_len - base);
@@ -162,6 +163,16 @@ impl Kernel for ScoreBlock<'_, '_> {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Multiplies each row of a tile with the scales of its columns.
+#[inline(always)]
+fn scale_columns(p: &mut [f32], scales: &[f32; TILE]) {
+    for row in p.chunks_exact_mut(TILE) {
+        for (x, scale) in row.iter_mut().zip(scales) {
+            *x *= scale;
         }
     }
 }
@@ -234,14 +245,6 @@ impl ValueBlock<'_, '_> {
         let p = &self.probabilities[start..start + end];
         (p, p.iter().position(|&p| p != 0.0).unwrap_or(end)..end)
     }
-
-    #[inline(always)]
-    unsafe fn out_row(&self, row: usize) -> *mut f32 {
-        let (shape, token) = (&self.job.shape, self.block.tokens.start + row / self.job.group);
-        let head = self.job.head(&self.block, row);
-        // SAFETY: rows were checked against the output's length.
-        unsafe { self.out.add(self.block.packed_row(token) * shape.q_row() + head * shape.head_dim) }
-    }
 }
 
 impl Kernel for ValueBlock<'_, '_> {
@@ -254,7 +257,7 @@ impl Kernel for ValueBlock<'_, '_> {
                     sum += p[position] * self.cache.value(self.job, &self.block, position, i);
                 }
                 // SAFETY: within the output, and no other block writes this row and head.
-                unsafe { *self.out_row(row).add(i) = sum };
+                unsafe { *self.out.add(self.job.out_offset(&self.block, row) + i) = sum };
             }
         }
     }
@@ -264,14 +267,13 @@ impl Kernel for ValueBlock<'_, '_> {
         let (job, block) = (self.job, self.block.clone());
         let (d, row_len, rows) = (job.shape.head_dim, padded_dim(job.shape.head_dim), block.rows(job.group));
         let end = block.position(block.tokens.end - 1) + 1;
-        self.scratch.o[..rows * row_len].fill(0.0);
+        self.scratch.total.o[..rows * row_len].fill(0.0);
         for row in 0..rows {
             self.scratch.first[row] = self.row(row).1.start as u32;
         }
         for base in (0..end).step_by(TILE) {
             let span = TileSpan::new(job, &block, base, end);
-            let next = (base + TILE < end).then(|| TileSpan::new(job, &block, base + TILE, end));
-            let rows = job.rows_that_see(&block, base);
+            let rows = job.rows_that_see(&block, &(base..base + TILE));
             for row in rows.clone() {
                 let token = block.tokens.start + row / job.group;
                 let start = block.score_row(job.head(&block, row), token) + base;
@@ -285,15 +287,20 @@ impl Kernel for ValueBlock<'_, '_> {
             };
             // SAFETY: the caller has the features; the scratch was made for this block.
             unsafe {
-                self.cache.scale::<S>(&span, false, rows.clone(), self.scratch.p);
+                if let Some(scales) = self.cache.scales(&span, false) {
+                    scale_columns(&mut self.scratch.p[rows.start * TILE..rows.end * TILE], &scales);
+                }
                 let values = self.cache.values::<S>(&span, self.scratch.values);
-                let ahead = self.cache.ahead(next.as_ref(), false);
-                add_values::<S>(rows, &visible, self.scratch.p, &values, ahead, row_len, self.scratch.o);
+                let (p, o) = (&*self.scratch.p, &mut *self.scratch.total.o);
+                add_values::<S, f32, false>(rows, &visible, p, &values, &values, row_len, o);
             }
         }
         for row in 0..rows {
             // SAFETY: as above.
-            unsafe { std::ptr::copy_nonoverlapping(self.scratch.o.as_ptr().add(row * row_len), self.out_row(row), d) };
+            unsafe {
+                let o = self.scratch.total.o.as_ptr().add(row * row_len);
+                std::ptr::copy_nonoverlapping(o, self.out.add(job.out_offset(&block, row)), d);
+            }
         }
     }
 }

@@ -45,6 +45,10 @@ impl Simd for Avx2 {
     const TILE_ROWS: usize = 6;
 
     #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) {
+        unsafe { run(kernel) }
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
         unsafe { _mm256_set1_ps(x) }
     }

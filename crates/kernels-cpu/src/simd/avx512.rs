@@ -49,6 +49,10 @@ impl Simd for Avx512 {
     const TILE_ROWS: usize = 12;
 
     #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) {
+        unsafe { run(kernel) }
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
         unsafe { _mm512_set1_ps(x) }
     }

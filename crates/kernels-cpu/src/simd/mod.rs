@@ -90,6 +90,9 @@ pub(crate) trait Simd: Copy {
     /// Asks for the cache line at `p`; any address will do.
     unsafe fn prefetch<T>(p: *const T);
 
+    /// Runs a kernel as a function of its own, compiled for this tier.
+    unsafe fn call<K: Kernel>(kernel: K);
+
     /// No vector at all: zeroes.
     #[inline(always)]
     unsafe fn zero() -> Self::V {
