@@ -107,6 +107,7 @@ impl CpuBackend {
             if options.context_fmha { None } else { Some(aligned_bytes(unfused_score_bytes(&config, limits))?) };
         let widest = config.hidden_size.max(config.intermediate_size).max(shape.heads * shape.head_dim);
         cpu.reserve(limits.tokens.max(limits.sampled), widest);
+        cpu.reserve_attention(shape, limits.positions);
         Ok(CpuBackend {
             rope: RopeTable { half: shape.head_dim / 2, cos, sin },
             hidden: rows(config.hidden_size),

@@ -69,4 +69,19 @@ fn a_step_allocates_nothing() {
     };
     // The test harness has threads of its own, which may allocate now and then; a step that allocates does so always.
     assert_eq!([step(), step(), step()].into_iter().min(), Some(0));
+
+    // The first token of a new device after a long context, of which each worker takes a part.
+    let positions = 3000;
+    let seqs = [SeqSpan { q_start: 0, q_len: 1, kv_len: positions, table_start: 0 }];
+    let block_tables: Vec<u32> = (0..positions.div_ceil(16)).map(|i| i % 5).collect();
+    let batch = AttnBatch { seqs: &seqs, block_tables: &block_tables };
+    let mut first_token = || {
+        let mut cpu = Cpu::new(Tier::detect(), 2);
+        cpu.reserve_attention(shape, positions as usize);
+        cpu.parallel_for(8, &|_| std::thread::sleep(std::time::Duration::from_millis(1)));
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        cpu.attention(&qkv, shape, &batch, &kv, None, &mut attended);
+        ALLOCATIONS.load(Ordering::Relaxed) - before
+    };
+    assert_eq!([first_token(), first_token(), first_token()].into_iter().min(), Some(0));
 }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::fused::{FusedBlock, fold_row, write_rows};
-use super::{Block, Cache, Job, Scratch, Sums};
+use super::{Block, CHUNK, Cache, Job, Scratch, Sums};
 use crate::cpu::{Cpu, SharedMut};
 use crate::kv::{AttnBatch, KvLayer, QkvShape, SeqSpan, padded_dim};
 use crate::simd::{Kernel, Simd, dispatch};
@@ -80,9 +80,10 @@ impl Cpu {
         let rows = super::max_block_rows(group);
         self.reserve_worker_scratch(Scratch::len(rows, d));
         if self.threads() > 1 {
-            // Split blocks are fewer than this many, or each would be less than its share.
+            // Each split block is more than this part of all blocks together, so they are fewer. One that does not start
+            // and end with a chunk touches two more.
             let blocks = TASKS_PER_WORKER * self.threads();
-            self.reserve_partial_sums(blocks * (max_positions / super::CHUNK + 1) * Sums::len(group, d));
+            self.reserve_partial_sums(blocks * (max_positions / CHUNK + 2) * Sums::len(group, d));
         }
     }
 }
