@@ -103,6 +103,16 @@ fn once() -> String {
 }
 
 impl MeasuredPeaks {
+    /// Each ceiling as the better of two readings gave it.
+    pub fn better_of(&self, other: &MeasuredPeaks) -> MeasuredPeaks {
+        MeasuredPeaks {
+            flops_per_s: self.flops_per_s.max(other.flops_per_s),
+            read_bytes_per_s: self.read_bytes_per_s.max(other.read_bytes_per_s),
+            copy_bytes_per_s: self.copy_bytes_per_s.max(other.copy_bytes_per_s),
+            ..self.clone()
+        }
+    }
+
     /// For a trace's roofline.
     pub fn for_trace(&self) -> Peaks {
         Peaks {

@@ -100,7 +100,11 @@ fn main() -> ExitCode {
     match result {
         Ok(()) if interrupt::requested() => ExitCode::from(130),
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<commands::compare::Regression>() || error.is::<commands::selftest::Failed>() => {
+        Err(error)
+            if error.is::<commands::compare::Regression>()
+                || error.is::<commands::selftest::Failed>()
+                || error.is::<bench::kernels::WrongResults>() =>
+        {
             output::note(&error.to_string());
             ExitCode::from(1)
         }

@@ -17,6 +17,11 @@ pub fn requests(total: u64) -> ProgressBar {
     bar("", total, "[{bar:30}] {pos}/{len} requests {msg}")
 }
 
+/// A bar over kernels that are measured.
+pub fn kernels(total: u64) -> ProgressBar {
+    bar("", total, "[{bar:30}] {pos}/{len} {msg}")
+}
+
 /// Something of unknown length.
 pub fn spinner(label: &str) -> ProgressBar {
     let bar = bar(label, 0, "{spinner} {msg} {elapsed}");

@@ -2,6 +2,7 @@
 
 pub mod client;
 pub mod html;
+pub mod kernels;
 pub mod outcome;
 pub mod overhead;
 pub mod text;

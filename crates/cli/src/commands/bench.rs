@@ -30,6 +30,12 @@ const EXAMPLES: &str = "EXAMPLES:
   strobe bench throughput --engine-dir E --dataset d.jsonl --measure-profiler-overhead
   strobe bench throughput --model tinyllama-1.1b --dataset d.jsonl --runtime pytorch-graph --max-batch-size 1024";
 
+const KERNEL_EXAMPLES: &str = "EXAMPLES:
+  strobe bench kernels                                      every kernel with the shapes of tinyllama-1.1b
+  strobe bench kernels --op gemm,gemv --dtype bfloat16 --threads 1
+  strobe bench kernels --op attention --output-dir DIR      fused against naive attention, with a plot
+  strobe bench kernels --shapes shapes.json --csv";
+
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
@@ -45,6 +51,9 @@ enum Mode {
     /// One request at a time
     #[command(before_help = EXAMPLES)]
     Latency(Box<BenchArgs>),
+    /// Single kernels: time, rate, share of the roofline, and whether the result is right
+    #[command(before_help = KERNEL_EXAMPLES)]
+    Kernels(Box<bench::kernels::Args>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -225,6 +234,7 @@ pub fn run(args: Args) -> Result<()> {
     match args.mode {
         Mode::Throughput(args) => bench(*args, false),
         Mode::Latency(args) => bench(*args, true),
+        Mode::Kernels(args) => bench::kernels::run(*args),
     }
 }
 
@@ -505,7 +515,7 @@ fn rule(args: &BenchArgs) -> PercentileRule {
 const MOST_WARMUP: usize = 10_000;
 
 /// The words of this call, for the record.
-fn command_line() -> String {
+pub fn command_line() -> String {
     let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     std::iter::once("strobe".to_string()).chain(words).collect::<Vec<_>>().join(" ")
 }
