@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Args;
 use strobe_engine::cuda::CudaDevice;
+use strobe_engine::device::Device;
 use strobe_engine::engine_dir::{LoadedModel, WEIGHTS_FILE};
 use strobe_engine::{EngineConfig, ModelRef, weights};
 use strobe_kernels_cpu::{Cpu, Tier};
@@ -41,6 +42,25 @@ pub enum Target {
     Cpu(Cpu),
     /// On a GPU.
     Cuda(CudaDevice),
+}
+
+impl Target {
+    /// Instruction set or GPU, in a word.
+    pub fn describe(&self) -> String {
+        match self {
+            Target::Cpu(cpu) => cpu.tier().name().to_string(),
+            Target::Cuda(cuda) => format!("cuda:{}", cuda.index),
+        }
+    }
+}
+
+impl From<Target> for Device {
+    fn from(target: Target) -> Device {
+        match target {
+            Target::Cpu(cpu) => cpu.into(),
+            Target::Cuda(cuda) => cuda.into(),
+        }
+    }
 }
 
 /// How a GPU is used.

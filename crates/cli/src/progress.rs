@@ -12,6 +12,11 @@ pub fn bytes(label: &str, total: u64) -> ProgressBar {
     bar(label, total, template)
 }
 
+/// A bar over tokens.
+pub fn tokens(label: &str, total: u64) -> ProgressBar {
+    bar(label, total, "{msg} [{bar:30}] {pos}/{len} tokens {per_sec} eta {eta}")
+}
+
 /// A bar over requests, with whatever the message says beside it.
 pub fn requests(total: u64) -> ProgressBar {
     bar("", total, "[{bar:30}] {pos}/{len} requests {msg}")

@@ -1,8 +1,8 @@
-//! `strobe eval logits` against what `transformers` computes for the fixtures.
+//! `strobe eval` against what `transformers` computes for the fixtures.
 
 mod common;
 
-use common::{FIXTURES, Sandbox, assert_names, ints};
+use common::{FIXTURES, Sandbox, assert_names, int, ints, num};
 use serde_json::Value;
 
 const CASES: [&str; 10] = [
@@ -137,4 +137,61 @@ fn the_document_has_the_promised_shape() {
     sandbox.write("l.json", "an older file");
     sandbox.ok("eval logits --model micro --ids 1,2,3 --output l.json");
     assert_eq!(sandbox.json("l.json"), document);
+}
+
+#[test]
+fn perplexity_of_a_text_as_lines_and_as_json() {
+    let sandbox = Sandbox::new();
+    let golden = golden("trained", "golden.json");
+    let command = format!("eval perplexity --model {FIXTURES}/trained --text {FIXTURES}/trained/text.txt");
+    let windows = format!("--context {} --stride {}", golden["context"], golden["stride"]);
+    let found: Value =
+        serde_json::from_str(&sandbox.ok(&format!("{command} {windows} --dtype float32 --json")).stdout).unwrap();
+    let expected = num(&golden, "/perplexity");
+    let result = num(&found, "/results/0/perplexity");
+    assert!((result / expected - 1.0).abs() < 1e-5, "{result} is not {expected}");
+    assert_eq!(int(&found, "/tokens"), int(&golden, "/tokens"));
+    let bits = expected.log2() * int(&found, "/tokens") as f64 / int(&found, "/bytes") as f64;
+    assert!((num(&found, "/results/0/bits_per_byte") / bits - 1.0).abs() < 1e-5);
+
+    sandbox.write("short.txt", "An engine directory is mapped into memory when a run starts.\n");
+    let short = format!("eval perplexity --model {FIXTURES}/trained --text short.txt");
+    let done = sandbox.ok(&short);
+    assert_names(&done.stdout, &["perplexity", "bits per byte", "bfloat16", "short.txt, 61 bytes", "stride 256"]);
+    let table = sandbox.ok(&format!("{short} --compare-quantization none,none"));
+    assert_names(&table.stdout, &["against the first", "+0.00 %"]);
+    assert_eq!(sandbox.names("."), ["short.txt"]);
+}
+
+#[test]
+fn perplexity_refuses_what_it_cannot_score() {
+    let sandbox = Sandbox::new();
+    sandbox.write("empty.txt", "");
+    sandbox.write("bytes.txt", [b'a', 0xff]);
+    sandbox.write("text.txt", "the engine");
+    let refused = |words: &str| sandbox.refused(&format!("eval perplexity {words}"));
+    let model = format!("--model {FIXTURES}/trained");
+    assert_names(&refused(&format!("{model} --text empty.txt")), &["empty.txt", "is empty"]);
+    assert_names(&refused(&format!("{model} --text bytes.txt")), &["bytes.txt", "UTF-8", "byte 1"]);
+    assert_names(&refused(&format!("{model} --text gone.txt")), &["gone.txt"]);
+    assert_names(&refused(&format!("--model {FIXTURES}/qwen2 --text text.txt")), &["qwen2", "no tokenizer"]);
+    assert_names(&refused(&format!("{model} --text text.txt --context 100000")), &["--context", "512"]);
+    assert_names(&refused(&format!("{model} --text text.txt --context 8 --stride 8")), &["--stride", "7"]);
+}
+
+#[test]
+fn a_gguf_file_is_a_model() {
+    let sandbox = Sandbox::new();
+    let gguf = |name: &str| format!("{FIXTURES}/gguf/{name}.gguf");
+    let logits = |model: &str| {
+        let options = "--ids 5,9,17,30 --decode 4 --output l.json";
+        sandbox.ok(&format!("eval logits --model {model} {options}"));
+        sandbox.json("l.json")
+    };
+    assert_eq!(logits(&gguf("qwen3")), logits(&format!("{FIXTURES}/qwen3")));
+    let built = sandbox.ok(&format!("build --model {} --output-dir e --device cpu", gguf("llama3-rope-tied")));
+    assert_names(&built.stdout, &["tokenizer", "`t5`", "token ids only"]);
+    let bytes = std::fs::read(gguf("qwen3")).unwrap();
+    sandbox.write("cut.gguf", &bytes[..bytes.len() / 2]);
+    assert_names(&sandbox.refused("build --model cut.gguf --output-dir f"), &["cut.gguf", "truncated", "again"]);
 }

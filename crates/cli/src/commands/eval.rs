@@ -1,4 +1,6 @@
-//! `strobe eval`: the parity check anyone can run.
+//! `strobe eval`: the checks of results that anyone can run.
+
+mod perplexity;
 
 use std::path::PathBuf;
 
@@ -13,7 +15,8 @@ use crate::{output, run_dir};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe eval logits --model ./tiny-llama --ids 5,9,17 --decode 16 --output logits.json
-  strobe eval logits --model micro --ids 1,2,3 --dtype bfloat16 --output logits.json";
+  strobe eval logits --model micro --ids 1,2,3 --dtype bfloat16 --output logits.json
+  strobe eval perplexity --engine-dir engine --text book.txt";
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
@@ -27,6 +30,9 @@ enum What {
     /// Logits of every prompt position and of N greedy decode steps, as JSON
     #[command(before_help = EXAMPLES)]
     Logits(LogitsArgs),
+    /// Perplexity of a text, and what quantisation costs
+    #[command(before_help = perplexity::EXAMPLES)]
+    Perplexity(perplexity::Args),
 }
 
 #[derive(clap::Args)]
@@ -51,27 +57,28 @@ struct LogitsArgs {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let What::Logits(args) = args.what;
+    match args.what {
+        What::Logits(args) => logits(args),
+        What::Perplexity(args) => perplexity::run(&args),
+    }
+}
+
+fn open_device(device: &DeviceArgs, cpu: &CpuArgs) -> Result<Target> {
+    Ok(match device.resolve()? {
+        device::Device::Cpu => Target::Cpu(cpu.open()?),
+        device::Device::Cuda(index) => Target::Cuda(strobe_engine::cuda::CudaDevice::new(index)),
+    })
+}
+
+fn logits(args: LogitsArgs) -> Result<()> {
     let to_stdout = args.output.as_os_str() == "-";
     if !to_stdout {
         run_dir::check_writable(&args.output)?;
     }
-    let mut target = match args.device.resolve()? {
-        device::Device::Cpu => Target::Cpu(args.cpu.open()?),
-        device::Device::Cuda(index) => Target::Cuda(strobe_engine::cuda::CudaDevice::new(index)),
-    };
+    let mut target = open_device(&args.device, &args.cpu)?;
     let model: LoadedModel = args.model.load(&mut target, &args.build, None, None)?;
-    let (device, tier): (strobe_engine::device::Device, _) = match target {
-        Target::Cpu(cpu) => {
-            let tier = cpu.tier().name().to_string();
-            (cpu.into(), tier)
-        }
-        Target::Cuda(cuda) => {
-            let name = format!("cuda:{}", cuda.index);
-            (cuda.into(), name)
-        }
-    };
-    let result = eval::logits(device, &model, &args.ids, args.decode)?;
+    let tier = target.describe();
+    let result = eval::logits(target, &model, &args.ids, args.decode)?;
     let text = serde_json::to_string(&result).context("the logits can't be written as JSON")?;
     if to_stdout {
         output::line(&text);
