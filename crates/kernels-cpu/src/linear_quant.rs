@@ -26,8 +26,6 @@ const PANELS_PER_TASK: usize = 4;
 const STREAM_BYTES: usize = 256 * 1024;
 /// Rows up to which the product is bound by memory.
 const STREAM_ROWS: usize = 12;
-/// How far ahead of its loads a bandwidth-bound product asks for memory, in bytes per panel.
-const PREFETCH_BYTES: usize = 2048;
 /// Results that the tiles of a bandwidth-bound product hold at most: rows times panels.
 const STREAM_RESULTS: usize = 12;
 
@@ -198,8 +196,8 @@ impl QuantGemm<'_> {
     unsafe fn stream<S: SimdInt>(&mut self) {
         let panels_at_once = match (self.kind, self.rows.len()) {
             _ if <S::F as Simd>::LANES < 16 => 1,
-            (QuantKind::Int8, 1..=3) => 4,
-            (QuantKind::Int8, 4..=6) => 2,
+            (QuantKind::Int8, 1..=2) => 4,
+            (QuantKind::Int8, 3..=4) => 2,
             (QuantKind::Int4, 1) => 4,
             (QuantKind::Int4, 2..=3) => 2,
             _ => 1,
@@ -225,8 +223,8 @@ impl QuantGemm<'_> {
                 start,
                 panel_stride: panel_bytes(self.kind, self.x.k()),
                 k_len: self.k_len(block),
-                ahead: start.wrapping_add(PREFETCH_BYTES),
-                ahead_step: block_stride(self.kind) / (BLOCK / 4),
+                ahead: start,
+                ahead_step: 0,
             };
             let c = Results { start: results.as_mut_ptr().cast(), panel_stride: rows * PANEL, resume: block > 0 };
             let x = self.block_rows(block, self.rows.start);
@@ -265,7 +263,7 @@ impl QuantGemm<'_> {
                     unsafe { unpack_int4::<S>(start, k_len, unpacked) };
                 }
                 let halves = PANEL / (2 * <S::F as Simd>::LANES);
-                let step = (block_stride(self.kind) / (BLOCK / 4)).div_ceil(strips * halves);
+                let step = block_stride(self.kind) / (BLOCK / 4) / (strips * halves);
                 for strip in 0..strips {
                     let range = rows * strip / strips..rows * (strip + 1) / strips;
                     let start = if self.kind == QuantKind::Int8 { start } else { unpacked };
@@ -288,7 +286,7 @@ impl QuantGemm<'_> {
                         unsafe {
                             let first = half * 2 * <S::F as Simd>::LANES;
                             match self.kind {
-                                QuantKind::Int8 => int8_tile::<S>(range.len(), x, w, c, first),
+                                QuantKind::Int8 => int8_tile::<S, false>(range.len(), x, w, c, first),
                                 QuantKind::Int4 => int4_tile::<S>(range.len(), x, w, c, first),
                             }
                         }
@@ -343,9 +341,17 @@ macro_rules! by_rows {
 
 /// A tile of two vectors across.
 #[inline(always)]
-unsafe fn int8_tile<S: SimdInt>(rows: usize, x: BlockRows, w: BlockWeights, c: Results, first: usize) {
+unsafe fn int8_tile<S: SimdInt, const STREAM: bool>(
+    rows: usize,
+    x: BlockRows,
+    w: BlockWeights,
+    c: Results,
+    first: usize,
+) {
     // SAFETY: the caller's promise.
-    unsafe { by_rows!(rows, S::INT8_ROWS, [1 2 3 4 5 6 7 8 9 10 11 12], R => int8::<S, R, 1, 2>(x, w, c, first)) }
+    unsafe {
+        by_rows!(rows, S::INT8_ROWS, [1 2 3 4 5 6 7 8 9 10 11 12], R => int8::<S, R, 1, 2, STREAM>(x, w, c, first))
+    }
 }
 
 /// A tile of two vectors across, over unpacked weights.
@@ -357,25 +363,24 @@ unsafe fn int4_tile<S: SimdInt>(rows: usize, x: BlockRows, w: BlockWeights, c: R
 
 /// All columns of one, two or four panels.
 #[inline(always)]
-unsafe fn int8_panels<S: SimdInt>(rows: usize, panels: usize, x: BlockRows, mut w: BlockWeights, c: Results) {
+unsafe fn int8_panels<S: SimdInt>(rows: usize, panels: usize, x: BlockRows, w: BlockWeights, c: Results) {
     // SAFETY: the caller's promise.
     unsafe {
         if <S::F as Simd>::LANES == 16 {
             match panels {
-                4 => by_rows!(rows, 3, [1 2 3], R => int8::<S, R, 4, 2>(x, w, c, 0)),
-                2 => by_rows!(rows, 6, [4 5 6], R => int8::<S, R, 2, 2>(x, w, c, 0)),
-                _ => int8_tile::<S>(rows, x, w, c, 0),
+                4 => by_rows!(rows, 2, [1 2], R => int8::<S, R, 4, 2, true>(x, w, c, 0)),
+                2 => by_rows!(rows, 4, [3 4], R => int8::<S, R, 2, 2, true>(x, w, c, 0)),
+                _ => int8_tile::<S, true>(rows, x, w, c, 0),
             }
         } else {
-            int8_tile::<S>(rows, x, w, c, 0);
-            w.ahead_step = 0;
-            int8_tile::<S>(rows, x, w, c, PANEL / 2);
+            int8_tile::<S, true>(rows, x, w, c, 0);
+            int8_tile::<S, true>(rows, x, w, c, PANEL / 2);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn int4_panels<S: SimdInt>(rows: usize, panels: usize, x: BlockRows, mut w: BlockWeights, c: Results) {
+unsafe fn int4_panels<S: SimdInt>(rows: usize, panels: usize, x: BlockRows, w: BlockWeights, c: Results) {
     // SAFETY: the caller's promise.
     unsafe {
         if <S::F as Simd>::LANES == 16 {
@@ -386,7 +391,6 @@ unsafe fn int4_panels<S: SimdInt>(rows: usize, panels: usize, x: BlockRows, mut 
             }
         } else {
             by_rows!(rows, 2, [1 2], R => int4::<S, R, 1, 2, false>(x, w, c, 0));
-            w.ahead_step = 0;
             by_rows!(rows, 2, [1 2], R => int4::<S, R, 1, 2, false>(x, w, c, PANEL / 2));
         }
     }

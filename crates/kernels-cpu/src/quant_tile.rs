@@ -10,6 +10,9 @@ use crate::simd::{Simd, SimdInt};
 
 /// Bytes of four codes of all rows of a panel.
 const STEP: usize = 4 * PANEL;
+const CACHE_LINE: usize = 64;
+/// How far ahead of its loads a tile that streams asks for memory, in bytes per panel.
+const STREAM_AHEAD: usize = 2048;
 /// Bytes of a group of int4 weights made ready for many tiles: a byte for each code, then f32 scales.
 pub(crate) const UNPACKED_GROUP: usize = GROUP * PANEL + PANEL * size_of::<f32>();
 
@@ -44,7 +47,8 @@ pub(crate) struct BlockWeights {
     pub(crate) panel_stride: usize,
     /// Inputs of this block, a multiple of 32.
     pub(crate) k_len: usize,
-    /// Memory to ask for meanwhile: `ahead_step` bytes further with every four inputs, in each panel.
+    /// Memory to ask for meanwhile, unless the tile streams: a line for every four inputs, `ahead_step` bytes further
+    /// each time.
     pub(crate) ahead: *const u8,
     pub(crate) ahead_step: usize,
 }
@@ -56,9 +60,10 @@ unsafe fn four(codes: *const i8, offset: usize) -> i32 {
     unsafe { codes.add(offset).cast::<i32>().read_unaligned() }
 }
 
-/// `R` rows by `P` panels, of each of which `V` vectors starting at column `first`.
+/// `R` rows by `P` panels, of each of which `V` vectors starting at column `first`. One that streams meets its weights
+/// for the first and last time.
 #[inline(always)]
-pub(crate) unsafe fn int8<S: SimdInt, const R: usize, const P: usize, const V: usize>(
+pub(crate) unsafe fn int8<S: SimdInt, const R: usize, const P: usize, const V: usize, const STREAM: bool>(
     x: BlockRows,
     w: BlockWeights,
     c: Results,
@@ -88,10 +93,15 @@ pub(crate) unsafe fn int8<S: SimdInt, const R: usize, const P: usize, const V: u
                     }
                 }
             }
-            prefetch::<S, P>(ahead, w.panel_stride, w.ahead_step);
+            if STREAM {
+                prefetch_panels::<S, P>(b, w.panel_stride);
+                prefetch_panels::<S, P>(b.wrapping_add(CACHE_LINE), w.panel_stride);
+            } else {
+                S::F::prefetch(ahead);
+                ahead = ahead.wrapping_add(w.ahead_step);
+            }
             codes = codes.add(4);
             b = b.add(STEP);
-            ahead = ahead.wrapping_add(w.ahead_step);
         }
         for p in 0..P {
             for v in 0..V {
@@ -109,7 +119,7 @@ pub(crate) unsafe fn int8<S: SimdInt, const R: usize, const P: usize, const V: u
     }
 }
 
-/// The same for int4 weights, as they are stored or unpacked by [`unpack_int4`].
+/// The same for int4 weights: streamed as they are stored, or unpacked by [`unpack_int4`].
 #[inline(always)]
 pub(crate) unsafe fn int4<S: SimdInt, const R: usize, const P: usize, const V: usize, const UNPACKED: bool>(
     x: BlockRows,
@@ -154,9 +164,16 @@ pub(crate) unsafe fn int4<S: SimdInt, const R: usize, const P: usize, const V: u
                             }
                         }
                     }
-                    prefetch::<S, P>(ahead, w.panel_stride, w.ahead_step);
-                    ahead = ahead.wrapping_add(w.ahead_step);
+                    if UNPACKED {
+                        S::F::prefetch(ahead);
+                        ahead = ahead.wrapping_add(w.ahead_step);
+                    } else {
+                        prefetch_panels::<S, P>(group.wrapping_add((2 * s + half) * CACHE_LINE), w.panel_stride);
+                    }
                 }
+            }
+            if !UNPACKED {
+                prefetch_panels::<S, P>(group.wrapping_add(INT4_CODES), w.panel_stride);
             }
             for p in 0..P {
                 for v in 0..V {
@@ -188,15 +205,12 @@ pub(crate) unsafe fn int4<S: SimdInt, const R: usize, const P: usize, const V: u
     }
 }
 
+/// Asks for what comes after `start` in each panel.
 #[inline(always)]
-unsafe fn prefetch<S: SimdInt, const P: usize>(start: *const u8, panel_stride: usize, bytes: usize) {
+unsafe fn prefetch_panels<S: SimdInt, const P: usize>(start: *const u8, panel_stride: usize) {
     for p in 0..P {
-        let mut line = 0;
-        while line < bytes {
-            // SAFETY: any address will do.
-            unsafe { S::F::prefetch(start.wrapping_add(p * panel_stride + line)) };
-            line += 64;
-        }
+        // SAFETY: any address will do.
+        unsafe { S::F::prefetch(start.wrapping_add(p * panel_stride + STREAM_AHEAD)) };
     }
 }
 
