@@ -132,25 +132,62 @@ struct QuantizeBlock<'a> {
 }
 
 impl Kernel for QuantizeBlock<'_> {
-    fn scalar(self) {
+    fn scalar(mut self) {
         let (scale, inverse) = int8_scale(largest(self.values));
         self.codes.fill(0);
         for (code, x) in self.codes.iter_mut().zip(self.values) {
             *code = int8_code(*x, inverse);
         }
         *self.scale = scale;
+        self.write_starts();
+    }
+
+    #[inline(always)]
+    unsafe fn simd<S: Simd>(mut self) {
+        let (p, len) = (self.values.as_ptr(), self.values.len());
+        // SAFETY: `n` values are left each time, and codes has room for a whole block.
+        unsafe {
+            let (mut most, mut poison) = (S::zero(), S::zero());
+            let mut i = 0;
+            while i < len {
+                let n = S::LANES.min(len - i);
+                let x = S::load_partial(p.add(i), n);
+                most = S::max(most, S::max(x, S::sub(S::zero(), x)));
+                // Stays zero unless a value is not finite.
+                poison = S::fma(x, S::zero(), poison);
+                i += n;
+            }
+            let largest = if S::sum(poison) == 0.0 { S::max_lane(most) } else { f32::NAN };
+            let (scale, inverse) = int8_scale(largest);
+            *self.scale = scale;
+            if len < BLOCK || inverse == 0.0 {
+                self.codes.fill(0);
+            }
+            i = 0;
+            while i < len && inverse != 0.0 {
+                let n = S::LANES.min(len - i);
+                let x = S::load_partial(p.add(i), n);
+                S::store_i8(self.codes.as_mut_ptr().add(i), S::mul(x, S::splat(inverse)));
+                i += n;
+            }
+        }
+        self.write_starts();
+    }
+}
+
+impl QuantizeBlock<'_> {
+    #[inline(always)]
+    fn write_starts(&mut self) {
         let mut total = 0;
         for (start, codes) in self.starts_int4.iter_mut().zip(self.codes.chunks_exact(GROUP)) {
-            let sum = codes.iter().map(|&code| i32::from(code)).sum::<i32>();
+            let mut sum = 0;
+            for &code in codes {
+                sum += i32::from(code);
+            }
             *start = -INT4_OFFSET * sum;
             total += sum;
         }
         *self.start_int8 = -INT8_OFFSET * total;
-    }
-
-    #[inline(always)]
-    unsafe fn simd<S: Simd>(self) {
-        self.scalar();
     }
 }
 

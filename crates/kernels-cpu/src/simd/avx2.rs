@@ -84,6 +84,14 @@ impl Simd for Avx2 {
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
     }
     #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, v: __m256) {
+        unsafe {
+            let whole = _mm256_cvtps_epi32(v);
+            let words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256::<1>(whole));
+            _mm_storel_epi64(p.cast(), _mm_packs_epi16(words, words))
+        }
+    }
+    #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_add_ps(a, b) }
     }

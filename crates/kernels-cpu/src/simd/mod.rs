@@ -66,6 +66,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_f16(p: *const f16) -> Self::V;
     unsafe fn load_bf16(p: *const bf16) -> Self::V;
     unsafe fn load_i8(p: *const i8) -> Self::V;
+    /// The nearest whole numbers, ties to even, of values from -128 to 127.
+    unsafe fn store_i8(p: *mut i8, v: Self::V);
 
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
