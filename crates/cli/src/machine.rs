@@ -80,6 +80,9 @@ pub struct MeasuredPeaks {
     pub key: String,
     /// Of register-resident f32 FMA chains on all workers of a CPU; of a large matrix product on a GPU.
     pub flops_per_s: f64,
+    /// 8-bit operations per second of register-resident dot products on all workers of a CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub int8_ops_per_s: Option<f64>,
     /// Bytes per second of a streaming read on all workers.
     pub read_bytes_per_s: f64,
     /// Bytes per second of a streaming copy, read and written bytes together.
@@ -191,7 +194,9 @@ fn cached() -> Vec<MeasuredPeaks> {
 /// The ceilings, from the cache when this machine was measured before.
 pub fn peaks(cpu: &mut Cpu) -> MeasuredPeaks {
     let key = key(cpu);
-    let known = cached().into_iter().find(|p| p.key == key && p.flops_per_s > 0.0 && p.read_bytes_per_s > 0.0);
+    let known = cached().into_iter().find(|p| {
+        p.key == key && p.flops_per_s > 0.0 && p.read_bytes_per_s > 0.0 && p.int8_ops_per_s.is_some_and(|x| x > 0.0)
+    });
     known.unwrap_or_else(|| measure_peaks(cpu))
 }
 
@@ -202,6 +207,7 @@ pub fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
     let peaks = MeasuredPeaks {
         key: key(cpu),
         flops_per_s: measure::peak_flops_f32(cpu),
+        int8_ops_per_s: Some(measure::peak_ops_int8(cpu)),
         read_bytes_per_s: measure::read_bandwidth(cpu),
         copy_bytes_per_s: measure::copy_bandwidth(cpu),
         measured_at: now.as_secs(),
@@ -236,6 +242,7 @@ pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, CudaE
     let peaks = MeasuredPeaks {
         key,
         flops_per_s: measured.flops_per_s,
+        int8_ops_per_s: None,
         read_bytes_per_s: measured.copy_bytes_per_s,
         copy_bytes_per_s: measured.copy_bytes_per_s,
         measured_at: now.as_secs(),
@@ -253,6 +260,7 @@ fn remember(peaks: &MeasuredPeaks) {
     let mut best = peaks.clone();
     if let Some(known) = all.iter().find(|p| p.key == peaks.key) {
         best.flops_per_s = best.flops_per_s.max(known.flops_per_s);
+        best.int8_ops_per_s = best.int8_ops_per_s.into_iter().chain(known.int8_ops_per_s).reduce(f64::max);
         best.read_bytes_per_s = best.read_bytes_per_s.max(known.read_bytes_per_s);
         best.copy_bytes_per_s = best.copy_bytes_per_s.max(known.copy_bytes_per_s);
     }

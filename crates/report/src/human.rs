@@ -46,6 +46,11 @@ pub fn flops_per_s(rate: f64) -> String {
     scaled(rate, 1e3, &["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"])
 }
 
+/// Integer operations per second: `1.2 TOP/s`.
+pub fn ops_per_s(rate: f64) -> String {
+    scaled(rate, 1e3, &["OP/s", "kOP/s", "MOP/s", "GOP/s", "TOP/s", "POP/s"])
+}
+
 /// Bytes per second: `12.3 GB/s` (powers of 1000).
 pub fn bytes_per_s(rate: f64) -> String {
     scaled(rate, 1e3, &["B/s", "kB/s", "MB/s", "GB/s", "TB/s"])
