@@ -1,0 +1,229 @@
+//! Starting an engine: its limits, its cache, its device.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::sync::{Arc, Condvar, Mutex};
+
+use strobe_model::program::{Node, ProgramOptions, program};
+
+use crate::block_pool::BlockPool;
+use crate::clock::Clock;
+use crate::cpu::{CpuBackend, CpuBackendOptions, activation_bytes};
+use crate::cuda::{CudaBackend, CudaBackendOptions};
+use crate::device::{Device, DeviceFacts, Runner};
+use crate::engine_dir::LoadedModel;
+use crate::error::EngineError;
+use crate::iteration::IterationLimits;
+use crate::memory;
+use crate::recorder::{Recorder, StepTimes};
+use crate::scheduler::{Plan, Scheduler, SchedulerConfig};
+use crate::step::{Backend, ElementBytes, StepInputs, StepLimits};
+
+use super::flight::Flight;
+use super::{CacheSize, Core, EngineInfo, EngineOptions, GPU_PROBE_BLOCK, Mailbox, Outbox, Shared};
+
+impl Core {
+    pub(super) fn new(
+        device: Device,
+        model: &LoadedModel,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Core, EngineError> {
+        let build = &model.config.build;
+        let config = model.config.model.clone();
+        let mut notes = Vec::new();
+        let limit = |option: &str, asked: Option<usize>, built: usize| match asked {
+            Some(0) => Err(EngineError::option(option, "must be at least 1")),
+            Some(asked) if asked > built => Err(EngineError::option(
+                option,
+                format!("{asked} is above the {built} this engine was built for; rebuild it or lower the option"),
+            )),
+            asked => Ok(asked.unwrap_or(built)),
+        };
+        let mut batch = limit("--max-batch-size", options.max_batch_size, build.max_batch_size)?;
+        let tokens = limit("--max-num-tokens", options.max_num_tokens, build.max_num_tokens)?;
+        if tokens < build.tokens_per_block.min(build.max_seq_len) && options.chunked_context {
+            let problem = format!("{tokens} is below the engine's tokens_per_block {}", build.tokens_per_block);
+            return Err(EngineError::option("--max-num-tokens", problem));
+        }
+        if batch > tokens {
+            notes.push(format!("max batch size lowered from {batch} to {tokens}, the tokens of one step"));
+            batch = tokens;
+        }
+        let unit = build.tokens_per_block.min(build.max_seq_len);
+        if options.chunked_context && tokens - (batch - 1) < unit {
+            notes.push(format!(
+                "with {batch} requests running, a step of {tokens} tokens leaves less than one chunk of {unit} for prompts: long prompts wait until some have ended; raise --max-num-tokens or lower --max-batch-size"
+            ));
+        }
+        if options.prefix_reuse && !build.paged_kv_cache {
+            let problem = "needs an engine with a paged KV cache; build with --paged-kv-cache enable";
+            return Err(EngineError::option("prefix reuse", problem));
+        }
+        let limits = StepLimits { tokens, sampled: batch, requests: batch, positions: build.max_seq_len };
+        let block_tokens = build.cache_block_tokens();
+        let nodes: Arc<[Node]> = program(&config, ProgramOptions { context_fmha: build.context_fmha }).into();
+        check_cache_options(&options)?;
+        let (backend, blocks, kernels, facts) = match device {
+            Device::Cpu(cpu) => {
+                build.check_cpu()?;
+                let blocks = cache_blocks(model, &options, limits)?;
+                let facts = DeviceFacts::Cpu { tier: cpu.tier(), threads: cpu.threads() };
+                let backend = CpuBackend::new(
+                    cpu,
+                    config.clone(),
+                    model.weights.clone(),
+                    &CpuBackendOptions {
+                        limits,
+                        tokens_per_block: block_tokens,
+                        blocks,
+                        dtype: build.dtype,
+                        kv: build.cpu_kv_type()?,
+                        context_fmha: build.context_fmha,
+                    },
+                )?;
+                let kernels: Arc<[String]> = nodes.iter().map(|n| backend.kernel_name(n)).collect();
+                (Runner::Cpu(Box::new(backend)), blocks, kernels, facts)
+            }
+            Device::Cuda(device) => {
+                let setup = CudaBackendOptions { device: &device, limits, cache: options.cache, progress };
+                let mut backend = CudaBackend::new(model, nodes.clone(), setup)?;
+                notes.extend(backend.notes());
+                let (blocks, facts) = (backend.blocks(), DeviceFacts::Cuda(Box::new(backend.facts().clone())));
+                let kernels: Arc<[String]> = nodes.iter().map(|node| node.name.to_string()).collect();
+                (Runner::Cuda(Box::new(backend)), blocks, kernels, facts)
+            }
+        };
+        let clock = Clock::start();
+        let activation = if facts.cuda().is_some() { build.dtype.bytes() } else { 4 };
+        let bytes = ElementBytes { weight: build.weight_bytes(), kv: build.kv_bytes(), activation };
+        let info = EngineInfo {
+            limits: IterationLimits {
+                built: (build.max_batch_size, build.max_num_tokens),
+                runtime: (batch, tokens),
+                kv_blocks: blocks,
+                tokens_per_block: block_tokens,
+                policy: options.policy,
+                reuse: options.prefix_reuse,
+                overlap: options.overlap,
+                utc_ns: clock.utc_ns(),
+            },
+            scheduler: SchedulerConfig {
+                policy: options.policy,
+                max_batch_size: batch,
+                max_num_tokens: tokens,
+                max_seq_len: build.max_seq_len,
+                chunked_context: options.chunked_context,
+                chunk_unit: build.tokens_per_block,
+                reuse_output: build.context_fmha,
+            },
+            max_seq_len: build.max_seq_len,
+            vocab_size: config.vocab_size,
+            memory: backend.memory(),
+            device: facts,
+            overlap: options.overlap,
+            kernels,
+            program: nodes.clone(),
+            clock,
+            notes,
+        };
+        let scheduler = Scheduler::new(info.scheduler, BlockPool::new(blocks, block_tokens, options.prefix_reuse));
+        let mailbox = Mailbox { commands: Vec::new(), outbox: Outbox::with_room(), news: false, stopped: false };
+        Ok(Core {
+            shared: Arc::new(Shared {
+                mailbox: Mutex::new(mailbox),
+                to_engine: Condvar::new(),
+                to_client: Condvar::new(),
+            }),
+            plan: Plan {
+                pause: Vec::with_capacity(batch),
+                items: Vec::with_capacity(batch),
+                decisions: Vec::with_capacity(4 * batch + 4),
+                ..Plan::default()
+            },
+            inputs: StepInputs::new(limits, block_tokens, bytes),
+            recorder: Recorder::new(Vec::new(), nodes.len(), None),
+            window_open: false,
+            probe: options.probe_recorder.then_some(match info.device {
+                DeviceFacts::Cpu { .. } => 1,
+                DeviceFacts::Cuda(_) => GPU_PROBE_BLOCK,
+            }),
+            active: Vec::new(),
+            free_slots: Vec::new(),
+            eos_ids: options.eos_ids,
+            next_iteration: 0,
+            measuring: false,
+            commands: Vec::new(),
+            carried: Vec::with_capacity(batch),
+            flights: VecDeque::with_capacity(2),
+            spare_flights: (0..2).map(|_| Flight::with_room(batch)).collect(),
+            leaving: Vec::with_capacity(batch),
+            depth: usize::from(options.overlap),
+            pass: StepTimes::default(),
+            last_end: 0,
+            statm: File::open("/proc/self/statm").ok(),
+            info,
+            config,
+            backend,
+            scheduler,
+        })
+    }
+}
+
+fn check_cache_options(options: &EngineOptions) -> Result<(), EngineError> {
+    match options.cache {
+        CacheSize::FreeFraction(share) if !(share > 0.0 && share <= 1.0) => {
+            let problem = format!("must be above 0 and at most 1, found {share}");
+            Err(EngineError::option("--kv-cache-free-mem-fraction", problem))
+        }
+        CacheSize::Blocks(blocks) if !(1..=MOST_BLOCKS).contains(&blocks) => {
+            let problem = format!("must be between 1 and {MOST_BLOCKS}, found {blocks}");
+            Err(EngineError::option("--kv-cache-blocks", problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Blocks of the cache, after checking that they fit the memory of this machine.
+fn cache_blocks(model: &LoadedModel, options: &EngineOptions, limits: StepLimits) -> Result<usize, EngineError> {
+    let build = &model.config.build;
+    let config = &model.config.model;
+    let block_tokens = build.cache_block_tokens();
+    let geometry = strobe_kernels_cpu::KvGeometry {
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+        tokens_per_block: block_tokens,
+        blocks: 1,
+        kind: build.cpu_kv_type()?,
+    };
+    let block_bytes = geometry.bytes_per_layer() as u64 * config.num_hidden_layers as u64;
+    let most = limits.requests * build.max_seq_len.div_ceil(block_tokens);
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    // Mapped weights count as available memory until they are read, so they are set aside as well.
+    let mapped = if model.weights.is_mapped() { model.weights.total_bytes() } else { 0 };
+    let activations = activation_bytes(config, limits, build.context_fmha, block_tokens);
+    let available = memory::available().map_or(u64::MAX, |available| available.bytes);
+    let free = available.saturating_sub(mapped.saturating_add(activations));
+    let blocks = match options.cache {
+        CacheSize::Blocks(blocks) => blocks,
+        CacheSize::FreeFraction(fraction) => ((free as f64 * fraction / block_bytes as f64) as usize).clamp(1, most),
+    };
+    let needed = (blocks as u64).saturating_mul(block_bytes);
+    if needed > free {
+        return Err(EngineError::Memory {
+            what: "this engine".into(),
+            arithmetic: format!(
+                "{blocks} KV cache blocks of {block_bytes} bytes = {:.1} GiB, activations {:.1} GiB, mapped weights {:.1} GiB, {:.1} GiB available",
+                gib(needed),
+                gib(activations),
+                gib(mapped),
+                gib(available)
+            ),
+            remedy: "use a smaller model or cache, or lower --max-batch-size, --max-num-tokens or --max-seq-len".into(),
+        });
+    }
+    Ok(blocks)
+}
+
+/// Block numbers are 32 bits wide.
+const MOST_BLOCKS: usize = (u32::MAX - 1) as usize;
