@@ -1,0 +1,343 @@
+//! Which kernel runs which op of the forward pass.
+
+use strobe_kernels_cuda::{
+    CudaError, DecodeArgs, DevicePtr, EmbedArgs, Epilogue, LinearArgs, LinearInput, LinearShape, LinearSite,
+    PrefillArgs, RopeAngles, RopeArgs, UnfusedArgs, Weights,
+};
+use strobe_model::program::{Buf, Node, OpKind, Rows};
+use strobe_model::{LayerWeight, ModelConfig, WeightId};
+
+use crate::cpu::qkv_shape;
+use crate::step::StepLimits;
+
+use super::CudaBackend;
+use super::inputs::{Packed, at};
+
+impl CudaBackend {
+    /// Launch every op of the forward pass, up to the logits. Everything is at a place that depends on counts only.
+    pub(super) fn run_nodes(&self, packed: &Packed) -> Result<(), CudaError> {
+        let nodes = self.nodes.clone();
+        let layout = packed.layout;
+        let (m, sampled) = (layout.rows_padded(), layout.sampled_padded());
+        let mut state = State { delta: false, norm: None, codes: false, activated: false };
+        let mut index = 0;
+        while index + 1 < nodes.len() {
+            let node = &nodes[index];
+            self.gpu.set_tag(index as u32);
+            let took = self.run_node(&nodes, index, m, sampled, packed, &mut state)?;
+            if self.blocking {
+                let layer = node.layer.map_or(String::new(), |layer| format!(" of layer {layer}"));
+                self.settled(&format!("{}{layer}", node.name))?;
+            }
+            index += took;
+        }
+        Ok(())
+    }
+
+    /// Run the op at `index` and those that its kernel folds in; returns how many.
+    fn run_node(
+        &self,
+        nodes: &[Node],
+        index: usize,
+        m: usize,
+        sampled: usize,
+        packed: &Packed,
+        state: &mut State,
+    ) -> Result<usize, CudaError> {
+        let (gpu, b, config) = (&self.gpu, &self.buffers, &self.config);
+        let node = &nodes[index];
+        let layer = usize::from(node.layer.unwrap_or(0));
+        let shape = qkv_shape(config);
+        let hidden = config.hidden_size;
+        let eps = config.rms_norm_eps as f32;
+        let base = b.packed.ptr();
+        let layout = packed.layout;
+        let kv = self.kv.ptr() + layer as u64 * self.kv_layer;
+        let qkv_width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
+        let q_width = shape.heads * shape.head_dim;
+        let window = config.window(layer).unwrap_or(0);
+        match node.kind {
+            OpKind::Embed { table } => {
+                self.rows.embed(
+                    gpu,
+                    &EmbedArgs {
+                        tokens: base,
+                        from_sampled: at(base, layout.last_rows()),
+                        last_tokens: b.tokens.ptr(),
+                        table: self.weights.ptr(table),
+                        hidden: b.hidden.ptr(),
+                        rows: m,
+                        width: hidden,
+                    },
+                )?;
+            }
+            OpKind::RmsNorm { weight } | OpKind::AddRmsNorm { weight } => {
+                let w = self.weights.ptr(weight);
+                let add = state.delta && matches!(node.kind, OpKind::AddRmsNorm { .. });
+                let next = self.next_linear(nodes, index, packed);
+                let route = next.map(|(shape, rows)| self.linear.route(&shape, rows));
+                state.delta = false;
+                state.codes = false;
+                if !add && route.is_some_and(|route| route.folds_norm) {
+                    state.norm = Some(w);
+                    return Ok(1);
+                }
+                let (x, delta) = (b.hidden.ptr(), b.proj.ptr());
+                match (&b.codes, route.is_some_and(|route| route.fp8_input)) {
+                    (Some((codes, scales)), true) => {
+                        let (codes, scales) = (codes.ptr(), scales.ptr());
+                        state.codes = true;
+                        if add {
+                            self.rows.add_rms_norm_fp8(gpu, x, delta, w, eps, codes, scales, m, hidden)?;
+                        } else {
+                            self.rows.rms_norm_fp8(gpu, x, w, eps, codes, scales, m, hidden)?;
+                        }
+                    }
+                    _ if add => self.rows.add_rms_norm(gpu, x, delta, w, eps, b.normed.ptr(), m, hidden)?,
+                    _ => self.rows.rms_norm(gpu, x, w, eps, b.normed.ptr(), m, hidden)?,
+                }
+            }
+            OpKind::Linear { x, weight, bias, out } => {
+                let shape = self.shape_of(node, packed).unwrap_or_else(|| unreachable!("a linear op has a shape"));
+                let rows = if x == Buf::Sampled { sampled } else { m };
+                let route = self.linear.route(&shape, rows);
+                let plain = match x {
+                    Buf::Attn => b.attn.ptr(),
+                    Buf::Act => b.act.ptr(),
+                    Buf::Sampled if !packed.all_sampled => b.sampled.ptr(),
+                    _ => b.normed.ptr(),
+                };
+                let input = match (&b.codes, state.norm.take()) {
+                    (_, Some(weight)) => LinearInput::Norm { hidden: b.hidden.ptr(), weight, eps },
+                    (Some((codes, scales)), None) if route.fp8_input => {
+                        if !state.codes {
+                            self.rows.quantize_rows(gpu, plain, codes.ptr(), scales.ptr(), rows, shape.k)?;
+                        }
+                        LinearInput::Fp8 { codes: codes.ptr(), scales: scales.ptr() }
+                    }
+                    _ => LinearInput::Plain(plain),
+                };
+                state.codes = false;
+                let target = match (out, shape.epilogue) {
+                    (_, Epilogue::AddResidual) => b.hidden.ptr(),
+                    (Buf::Qkv, _) => b.qkv.ptr(),
+                    (Buf::GateUp, _) if route.folds_silu => b.act.ptr(),
+                    (Buf::GateUp, _) => b.gate_up.ptr(),
+                    (Buf::Logits, _) => b.logits.ptr(),
+                    _ => b.proj.ptr(),
+                };
+                self.linear.run(
+                    gpu,
+                    &LinearArgs {
+                        shape,
+                        input,
+                        w: self.weights.ptr(weight),
+                        w_scales: self.weights.scales(weight),
+                        bias: bias.map_or(0, |id| self.weights.ptr(id)),
+                        out: target,
+                        m: rows,
+                    },
+                )?;
+                state.delta = out == Buf::Proj && shape.epilogue != Epilogue::AddResidual;
+                state.activated = out == Buf::GateUp && route.folds_silu;
+            }
+            OpKind::QkNorm { q, k } => {
+                let (q, k) = (self.weights.ptr(q), self.weights.ptr(k));
+                self.rows.qk_norm(gpu, b.qkv.ptr(), q, k, eps, m, shape.heads, shape.kv_heads, shape.head_dim)?;
+            }
+            OpKind::RopeKvWrite => {
+                let next = nodes.get(index + 1).map(|node| node.kind);
+                let alone = packed.prefill == 0 && packed.one_span_each;
+                let fused = next == Some(OpKind::Attention { rows: Rows::All }) && alone;
+                if fused && self.attention.fuses_rope() {
+                    gpu.set_tag(index as u32 + 1);
+                    self.decode_attention(packed, kv, window, true)?;
+                    return Ok(2);
+                }
+                self.rows.rope_kv_write(
+                    gpu,
+                    &RopeArgs {
+                        qkv: b.qkv.ptr(),
+                        cos: b.cos.ptr(),
+                        sin: b.sin.ptr(),
+                        positions: at(base, layout.positions()),
+                        slots: at(base, layout.slots()),
+                        kv,
+                        rows: m,
+                        heads: shape.heads,
+                        kv_heads: shape.kv_heads,
+                        head_dim: shape.head_dim,
+                        tokens_per_block: self.pack.tokens_per_block,
+                        kv_dtype: self.kv_dtype,
+                    },
+                )?;
+            }
+            OpKind::Attention { .. } => {
+                if packed.tiles > 0 {
+                    self.attention.prefill(
+                        gpu,
+                        &PrefillArgs {
+                            qkv: b.qkv.ptr(),
+                            q_stride: qkv_width,
+                            kv,
+                            spans: at(base, layout.prefill_spans()),
+                            tiles: at(base, layout.tiles()),
+                            tile_count: packed.tiles,
+                            block_tables: at(base, layout.tables()),
+                            window,
+                            out: b.attn.ptr(),
+                            out_stride: q_width,
+                        },
+                    )?;
+                }
+                if packed.decode > 0 {
+                    self.decode_attention(packed, kv, window, false)?;
+                }
+            }
+            OpKind::AttnScores | OpKind::AttnSoftmax | OpKind::AttnValues => {
+                let (Some(unfused), Some(scores)) = (&self.unfused, &b.scores) else { return Ok(1) };
+                if packed.unfused == 0 {
+                    return Ok(1);
+                }
+                let args = UnfusedArgs {
+                    qkv: b.qkv.ptr(),
+                    kv,
+                    spans: at(base, layout.prefill_spans()),
+                    span_count: packed.unfused,
+                    max_q: packed.widest.0,
+                    max_kv: packed.widest.1,
+                    block_tables: at(base, layout.tables()),
+                    window,
+                    score_offsets: at(base, layout.score_offsets()),
+                    scores: scores.ptr(),
+                    out: b.attn.ptr(),
+                };
+                match node.kind {
+                    OpKind::AttnScores => unfused.scores(gpu, &args)?,
+                    OpKind::AttnSoftmax => unfused.softmax(gpu, &args)?,
+                    _ => unfused.values(gpu, &args)?,
+                }
+            }
+            OpKind::SiluMul => {
+                let inter = config.intermediate_size;
+                let next = self.next_linear(nodes, index, packed);
+                let wants_codes = next.is_some_and(|(shape, rows)| self.linear.route(&shape, rows).fp8_input);
+                if state.activated {
+                    state.activated = false;
+                    return Ok(1);
+                }
+                match (&b.codes, wants_codes) {
+                    (Some((codes, scales)), true) => {
+                        self.rows.silu_mul_fp8(gpu, b.gate_up.ptr(), codes.ptr(), scales.ptr(), m, inter)?;
+                        state.codes = true;
+                    }
+                    _ => self.rows.silu_mul(gpu, b.gate_up.ptr(), b.act.ptr(), m, inter)?,
+                }
+            }
+            OpKind::Gather => {
+                if sampled > 0 && !packed.all_sampled {
+                    let index = at(base, layout.sampled());
+                    self.rows.gather_rows(gpu, b.normed.ptr(), index, b.sampled.ptr(), sampled, hidden)?;
+                }
+            }
+            OpKind::Sample => {}
+        }
+        Ok(1)
+    }
+
+    fn decode_attention(&self, packed: &Packed, kv: DevicePtr, window: usize, rope: bool) -> Result<(), CudaError> {
+        let (b, layout, base) = (&self.buffers, packed.layout, self.buffers.packed.ptr());
+        let shape = qkv_shape(&self.config);
+        let spans = layout.decode_padded();
+        let args = DecodeArgs {
+            qkv: b.qkv.ptr(),
+            q_stride: (shape.heads + 2 * shape.kv_heads) * shape.head_dim,
+            kv,
+            spans: at(base, layout.decode_spans()),
+            span_count: spans,
+            splits: self.attention.splits_for(spans, self.limits.positions),
+            block_tables: at(base, layout.tables()),
+            window,
+            out: b.attn.ptr(),
+            out_stride: shape.heads * shape.head_dim,
+        };
+        if rope {
+            self.attention.decode_rope(&self.gpu, &args, RopeAngles { cosines: b.cos.ptr(), sines: b.sin.ptr() })
+        } else {
+            self.attention.decode(&self.gpu, &args)
+        }
+    }
+
+    /// The product that reads what the op at `index` writes, and its rows.
+    fn next_linear(&self, nodes: &[Node], index: usize, packed: &Packed) -> Option<(LinearShape, usize)> {
+        let mut next = nodes.get(index + 1)?;
+        if next.kind == OpKind::Gather {
+            // The rows that are gathered must be there; where all are taken, gathering does nothing.
+            if !packed.all_sampled {
+                return None;
+            }
+            next = nodes.get(index + 2)?;
+        }
+        let rows = match next.kind {
+            OpKind::Linear { x: Buf::Sampled, .. } => packed.layout.sampled_padded(),
+            _ => packed.layout.rows_padded(),
+        };
+        self.shape_of(next, packed).map(|shape| (shape, rows))
+    }
+
+    fn shape_of(&self, node: &Node, packed: &Packed) -> Option<LinearShape> {
+        let OpKind::Linear { x, weight, bias, out } = node.kind else { return None };
+        Some(linear_shape(&self.config, self.fp8, x, weight, bias.is_some(), out, packed.all_sampled))
+    }
+}
+
+/// What is known between the ops of a step.
+struct State {
+    /// A projection lies in its own buffer and still has to be added to the residual stream.
+    delta: bool,
+    /// The norm that the next product folds in.
+    norm: Option<DevicePtr>,
+    /// The next product's input is there as e4m3 codes.
+    codes: bool,
+    /// The product before has applied the activation.
+    activated: bool,
+}
+
+fn linear_shape(
+    config: &ModelConfig,
+    fp8: bool,
+    x: Buf,
+    weight: WeightId,
+    bias: bool,
+    out: Buf,
+    all_sampled: bool,
+) -> LinearShape {
+    let (n, k) = strobe_model::program::linear_shape(config, weight);
+    let epilogue = match out {
+        Buf::GateUp if !bias => Epilogue::SiluMul,
+        Buf::Proj if !bias => Epilogue::AddResidual,
+        Buf::Logits => Epilogue::StoreF32,
+        _ => Epilogue::Store,
+    };
+    let weights = if fp8 && matches!(weight, WeightId::Layer(..)) { Weights::Fp8 } else { Weights::Same };
+    let norm = x == Buf::Normed || (x == Buf::Sampled && all_sampled);
+    LinearShape { n: n as usize, k: k as usize, epilogue, weights, bias, norm }
+}
+
+/// Every product of a model, for tuning.
+pub(super) fn sites(config: &ModelConfig, limits: StepLimits, fp8: bool) -> Vec<LinearSite> {
+    let layer = |part| WeightId::Layer(0, part);
+    let site = |x, weight, bias, out, all, max_rows| LinearSite {
+        shape: linear_shape(config, fp8, x, weight, bias, out, all),
+        max_rows,
+    };
+    let rows = limits.tokens;
+    vec![
+        site(Buf::Normed, layer(LayerWeight::Qkv), config.qkv_bias, Buf::Qkv, false, rows),
+        site(Buf::Attn, layer(LayerWeight::O), config.o_bias, Buf::Proj, false, rows),
+        site(Buf::Normed, layer(LayerWeight::GateUp), config.mlp_bias, Buf::GateUp, false, rows),
+        site(Buf::Act, layer(LayerWeight::Down), config.mlp_bias, Buf::Proj, false, rows),
+        site(Buf::Sampled, WeightId::LmHead, false, Buf::Logits, true, limits.sampled),
+        site(Buf::Sampled, WeightId::LmHead, false, Buf::Logits, false, limits.sampled),
+    ]
+}

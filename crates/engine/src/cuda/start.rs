@@ -1,0 +1,285 @@
+//! Starting on a GPU: weights, GEMM choices, buffers, the cache, graphs.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use strobe_kernels_cuda::{
+    Attention, AttentionConfig, CapturedGraph, CudaError, DeviceBuffer, Event, GemmPlugin, Gpu, KvDtype, Linear,
+    PinnedBuffer, Profiler, RowOps, SampleOps, Tuned, UnfusedAttention, UnfusedConfig, tune,
+};
+use strobe_model::program::Node;
+
+use crate::cpu::qkv_shape;
+use crate::engine_config::EngineConfig;
+use crate::engine_dir::LoadedModel;
+use crate::error::EngineError;
+use crate::quantization::{KvCacheType, Quantization};
+use crate::step::{StepInputs, StepLimits};
+
+use super::buffers::{Buffers, FEW_BANNED};
+use super::inputs::{self, Layout, PackOptions, Packed};
+use super::ops::sites;
+use super::weights::{self, DeviceWeights, device_bytes};
+use super::{CudaBackend, CudaDevice, CudaFacts, Stage, fault};
+
+/// How a backend is set up.
+pub struct CudaBackendOptions<'a> {
+    /// The GPU and how to use it.
+    pub device: &'a CudaDevice,
+    /// Limits of a step.
+    pub limits: StepLimits,
+    /// Share of free memory for the cache, or the blocks asked for.
+    pub cache: crate::CacheSize,
+    /// Told the bytes of weights done so far; answers whether to go on.
+    pub progress: &'a mut dyn FnMut(u64) -> bool,
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
+}
+
+impl CudaBackend {
+    /// Open the GPU, load weights, choose GEMMs, reserve everything a step needs, size the cache from what is left, and
+    /// capture graphs.
+    pub fn new(
+        model: &LoadedModel,
+        nodes: Arc<[Node]>,
+        options: CudaBackendOptions<'_>,
+    ) -> Result<CudaBackend, EngineError> {
+        let (build, config, limits) = (&model.config.build, model.config.model.clone(), options.limits);
+        let mut times = Vec::new();
+        let mut clock = Instant::now();
+        let mut lap = |name: &'static str| {
+            times.push((name, clock.elapsed().as_secs_f64() * 1e3));
+            clock = Instant::now();
+        };
+        let gpu = Gpu::open(options.device.index)?;
+        build.check_gpu()?;
+        if build.quantization == Quantization::Fp8 && gpu.arch().number() < 89 {
+            return Err(EngineError::option(
+                "--quantization fp8",
+                format!("needs a GPU of compute capability 8.9 or newer; {} is older", gpu.info().name),
+            ));
+        }
+        lap("context and kernels");
+        let precision = weights::precision(build.dtype);
+        let needed = device_bytes(model);
+        let (free, total) = gpu.memory()?;
+        if needed > free {
+            return Err(EngineError::Memory {
+                what: format!("the weights of {} on {}", model.config.model_name, gpu.info().name),
+                arithmetic: format!("{:.1} GiB needed, {:.1} of {:.1} GiB free", gib(needed), gib(free), gib(total)),
+                remedy: "use a smaller model, --dtype bfloat16 or --quantization fp8, or free the GPU".into(),
+            });
+        }
+        let weights = DeviceWeights::load(&gpu, model, options.progress)?;
+        lap("weights");
+
+        let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
+        let mut linear = Linear::new(&gpu, precision, plugin)?;
+        let sites = sites(&config, limits, build.quantization == Quantization::Fp8);
+        let tuned = tune(&gpu, &mut linear, &sites, options.device.choices.clone(), |_| {})?;
+        lap("choosing GEMMs");
+
+        let shape = qkv_shape(&config);
+        let kv_dtype = if build.kv_cache == KvCacheType::Fp8 { KvDtype::Fp8 } else { KvDtype::Same };
+        let block_tokens = build.cache_block_tokens();
+        let before = gpu.memory()?.0;
+        let attention = Attention::new(
+            &gpu,
+            AttentionConfig {
+                precision,
+                kv: kv_dtype,
+                heads: shape.heads,
+                kv_heads: shape.kv_heads,
+                head_dim: shape.head_dim,
+                tokens_per_block: block_tokens,
+                max_spans: 2 * limits.requests,
+            },
+        )?;
+        let unfused_config = UnfusedConfig {
+            precision,
+            kv: kv_dtype,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            tokens_per_block: block_tokens,
+        };
+        let unfused = if build.context_fmha { None } else { Some(UnfusedAttention::new(&gpu, unfused_config)?) };
+        let sample = SampleOps::new(&gpu, limits.sampled)?;
+        let workspace_bytes = before.saturating_sub(gpu.memory()?.0);
+        let table = limits.positions.div_ceil(block_tokens);
+        let words = Layout::most(limits, table);
+        let buffers = Buffers::new(
+            &config,
+            limits,
+            precision,
+            build.quantization == Quantization::Fp8,
+            build.context_fmha,
+            words,
+        )?;
+        let stage = || -> Result<Stage, CudaError> {
+            let (packed, tokens) = (PinnedBuffer::new(words)?, PinnedBuffer::new(limits.sampled)?);
+            let banned = PinnedBuffer::new(FEW_BANNED)?;
+            Ok(Stage { packed, banned, tokens, done: Event::new(false)?, sampled: 0, what: "nothing" })
+        };
+        let stages = [stage()?, stage()?];
+        lap("buffers");
+
+        let kv_bytes = if build.kv_cache == KvCacheType::Fp8 { 1 } else { build.dtype.bytes() };
+        let block_bytes = 2 * shape.kv_heads * shape.head_dim * block_tokens * kv_bytes;
+        let (free, total) = gpu.memory()?;
+        let arithmetic = |blocks: u64, needed: u64| {
+            format!(
+                "{blocks} KV cache blocks of {} bytes = {:.2} GiB, {:.2} of {:.1} GiB free beside weights {:.2} GiB and activations {:.2} GiB",
+                block_bytes * config.num_hidden_layers,
+                gib(needed),
+                gib(free),
+                gib(total),
+                gib(weights.bytes()),
+                gib(buffers.bytes())
+            )
+        };
+        let per_block = (block_bytes * config.num_hidden_layers) as u64;
+        let most = limits.requests * limits.positions.div_ceil(block_tokens);
+        let blocks = match options.cache {
+            crate::CacheSize::Blocks(blocks) => blocks,
+            crate::CacheSize::FreeFraction(share) => {
+                // Graphs and what libraries load later need room too.
+                let spare = free.saturating_sub(GRAPH_RESERVE);
+                ((spare as f64 * share / per_block as f64) as usize).min(most)
+            }
+        };
+        let kv_total = per_block.saturating_mul(blocks as u64);
+        if blocks == 0 || kv_total > free {
+            return Err(EngineError::Memory {
+                what: "the KV cache".into(),
+                arithmetic: arithmetic(blocks.max(1) as u64, kv_total.max(per_block)),
+                remedy: "use a smaller model or cache, lower --max-batch-size, --max-num-tokens or --max-seq-len, or free the GPU".into(),
+            });
+        }
+        if blocks * block_tokens > i32::MAX as usize {
+            return Err(EngineError::option(
+                "--kv-cache-blocks",
+                "is more than the GPU's kernels can number; lower it",
+            ));
+        }
+        let kv = DeviceBuffer::new(kv_total as usize, "the KV cache")?;
+        kv.fill(0)?;
+        lap("KV cache");
+
+        let profiler = Profiler::open(options.device.record, options.device.nvtx);
+        let facts = CudaFacts {
+            device: gpu.info().clone(),
+            arch: gpu.arch().name(),
+            kernels: gpu.cache().clone(),
+            graph_buckets: Vec::new(),
+            gemm: tuned.choices,
+            gemm_measured: tuned.measured,
+            start_ms: Vec::new(),
+        };
+        let mut backend = CudaBackend {
+            pack: PackOptions {
+                tokens_per_block: block_tokens,
+                tile_rows: attention.tokens_per_tile(),
+                context_fmha: build.context_fmha,
+                heads: shape.heads,
+            },
+            kv_layer: (block_bytes * blocks) as u64,
+            rows: RowOps::new(&gpu, precision)?,
+            fp8: build.quantization == Quantization::Fp8,
+            next: 0,
+            oldest: 0,
+            graphs: Vec::new(),
+            graph_bytes: 0,
+            blocking: options.device.blocking,
+            config,
+            nodes,
+            limits,
+            linear,
+            attention,
+            unfused,
+            sample,
+            weights,
+            kv,
+            kv_dtype,
+            buffers,
+            stages,
+            workspace_bytes,
+            profiler,
+            facts,
+            gpu,
+        };
+        if options.device.graphs && !options.device.blocking {
+            backend.capture_graphs()?;
+        }
+        lap("graphs");
+        backend.facts.start_ms = times;
+        Ok(backend)
+    }
+
+    /// One graph per batch size, largest first, so that smaller ones find memory pools that fit.
+    fn capture_graphs(&mut self) -> Result<(), CudaError> {
+        let before = self.gpu.memory()?.0;
+        for &bucket in buckets(self.limits.requests.min(self.limits.tokens)).iter().rev() {
+            let packed = Packed {
+                layout: Layout::decode(bucket),
+                sampled: bucket,
+                decode: bucket,
+                all_sampled: true,
+                one_span_each: true,
+                ..Packed::default()
+            };
+            // A step of nothing but padding: writes no cache, attends to nothing.
+            let mut words = vec![0; packed.layout.tables()];
+            let step = StepInputs::empty();
+            inputs::pack(&step, &self.pack, Some(bucket), &mut words);
+            self.buffers.packed.write(0, &words)?;
+            // Once outside a graph: libraries load code at first use.
+            self.run_nodes(&packed)?;
+            self.gpu
+                .synchronize()
+                .map_err(|error| fault(error, || format!("the first decode step of {bucket} rows")))?;
+            let graph = CapturedGraph::capture(&self.gpu, || self.run_nodes(&packed))?;
+            self.graphs.push((bucket, graph));
+        }
+        self.graphs.reverse();
+        self.gpu.synchronize()?;
+        self.graph_bytes = before.saturating_sub(self.gpu.memory()?.0);
+        self.facts.graph_buckets = self.graphs.iter().map(|(bucket, _)| *bucket).collect();
+        Ok(())
+    }
+}
+
+/// Choose kernels for every product of an engine by measurement, without loading it.
+pub fn choose_gemms(index: u32, config: &EngineConfig) -> Result<Tuned, EngineError> {
+    let build = &config.build;
+    let gpu = Gpu::open(index)?;
+    let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
+    let mut linear = Linear::new(&gpu, weights::precision(build.dtype), plugin)?;
+    let batch = build.max_batch_size.min(build.max_num_tokens);
+    let limits =
+        StepLimits { tokens: build.max_num_tokens, sampled: batch, requests: batch, positions: build.max_seq_len };
+    Ok(tune(&gpu, &mut linear, &sites(&config.model, limits, build.quantization == Quantization::Fp8), None, |_| {})?)
+}
+
+/// Free memory that is not given to the cache: graphs and code that libraries load later.
+const GRAPH_RESERVE: u64 = 1 << 30;
+
+/// Batch sizes that graphs are captured for: fine steps where a step is short, coarser ones where padding costs little.
+pub fn buckets(most: usize) -> Vec<usize> {
+    let mut sizes = vec![1, 2, 4];
+    let mut size = 8;
+    while size < most {
+        sizes.push(size);
+        size += match size {
+            0..128 => 8,
+            128..512 => 32,
+            512..1024 => 64,
+            _ => 128,
+        };
+    }
+    sizes.retain(|&size| size < most);
+    sizes.push(most);
+    sizes
+}
