@@ -18,7 +18,7 @@ use crate::{machine, progress};
 /// How many threads work.
 #[derive(Args, Clone, Debug, Default)]
 pub struct CpuArgs {
-    /// Worker threads [default: the cores this process may use]
+    /// Worker threads [default: the physical cores this process may use]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<usize>,
 }
@@ -28,7 +28,7 @@ impl CpuArgs {
     pub fn open(&self) -> Result<Cpu> {
         let tier = Tier::from_env()?;
         let most = 4 * machine::cores().max(64);
-        let threads = self.threads.unwrap_or_else(machine::cores);
+        let threads = self.threads.unwrap_or_else(strobe_kernels_cpu::physical_cores);
         if threads == 0 || threads > most {
             bail!("--threads must be between 1 and {most}, found {threads}");
         }

@@ -12,6 +12,7 @@
 
 mod attention;
 mod buffer;
+mod cores;
 mod cpu;
 mod gemm;
 mod kv;
@@ -31,6 +32,7 @@ mod simd;
 mod tier;
 
 pub use buffer::AlignedBuf;
+pub use cores::physical_cores;
 pub use cpu::Cpu;
 pub use kv::{AttnBatch, KvGeometry, KvLayer, KvType, QkvShape, RopeTable, SeqSpan};
 pub use matrix::{Elems, Layout, Matrix, PANEL, pack_panel, pack_panels, packed_len};

@@ -8,7 +8,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle, Thread};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// How long a worker polls before it sleeps: longer than the gaps between the ops of one step.
@@ -32,7 +32,6 @@ type Task = dyn Fn(usize, usize) + Sync;
 struct Region {
     task: *const Task,
     tasks: usize,
-    owner: Option<Thread>,
 }
 
 #[repr(align(128))]
@@ -43,11 +42,15 @@ struct Shared {
     cursor: Padded<AtomicUsize>,
     /// Written by the owner while no region is open; read by helpers that entered the open one.
     region: UnsafeCell<Region>,
-    owner_sleeps: AtomicBool,
     stop: AtomicBool,
+    /// Helpers that sleep, or are about to, and the way to wake them.
     sleepers: AtomicUsize,
-    sleep: Mutex<()>,
     wake: Condvar,
+    /// Whether the owner sleeps, or is about to, and the way to wake it.
+    owner_sleeps: AtomicBool,
+    empty: Condvar,
+    /// Whoever goes to sleep looks once more under this lock, and whoever wakes others takes it first.
+    sleep: Mutex<()>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
@@ -68,12 +71,13 @@ impl Pool {
         let shared = Arc::new(Shared {
             state: Padded(AtomicU64::new(0)),
             cursor: Padded(AtomicUsize::new(0)),
-            region: UnsafeCell::new(Region { task: &nothing, tasks: 0, owner: None }),
-            owner_sleeps: AtomicBool::new(false),
+            region: UnsafeCell::new(Region { task: &nothing, tasks: 0 }),
             stop: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
-            sleep: Mutex::new(()),
             wake: Condvar::new(),
+            owner_sleeps: AtomicBool::new(false),
+            empty: Condvar::new(),
+            sleep: Mutex::new(()),
             panic: Mutex::new(None),
         });
         let helpers = (1..threads)
@@ -104,7 +108,6 @@ impl Pool {
             // SAFETY: only the lifetime is erased; this call does not return before all helpers have left.
             task: unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync + '_), *const Task>(task) },
             tasks,
-            owner: Some(thread::current()),
         };
         // SAFETY: no region is open and no helper inside (`&mut self`, and the wait below).
         unsafe { *shared.region.get() = region };
@@ -178,18 +181,13 @@ impl Shared {
     /// Waits for a region other than `seen`; `None` when the pool ends.
     fn next_region(&self, seen: u64) -> Option<u64> {
         let is_new = |state: u64| state & OPEN != 0 && state & !(REGION - 1) != seen;
-        let deadline = Instant::now() + SPIN;
-        let mut polls = 0;
-        loop {
-            let state = self.state.0.load(Ordering::Acquire);
-            if is_new(state) {
-                return Some(state);
-            }
-            std::hint::spin_loop();
-            polls += 1;
-            if polls % POLLS_PER_CLOCK == 0 && (Instant::now() >= deadline || self.stop.load(Ordering::Relaxed)) {
-                break;
-            }
+        let mut state = 0;
+        let is_ready = || {
+            state = self.state.0.load(Ordering::Acquire);
+            is_new(state) || self.stop.load(Ordering::Relaxed)
+        };
+        if poll(is_ready) && is_new(state) {
+            return Some(state);
         }
         let mut guard = lock(&self.sleep);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -213,15 +211,10 @@ impl Shared {
     }
 
     fn leave(&self) {
-        // Once the count is down, the owner may go on and reuse `region`: take the handle first.
-        // SAFETY: still inside.
-        let owner = unsafe { (*self.region.get()).owner.clone() };
         let state = self.state.0.fetch_sub(1, Ordering::SeqCst) - 1;
-        if state & (OPEN | INSIDE) == 0
-            && self.owner_sleeps.load(Ordering::SeqCst)
-            && let Some(owner) = owner
-        {
-            owner.unpark();
+        if state & INSIDE == 0 && self.owner_sleeps.load(Ordering::SeqCst) {
+            let _guard = lock(&self.sleep);
+            self.empty.notify_one();
         }
     }
 
@@ -233,26 +226,34 @@ impl Shared {
         }
     }
 
+    /// Waits until the last helper has left.
     fn wait_until_empty(&self) {
         let is_empty = || self.state.0.load(Ordering::SeqCst) & INSIDE == 0;
-        let deadline = Instant::now() + SPIN;
-        let mut polls = 0;
-        while !is_empty() {
-            std::hint::spin_loop();
-            polls += 1;
-            if polls % POLLS_PER_CLOCK == 0 && Instant::now() >= deadline {
-                break;
-            }
-        }
-        if is_empty() {
+        if poll(is_empty) {
             return;
         }
+        let mut guard = lock(&self.sleep);
         self.owner_sleeps.store(true, Ordering::SeqCst);
         while !is_empty() {
-            // The time limit only bounds a wake-up that somebody else's unpark has used up.
-            thread::park_timeout(Duration::from_millis(10));
+            guard = self.empty.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.owner_sleeps.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Asks again and again for a while; whether the answer was yes.
+fn poll(mut is_ready: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + SPIN;
+    loop {
+        for _ in 0..POLLS_PER_CLOCK {
+            if is_ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
     }
 }
 
