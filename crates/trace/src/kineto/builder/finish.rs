@@ -1,0 +1,107 @@
+//! What is left to do when all events are read.
+
+use std::path::Path;
+
+use super::Builder;
+use super::words::{grouped, small, split_label};
+use crate::{GraphMode, RangeSource, Source, Trace};
+
+impl Builder {
+    /// The finished trace.
+    pub(in super::super) fn finish(mut self, path: &Path, bytes: u64, lost: u64) -> Trace {
+        self.number_ranks();
+        self.place_allocations();
+        self.describe_devices();
+        let of_old = self.merge_nameless_processes();
+        self.assign_processes(&of_old);
+        for (counter, (group, pid)) in self.trace.counters.iter_mut().zip(&self.counter_owners) {
+            counter.device =
+                small(split_label(pid).1).and_then(|ordinal| self.devices.get(&(*group, ordinal)).copied());
+            if counter.times.windows(2).any(|pair| pair[0] > pair[1]) {
+                let mut samples: Vec<_> = counter.times.drain(..).zip(counter.values.drain(..)).collect();
+                samples.sort_by_key(|&(time, _)| time);
+                (counter.times, counter.values) = samples.into_iter().unzip();
+            }
+        }
+        let mut trace = self.trace;
+        trace.details = self.details.into_values();
+        // Without a base the times of the PyTorch profiler are those of the system clock: nothing else is as large.
+        let since_1970 = trace.extent().is_some_and(|(earliest, _)| earliest > 1_000_000_000_000_000_000);
+        trace.meta.session_start_utc_ns = self.first_base.or(since_1970.then_some(0));
+        let is_pytorch = !trace.ops.is_empty()
+            || !trace.calls.is_empty()
+            || trace.ranges.source.iter().any(|&source| source != RangeSource::Other);
+        let format = if is_pytorch { "PyTorch profiler (Kineto) JSON" } else { "Chrome trace JSON" };
+        trace.meta.producer = if is_pytorch { "PyTorch profiler".into() } else { String::new() };
+        let rank = match &self.groups[..] {
+            [only] => only.rank,
+            _ => None,
+        };
+        let source = Source { path: path.to_path_buf(), format: format.into(), bytes, events: self.events, lost, rank };
+        trace.meta.sources = vec![source];
+        if self.unread > 0 {
+            let notice = format!("{} asynchronous or unpaired events were not read", grouped(self.unread));
+            trace.meta.notices.push(notice);
+        }
+        if self.roots > 1 {
+            let notice = format!("the file holds {} traces one behind the other, read as ranks of one run", self.roots);
+            trace.meta.notices.push(notice);
+        }
+        trace.finish();
+        if trace.ops.is_empty() {
+            trace.meta.notices.push("the trace holds no GPU events, only what the host did".into());
+        }
+        let unlaunched = trace.ops_without_launch();
+        if unlaunched > 0 {
+            let (unlaunched, all) = (grouped(unlaunched as u64), grouped(trace.ops.len() as u64));
+            trace.meta.notices.push(format!("{unlaunched} of {all} GPU ops have no launch call in the file"));
+        }
+        let replayed = |&launch: &u32| {
+            let call = trace.calls.name.get(launch as usize);
+            call.is_some_and(|&name| trace.text(name).contains("GraphLaunch"))
+        };
+        if trace.ops.launch.iter().any(replayed) {
+            trace.meta.graph_mode = Some(GraphMode::Node);
+        }
+        trace.ops.shrink_to_fit();
+        trace.calls.shrink_to_fit();
+        trace.ranges.shrink_to_fit();
+        trace
+    }
+
+    /// PyTorch counts devices its own way in memory events: by the number of visible ones, where kernels on AMD carry
+    /// that of the agent.
+    fn place_allocations(&mut self) {
+        for (mut allocation, group, ordinal) in std::mem::take(&mut self.pending_allocations) {
+            let known = self.devices.get(&(group, ordinal)).copied().or_else(|| {
+                let mut of_group = (0u16..).zip(&self.device_groups).filter(|&(_, &g)| g == group);
+                let first = of_group.next().map(|(device, _)| device);
+                first.filter(|_| of_group.next().is_none())
+            });
+            allocation.device = Some(known.unwrap_or_else(|| self.device(group, ordinal)));
+            self.trace.allocations.push(allocation);
+        }
+    }
+
+    fn describe_devices(&mut self) {
+        let number = |value: &serde_json::Value, key: &str| value.get(key).and_then(serde_json::Value::as_u64);
+        for (index, device) in self.trace.devices.iter_mut().enumerate() {
+            // Properties belong to all groups of their root, which is where they were found or a later one.
+            let Some(&group) = self.device_groups.get(index) else { continue };
+            let nearest = self.properties.iter().map(|(first, _)| *first).filter(|&first| first <= group).max();
+            let of_root: Vec<_> = self.properties.iter().filter(|(first, _)| Some(*first) == nearest).collect();
+            let exact = of_root.iter().find(|(_, p)| number(p, "id") == Some(u64::from(device.ordinal)));
+            let all_alike = |key: &str| of_root.windows(2).all(|pair| pair[0].1.get(key) == pair[1].1.get(key));
+            let any =
+                of_root.first().filter(|_| all_alike("name") && all_alike("numSms") && all_alike("totalGlobalMem"));
+            let Some((_, properties)) = exact.or(any) else { continue };
+            device.name = properties.get("name").and_then(serde_json::Value::as_str).unwrap_or("").to_string();
+            device.memory_bytes = number(properties, "totalGlobalMem");
+            let real = |key: &str| properties.get(key).and_then(serde_json::Value::as_f64);
+            (device.bytes_per_s, device.clock_hz) = (real("memoryBandwidth"), real("clockRate"));
+            device.multiprocessors = number(properties, "numSms").and_then(|n| u32::try_from(n).ok());
+            let (major, minor) = (number(properties, "computeMajor"), number(properties, "computeMinor"));
+            device.compute_capability = major.zip(minor).map(|(major, minor)| (major as u32, minor as u32));
+        }
+    }
+}
