@@ -194,6 +194,8 @@ pub struct Outbox {
     pub recordings: Vec<Recording>,
     /// Windows that were never reached; filled when the engine ends.
     pub unreached: Vec<Window>,
+    /// Things a user should know that came up while it ran; filled when windows end with it or begin anew.
+    pub notes: Vec<String>,
 }
 
 impl Outbox {
@@ -216,6 +218,7 @@ impl Outbox {
         self.decisions.clear();
         self.recordings.clear();
         self.unreached.clear();
+        self.notes.clear();
     }
 
     /// Decisions of one of `iterations`.

@@ -63,13 +63,22 @@ pub enum EngineError {
     },
     /// The GPU or one of its libraries.
     #[error(transparent)]
-    Cuda(#[from] strobe_kernels_cuda::CudaError),
+    Cuda(strobe_kernels_cuda::CudaError),
     /// The caller's progress function asked to stop.
     #[error("interrupted; nothing was written")]
     Interrupted,
     /// The engine thread ended.
     #[error("the engine stopped: {0}")]
     Stopped(String),
+}
+
+impl From<strobe_kernels_cuda::CudaError> for EngineError {
+    fn from(error: strobe_kernels_cuda::CudaError) -> EngineError {
+        match error {
+            strobe_kernels_cuda::CudaError::Interrupted => EngineError::Interrupted,
+            other => EngineError::Cuda(other),
+        }
+    }
 }
 
 impl EngineError {

@@ -113,6 +113,9 @@ pub enum CudaError {
         /// Its status.
         code: String,
     },
+    /// The caller asked to stop.
+    #[error("interrupted")]
+    Interrupted,
     /// Something this backend can't do, in plain words.
     #[error("{0}")]
     Unsupported(String),

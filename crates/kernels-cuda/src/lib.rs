@@ -49,8 +49,7 @@ pub use sample::{Draw, SampleArgs, SampleOps};
 pub use skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning};
 pub use timeline::{Activity, ActivityKind, ApiCall, KernelTimeline, RecorderCost};
 pub use tune::{
-    BUCKETS, CHOICES_FILE, GemmChoice, GemmChoices, LinearSite, Timing, TuneProgress, Tuned, TunedFor, bucket_index,
-    tune,
+    BUCKETS, CHOICES_FILE, GemmChoice, GemmChoices, LinearSite, Timing, Tuned, TunedFor, bucket_index, tune,
 };
 pub use unfused::{UnfusedArgs, UnfusedAttention, UnfusedConfig, score_elements};
 pub use weights::WeightOps;

@@ -69,7 +69,7 @@ fn copy(gpu: &Gpu) -> Result<f64, CudaError> {
 fn product(gpu: &Gpu, mut linear: Linear, precision: Precision, fp8: bool) -> Result<f64, CudaError> {
     let weights = if fp8 { Weights::Fp8 } else { Weights::Same };
     let shape = LinearShape { n: SIDE, k: SIDE, epilogue: Epilogue::Store, weights, bias: false, norm: false };
-    tune(gpu, &mut linear, &[LinearSite { shape, max_rows: SIDE }], None, |_| {})?;
+    tune(gpu, &mut linear, &[LinearSite { shape, max_rows: SIDE }], None, || true)?;
     let ops = WeightOps::new(gpu, precision)?;
     let count = (SIDE * SIDE) as u64;
     let random = |key| {

@@ -78,7 +78,7 @@ impl Profiler {
         profiler
     }
 
-    /// What a user should know, one line each; taken once.
+    /// What a user should know and has not been told yet, one line each.
     pub fn notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }

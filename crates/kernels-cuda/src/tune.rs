@@ -154,19 +154,6 @@ pub struct LinearSite {
     pub max_rows: usize,
 }
 
-/// Where tuning stands, for a progress display.
-#[derive(Clone, Copy, Debug)]
-pub struct TuneProgress<'a> {
-    /// Choices made.
-    pub done: usize,
-    /// Choices to make.
-    pub total: usize,
-    /// The one that is being made.
-    pub shape: &'a LinearShape,
-    /// Its rows.
-    pub rows: usize,
-}
-
 /// What tuning gave.
 pub struct Tuned {
     /// Every choice, stored and new.
@@ -177,13 +164,14 @@ pub struct Tuned {
     pub notes: Vec<String>,
 }
 
-/// Choose a kernel for every site and bucket: from `stored` what counts here, the rest by measurement.
+/// Choose a kernel for every site and bucket: from `stored` what counts here, the rest by measurement. `go_on` is asked
+/// before each of those.
 pub fn tune(
     gpu: &Gpu,
     linear: &mut Linear,
     sites: &[LinearSite],
     stored: Option<GemmChoices>,
-    mut progress: impl FnMut(TuneProgress<'_>),
+    mut go_on: impl FnMut() -> bool,
 ) -> Result<Tuned, CudaError> {
     let tuned_for = TunedFor::here(gpu, linear);
     let (known, note) = stored.map_or((Vec::new(), None), |stored| stored.usable(&tuned_for));
@@ -217,8 +205,10 @@ pub fn tune(
             fits
         });
         let bench = Bench::new(gpu, linear, &missing)?;
-        for (done, (shape, bucket, rows)) in missing.iter().enumerate() {
-            progress(TuneProgress { done, total: missing.len(), shape, rows: *rows });
+        for (shape, bucket, rows) in &missing {
+            if !go_on() {
+                return Err(CudaError::Interrupted);
+            }
             choices.push(bench.choose(gpu, linear, shape, *bucket, *rows)?);
         }
     }

@@ -42,6 +42,8 @@ pub struct RunData {
     pub decisions: Vec<Decision>,
     pub recordings: Vec<Recording>,
     pub unreached: Vec<Window>,
+    /// What the engine had to say beside.
+    pub notes: Vec<String>,
     pub partial: bool,
     /// Why the engine stopped before the run was over.
     pub failure: Option<EngineError>,
@@ -210,6 +212,7 @@ fn take_iterations(run: &mut RunData, outbox: &Outbox, limits: &IterationLimits,
     }
     run.recordings.extend(outbox.recordings.iter().cloned());
     run.unreached.extend_from_slice(&outbox.unreached);
+    run.notes.extend_from_slice(&outbox.notes);
 }
 
 /// Stop the engine and take what it still had to say into the last run. A run that measured something before the engine

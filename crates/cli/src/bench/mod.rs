@@ -152,6 +152,7 @@ pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec:
     drop(frame);
     let peaks = &framed;
     client::finish(engine, &mut run, &spec.load)?;
+    run.notes.iter().for_each(|note| output::note(&format!("note: {note}")));
     for window in &run.unreached {
         let ran = run.iterations.len();
         output::warn(&format!(

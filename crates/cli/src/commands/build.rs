@@ -81,7 +81,7 @@ pub fn run(args: Args) -> Result<()> {
         Device::Cpu => None,
         Device::Cuda(index) => {
             let spinner = progress::spinner("choosing GEMM kernels by measurement");
-            let tuned = strobe_engine::cuda::choose_gemms(index, &config);
+            let tuned = strobe_engine::cuda::choose_gemms(index, &config, || !crate::interrupt::requested());
             spinner.finish_and_clear();
             Some(tuned?)
         }

@@ -109,6 +109,7 @@ pub struct CudaBackend {
     graph_bytes: u64,
     blocking: bool,
     profiler: Profiler,
+    notes: Vec<String>,
     facts: CudaFacts,
     // Last: everything above gives memory back through its context.
     gpu: Gpu,
@@ -134,9 +135,9 @@ impl CudaBackend {
         2 * shape.kv_heads * shape.head_dim * self.pack.tokens_per_block * element
     }
 
-    /// Things a user should know; taken once.
+    /// Things a user should know that came up since the last call.
     pub fn notes(&mut self) -> Vec<String> {
-        self.profiler.notes()
+        self.notes.drain(..).chain(self.profiler.notes()).collect()
     }
 
     /// Make the GPU the calling thread's.

@@ -30,7 +30,8 @@ pub struct CudaBackendOptions<'a> {
     pub limits: StepLimits,
     /// Share of free memory for the cache, or the blocks asked for.
     pub cache: crate::CacheSize,
-    /// Told the bytes of weights done so far; answers whether to go on.
+    /// Told the bytes of weights done so far, often and while kernels are chosen and graphs captured too; answers whether
+    /// to go on.
     pub progress: &'a mut dyn FnMut(u64) -> bool,
 }
 
@@ -72,13 +73,15 @@ impl CudaBackend {
                 remedy: "use a smaller model, --dtype bfloat16 or --quantization fp8, or free the GPU".into(),
             });
         }
-        let weights = DeviceWeights::load(&gpu, model, options.progress)?;
+        let weights = DeviceWeights::load(&gpu, model, &mut *options.progress)?;
         lap("weights");
 
         let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
         let mut linear = Linear::new(&gpu, precision, plugin)?;
         let sites = sites(&config, limits, build.quantization == Quantization::Fp8);
-        let tuned = tune(&gpu, &mut linear, &sites, options.device.choices.clone(), |_| {})?;
+        let loaded = weights.bytes();
+        let stored = options.device.choices.clone();
+        let tuned = tune(&gpu, &mut linear, &sites, stored, || (options.progress)(loaded))?;
         lap("choosing GEMMs");
 
         let shape = qkv_shape(&config);
@@ -207,11 +210,12 @@ impl CudaBackend {
             stages,
             workspace_bytes,
             profiler,
+            notes: tuned.notes,
             facts,
             gpu,
         };
         if options.device.graphs && !options.device.blocking {
-            backend.capture_graphs()?;
+            backend.capture_graphs(|| (options.progress)(loaded))?;
         }
         lap("graphs");
         backend.facts.start_ms = times;
@@ -219,9 +223,12 @@ impl CudaBackend {
     }
 
     /// One graph per batch size, largest first, so that smaller ones find memory pools that fit.
-    fn capture_graphs(&mut self) -> Result<(), CudaError> {
+    fn capture_graphs(&mut self, mut go_on: impl FnMut() -> bool) -> Result<(), CudaError> {
         let before = self.gpu.memory()?.0;
         for &bucket in buckets(self.limits.requests.min(self.limits.tokens)).iter().rev() {
+            if !go_on() {
+                return Err(CudaError::Interrupted);
+            }
             let packed = Packed {
                 layout: Layout::decode(bucket),
                 sampled: bucket,
@@ -251,8 +258,8 @@ impl CudaBackend {
     }
 }
 
-/// Choose kernels for every product of an engine by measurement, without loading it.
-pub fn choose_gemms(index: u32, config: &EngineConfig) -> Result<Tuned, EngineError> {
+/// Choose kernels for every product of an engine by measurement, without loading it, for as long as `go_on` says so.
+pub fn choose_gemms(index: u32, config: &EngineConfig, go_on: impl FnMut() -> bool) -> Result<Tuned, EngineError> {
     let build = &config.build;
     let gpu = Gpu::open(index)?;
     let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
@@ -260,7 +267,7 @@ pub fn choose_gemms(index: u32, config: &EngineConfig) -> Result<Tuned, EngineEr
     let batch = build.max_batch_size.min(build.max_num_tokens);
     let limits =
         StepLimits { tokens: build.max_num_tokens, sampled: batch, requests: batch, positions: build.max_seq_len };
-    Ok(tune(&gpu, &mut linear, &sites(&config.model, limits, build.quantization == Quantization::Fp8), None, |_| {})?)
+    Ok(tune(&gpu, &mut linear, &sites(&config.model, limits, build.quantization == Quantization::Fp8), None, go_on)?)
 }
 
 /// Free memory that is not given to the cache: graphs and code that libraries load later.

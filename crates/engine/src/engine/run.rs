@@ -68,9 +68,14 @@ impl Core {
             let gpu = gpu_recording(&mut self.backend, &self.info.clock);
             cut.iter_mut().for_each(|recording| recording.gpu = gpu.clone());
         }
+        let notes = match &mut self.backend {
+            Runner::Cpu(_) => Vec::new(),
+            Runner::Cuda(backend) => backend.notes(),
+        };
         let mut mailbox = self.shared.lock();
         mailbox.outbox.recordings.extend(cut);
         mailbox.outbox.unreached.extend(unreached);
+        mailbox.outbox.notes.extend(notes);
     }
 
     /// Sleep until there is a command. An idle pass is not an iteration.

@@ -79,8 +79,8 @@ fn planned(rig: &mut Rig, linear: &mut Linear, rows: &RowOps) -> Result<Vec<Outc
     for tuned in [false, true] {
         if tuned {
             let sites = shapes.map(|shape| LinearSite { shape, max_rows: 100 });
-            let first = tune(rig.gpu, linear, &sites, None, |_| {})?;
-            let again = tune(rig.gpu, linear, &sites, Some(first.choices.clone()), |_| {})?;
+            let first = tune(rig.gpu, linear, &sites, None, || true)?;
+            let again = tune(rig.gpu, linear, &sites, Some(first.choices.clone()), || true)?;
             let measured = [first.measured, again.measured];
             let dtype = linear.precision().suffix();
             outcomes.push(Outcome::exact(("linear_tuned", dtype), "choices measured", &measured, &[16, 0]));

@@ -100,7 +100,7 @@ fn whole_model(gpu: &Gpu, plugin: GemmPlugin, weights: Weights) -> Result<(), Cu
         max_rows: if name == "lm_head" { 2048 } else { 8192 },
     };
     let begin = Instant::now();
-    let tuned = tune(gpu, &mut linear, &SHAPES.map(site), None, |_| {})?;
+    let tuned = tune(gpu, &mut linear, &SHAPES.map(site), None, || true)?;
     let seconds = begin.elapsed().as_secs_f64();
     println!("\n--gemm-plugin {}, weights {weights:?}: {} choices in {seconds:.1} s", plugin.name(), tuned.measured);
     println!("| layer | rows | us | TFLOP/s | weights GB/s | winner and next best |\n|---|---|---|---|---|---|");

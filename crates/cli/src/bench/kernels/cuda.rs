@@ -168,7 +168,9 @@ impl Bench {
                 self.linears.len() - 1
             }
         };
-        tune(&self.gpu, &mut self.linears[place].1, &[LinearSite { shape, max_rows: m }], None, |_| {})?;
+        tune(&self.gpu, &mut self.linears[place].1, &[LinearSite { shape, max_rows: m }], None, || {
+            !crate::interrupt::requested()
+        })?;
         let linear = &self.linears[place].1;
         let (x, x_bytes) = rounded((0..m * k).map(|i| noise(3, i)), precision);
         let (w, w_bytes) = rounded((0..n * k).map(|i| 0.5 * noise(2, i)), precision);
