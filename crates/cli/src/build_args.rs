@@ -55,6 +55,11 @@ pub enum QuantizationChoice {
     None,
     /// The layers' projections and their inputs in e4m3, a scale per row; on GPUs
     Fp8,
+    /// All matrices and their inputs in 8-bit integers, scales per row and 256 inputs; on CPUs
+    Int8,
+    /// The layers' projections in 4 bits, scales per row and 32 inputs, multiplied as 8-bit integers; the head as with
+    /// int8; on CPUs
+    Int4,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -75,6 +80,8 @@ impl From<QuantizationChoice> for Quantization {
         match choice {
             QuantizationChoice::None => Quantization::None,
             QuantizationChoice::Fp8 => Quantization::Fp8,
+            QuantizationChoice::Int8 => Quantization::Int8,
+            QuantizationChoice::Int4 => Quantization::Int4,
         }
     }
 }

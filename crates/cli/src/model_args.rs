@@ -217,7 +217,7 @@ fn read_choices(dir: &std::path::Path) -> Option<GemmChoices> {
 
 /// Build in memory with a progress bar.
 pub fn in_memory(cpu: &mut Cpu, model: ModelRef, config: EngineConfig) -> Result<LoadedModel> {
-    let total = weights::engine_bytes(&config.model, config.build.dtype, config.build.gemm_plugin);
+    let total = weights::engine_bytes(&config.model, &config.build);
     let bar = progress::bytes("building in memory", total);
     let loaded =
         LoadedModel::in_memory(cpu, model, config, &mut crate::interrupt::watch(|done| bar.set_position(done)));

@@ -4,10 +4,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use memmap2::MmapMut;
-use strobe_kernels_cpu::{AttnBatch, Cpu, KvGeometry, KvLayer, KvType, Matrix, QkvShape, RopeTable};
+use strobe_kernels_cpu::{
+    AttnBatch, Cpu, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind, QuantRows, RopeTable,
+};
 use strobe_model::program::{Buf, Node, OpKind, Rows};
 use strobe_model::{DType, ModelConfig, WeightId};
 
+use crate::engine_config::BuildConfig;
 use crate::error::EngineError;
 use crate::sampling::Sampler;
 use crate::step::{Backend, StepInputs, StepLimits};
@@ -52,6 +55,9 @@ pub struct CpuBackend {
     proj: Vec<f32>,
     gate_up: Vec<f32>,
     act: Vec<f32>,
+    /// The input of the next product, in an engine of integer matrices: ops that make such an input write it here, other
+    /// inputs are brought here by the product itself.
+    codes: QuantRows,
     sampled: Vec<f32>,
     logits: Vec<f32>,
     tokens: Vec<u32>,
@@ -63,6 +69,8 @@ pub struct CpuBackend {
     score_offsets: Vec<usize>,
     sampled_rows: usize,
     dtype: DType,
+    /// Whether matrices are integers.
+    integers: bool,
 }
 
 /// How a backend is set up.
@@ -106,7 +114,13 @@ impl CpuBackend {
         let scores =
             if options.context_fmha { None } else { Some(aligned_bytes(unfused_score_bytes(&config, limits))?) };
         let widest = config.hidden_size.max(config.intermediate_size).max(shape.heads * shape.head_dim);
-        cpu.reserve(limits.tokens.max(limits.sampled), widest);
+        let integers = weights.matrix(WeightId::LmHead).is_some_and(|head| head.data.quant_kind().is_some());
+        let mut codes = QuantRows::new();
+        if integers {
+            codes.reserve(limits.tokens.max(limits.sampled), widest);
+        } else {
+            cpu.reserve(limits.tokens.max(limits.sampled), widest);
+        }
         cpu.reserve_attention(shape, limits.positions);
         Ok(CpuBackend {
             rope: RopeTable { half: shape.head_dim / 2, cos, sin },
@@ -116,7 +130,9 @@ impl CpuBackend {
             attn: rows(shape.heads * shape.head_dim),
             proj: rows(config.hidden_size),
             gate_up: rows(2 * config.intermediate_size),
-            act: rows(config.intermediate_size),
+            act: if integers { Vec::new() } else { rows(config.intermediate_size) },
+            codes,
+            integers,
             sampled: vec![0f32; limits.sampled * config.hidden_size],
             logits: vec![0f32; limits.sampled * config.vocab_size],
             tokens: vec![0; limits.sampled],
@@ -151,7 +167,8 @@ impl CpuBackend {
         MemoryByPool {
             weights_bytes: self.weights.total_bytes(),
             kv_cache_bytes: (self.geometry.bytes_per_layer() * self.cache.len()) as u64,
-            activation_bytes: (activation_bytes + self.scores.as_ref().map_or(0, |s| s.len())) as u64,
+            activation_bytes: (activation_bytes + self.codes.bytes() + self.scores.as_ref().map_or(0, |s| s.len()))
+                as u64,
             ..MemoryByPool::default()
         }
     }
@@ -159,6 +176,18 @@ impl CpuBackend {
     /// The kernels, for measurements between steps.
     pub fn cpu(&mut self) -> &mut Cpu {
         &mut self.cpu
+    }
+
+    /// Whether an op writes codes for the product that follows it, instead of floats.
+    fn makes_codes(&self, node: &Node) -> bool {
+        match node.kind {
+            // Of the final norm's rows only some go on to the head.
+            OpKind::RmsNorm { weight } | OpKind::AddRmsNorm { weight } => {
+                self.integers && weight != WeightId::FinalNorm
+            }
+            OpKind::SiluMul => self.integers,
+            _ => false,
+        }
     }
 
     fn matrix(weights: &WeightStore, id: WeightId) -> Matrix<'_> {
@@ -181,15 +210,20 @@ pub fn unfused_score_bytes(config: &ModelConfig, limits: StepLimits) -> usize {
 }
 
 /// Bytes that a step of `limits` needs besides weights and cache: activations, logits, block tables, rotary tables.
-pub fn activation_bytes(config: &ModelConfig, limits: StepLimits, context_fmha: bool, block_tokens: usize) -> u64 {
+pub fn activation_bytes(config: &ModelConfig, limits: StepLimits, build: &BuildConfig) -> u64 {
     let [tokens, sampled, requests, positions] =
         [limits.tokens, limits.sampled, limits.requests, limits.positions].map(|n| n as u64);
     let heads = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim;
-    let width = (3 * config.hidden_size + heads + 3 * config.intermediate_size) as u64;
+    let codes = build.quantization.is_integer();
+    let inter = if codes { 2 } else { 3 } * config.intermediate_size;
+    let width = (3 * config.hidden_size + heads + inter) as u64;
     let rows = tokens * width + sampled * (config.hidden_size + config.vocab_size) as u64;
-    let tables = 2 * requests * positions.div_ceil(block_tokens as u64) + positions * config.head_dim as u64;
-    let scores = if context_fmha { 0 } else { unfused_score_bytes(config, limits) as u64 };
-    (rows + tables) * 4 + scores
+    let tables =
+        2 * requests * positions.div_ceil(build.cache_block_tokens() as u64) + positions * config.head_dim as u64;
+    let scores = if build.context_fmha { 0 } else { unfused_score_bytes(config, limits) as u64 };
+    let widest = config.hidden_size.max(config.intermediate_size).max(config.num_attention_heads * config.head_dim);
+    let codes = if codes { QuantRows::bytes_of(limits.tokens.max(limits.sampled), widest) as u64 } else { 0 };
+    (rows + tables) * 4 + scores + codes
 }
 
 impl Backend for CpuBackend {
@@ -219,20 +253,26 @@ impl Backend for CpuBackend {
                 self.cpu.embed(&step.tokens, Self::matrix(weights, table), &mut self.hidden[..m * hidden]);
             }
             OpKind::RmsNorm { weight } => {
-                let weight = Self::vector(weights, weight);
-                self.cpu.rms_norm(&self.hidden[..m * hidden], weight, eps, &mut self.normed[..m * hidden]);
+                let (x, w) = (&self.hidden[..m * hidden], Self::vector(weights, weight));
+                match self.makes_codes(node) {
+                    true => self.cpu.rms_norm_quantized(x, w, eps, &mut self.codes),
+                    false => self.cpu.rms_norm(x, w, eps, &mut self.normed[..m * hidden]),
+                }
             }
-            OpKind::AddRmsNorm { weight } => self.cpu.add_rms_norm(
-                &mut self.hidden[..m * hidden],
-                &self.proj[..m * hidden],
-                Self::vector(weights, weight),
-                eps,
-                &mut self.normed[..m * hidden],
-            ),
+            OpKind::AddRmsNorm { weight } => {
+                let makes_codes = self.makes_codes(node);
+                let (x, delta) = (&mut self.hidden[..m * hidden], &self.proj[..m * hidden]);
+                let w = Self::vector(weights, weight);
+                match makes_codes {
+                    true => self.cpu.add_rms_norm_quantized(x, delta, w, eps, &mut self.codes),
+                    false => self.cpu.add_rms_norm(x, delta, w, eps, &mut self.normed[..m * hidden]),
+                }
+            }
             OpKind::Linear { x, weight, bias, out } => {
                 let matrix = Self::matrix(weights, weight);
                 let bias = bias.map(|id| Self::vector(weights, id));
                 let rows = if x == Buf::Sampled { step.sampled.len() } else { m };
+                let made = matches!(x, Buf::Normed | Buf::Act);
                 let x = match x {
                     Buf::Attn => &self.attn,
                     Buf::Act => &self.act,
@@ -245,7 +285,15 @@ impl Backend for CpuBackend {
                     Buf::Logits => &mut self.logits,
                     _ => &mut self.proj,
                 };
-                self.cpu.linear(&x[..rows * matrix.k], rows, matrix, bias, &mut out[..rows * matrix.n]);
+                let out = &mut out[..rows * matrix.n];
+                if self.integers {
+                    if !made {
+                        self.cpu.quantize_rows(&x[..rows * matrix.k], matrix.k, &mut self.codes);
+                    }
+                    self.cpu.linear_quantized(&self.codes, matrix, bias, out);
+                } else {
+                    self.cpu.linear(&x[..rows * matrix.k], rows, matrix, bias, out);
+                }
             }
             OpKind::QkNorm { q, k } => {
                 self.cpu.qk_norm(qkv, shape, Self::vector(weights, q), Self::vector(weights, k), eps);
@@ -274,7 +322,11 @@ impl Backend for CpuBackend {
             }
             OpKind::SiluMul => {
                 let inter = self.config.intermediate_size;
-                self.cpu.silu_mul(&self.gate_up[..m * 2 * inter], inter, &mut self.act[..m * inter]);
+                let gate_up = &self.gate_up[..m * 2 * inter];
+                match self.integers {
+                    true => self.cpu.silu_mul_quantized(gate_up, inter, &mut self.codes),
+                    false => self.cpu.silu_mul(gate_up, inter, &mut self.act[..m * inter]),
+                }
             }
             OpKind::Gather => {
                 self.sampled_rows = step.sampled.len();
@@ -319,22 +371,28 @@ impl Backend for CpuBackend {
             KvType::Bf16 => "bf16",
             KvType::Int8 => "int8",
         };
+        let codes = if self.makes_codes(node) { "_int8" } else { "" };
         match node.kind {
             OpKind::Linear { weight, .. } => {
-                let packed = Self::matrix(&self.weights, weight).layout == strobe_kernels_cpu::Layout::Packed;
-                let layout = if packed { "packed" } else { "plain" };
+                let matrix = Self::matrix(&self.weights, weight);
+                let dtype = match matrix.data.quant_kind() {
+                    Some(QuantKind::Int8) => "int8",
+                    Some(QuantKind::Int4) => "int4",
+                    None => dtype,
+                };
+                let layout = if matrix.layout == Layout::Packed { "packed" } else { "plain" };
                 format!("gemm_{layout}_{dtype}_{tier}")
             }
             OpKind::Embed { .. } => format!("embed_{dtype}"),
-            OpKind::RmsNorm { .. } => format!("rms_norm_{tier}"),
-            OpKind::AddRmsNorm { .. } => format!("add_rms_norm_{tier}"),
+            OpKind::RmsNorm { .. } => format!("rms_norm{codes}_{tier}"),
+            OpKind::AddRmsNorm { .. } => format!("add_rms_norm{codes}_{tier}"),
             OpKind::QkNorm { .. } => format!("qk_norm_{tier}"),
             OpKind::RopeKvWrite => format!("rope_kv_write_{kv}_{tier}"),
             OpKind::Attention { .. } => format!("paged_attention_{kv}_{tier}"),
             OpKind::AttnScores => format!("unfused_scores_{kv}_{tier}"),
             OpKind::AttnSoftmax => format!("unfused_softmax_{tier}"),
             OpKind::AttnValues => format!("unfused_values_{kv}_{tier}"),
-            OpKind::SiluMul => format!("silu_mul_{tier}"),
+            OpKind::SiluMul => format!("silu_mul{codes}_{tier}"),
             OpKind::Gather => "gather_rows".to_string(),
             OpKind::Sample => format!("sample_{tier}"),
         }

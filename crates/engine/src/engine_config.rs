@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
+use strobe_model::program::ProgramOptions;
 use strobe_model::{DType, ModelConfig, ModelError};
 
 use crate::error::EngineError;
@@ -121,18 +122,9 @@ impl BuildConfig {
         if self.paged_kv_cache { self.tokens_per_block } else { self.max_seq_len.next_power_of_two() }
     }
 
-    /// Bytes of an element of the layers' matrices.
-    pub fn weight_bytes(&self) -> usize {
-        if self.quantization == Quantization::Fp8 { 1 } else { self.dtype.bytes() }
-    }
-
-    /// Bytes of an element of the cache.
-    pub fn kv_bytes(&self) -> usize {
-        match self.kv_cache {
-            KvCacheType::Auto => self.dtype.bytes(),
-            KvCacheType::Float(dtype) => dtype.bytes(),
-            KvCacheType::Int8 | KvCacheType::Fp8 => 1,
-        }
+    /// How the model's list is put together.
+    pub fn program_options(&self) -> ProgramOptions {
+        ProgramOptions { context_fmha: self.context_fmha, own_table: self.quantization.is_integer() }
     }
 
     /// Name of the GEMM option's value.

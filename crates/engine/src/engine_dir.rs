@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use strobe_kernels_cpu::{Cpu, PANEL};
 use strobe_model::{
-    Checkpoint, Gguf, GgufModel, ModelConfig, SafeTensors, SafeTensorsWriter, TensorSpec, Tokenizer, WeightSource,
-    preset, presets, weight_list,
+    Checkpoint, Gguf, GgufModel, ModelConfig, SafeTensors, SafeTensorsWriter, Tokenizer, WeightId, WeightSource,
+    preset, presets,
 };
 
 use crate::engine_config::{BuildConfig, EngineConfig, WeightsOrigin};
 use crate::error::EngineError;
 use crate::memory;
 use crate::staged_dir::StagedDir;
-use crate::weights::{self, WeightStore};
+use crate::weights::{self, StoredWeight, WeightError, WeightStore};
 
 /// Name of the weights' file; one per rank.
 pub const WEIGHTS_FILE: &str = "rank0.engine";
@@ -98,12 +98,14 @@ impl ModelRef {
 }
 
 /// What a build did.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct BuildSummary {
     /// Bytes of weights written.
     pub weight_bytes: u64,
     /// Tensors written.
     pub tensors: usize,
+    /// What rounding took from each quantised weight.
+    pub errors: Vec<(WeightId, WeightError)>,
 }
 
 /// Build an engine directory, with further files (name and text) beside its own. `progress` is told the weight bytes done so far and answers whether to go on. The
@@ -118,26 +120,22 @@ pub fn build(
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<BuildSummary, EngineError> {
     let staged = StagedDir::create(dir, overwrite, &[CONFIG_FILE, WEIGHTS_FILE], "engine directory")?;
-    let build = &config.build;
-    let list = weight_list(&config.model);
-    let spec = |info: &strobe_model::WeightInfo| TensorSpec {
-        name: info.id.name(),
-        dtype: weights::dtype_of(info, build.dtype),
-        shape: weights::stored_shape(info, weights::layout_of(info, build.gemm_plugin)),
-    };
-    let specs: Vec<_> = list.iter().map(spec).collect();
+    let weights = weights::stored_weights(&config.model, &config.build);
+    let specs: Vec<_> = weights.iter().map(StoredWeight::tensor).collect();
     let metadata = BTreeMap::from([
         ("format".to_string(), "strobe".to_string()),
         ("packed".to_string(), format!("[ceil(n/{PANEL})][k][{PANEL}]")),
     ]);
     let mut writer = SafeTensorsWriter::create(&staged.path().join(WEIGHTS_FILE), &specs, &metadata)?;
     let mut done = 0;
-    for info in &list {
-        let (layout, dtype) = (weights::layout_of(info, build.gemm_plugin), weights::dtype_of(info, build.dtype));
-        let bytes = weights::stored_len(info, layout) * dtype.bytes();
+    let mut errors = Vec::new();
+    for weight in &weights {
+        let bytes = weight.bytes();
         let mut buffer = weights::aligned_bytes(bytes)?;
         let buffer = buffer.get_mut(..bytes).unwrap_or_default();
-        weights::fill(cpu, &model.source, info, dtype, layout, buffer)?;
+        weights::fill(cpu, &model.source, weight, buffer)?;
+        let error = weights::error_of(cpu, &model.source, weight, buffer)?;
+        errors.extend(error.map(|error| (weight.info.id, error)));
         writer.write(buffer)?;
         done += bytes as u64;
         if !progress(done) {
@@ -166,7 +164,7 @@ pub fn build(
     let text = format!("{:#}\n", config.to_json());
     write(&staged.path().join(CONFIG_FILE), text.as_bytes())?;
     staged.commit()?;
-    Ok(BuildSummary { weight_bytes: done, tensors: list.len() })
+    Ok(BuildSummary { weight_bytes: done, tensors: weights.len(), errors })
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), EngineError> {
@@ -196,15 +194,14 @@ impl LoadedModel {
         })?;
         let config = EngineConfig::from_json(&text, &path)?;
         let file = SafeTensors::open(&dir.join(WEIGHTS_FILE))?;
-        let weights = WeightStore::map(file, &config.model, config.build.dtype, config.build.gemm_plugin)?;
+        let weights = WeightStore::map(file, &config.model, &config.build)?;
         let tokenizer = Tokenizer::from_dir(dir)?;
         Ok(LoadedModel { config, weights: Arc::new(weights), tokenizer, dir: Some(dir.to_path_buf()) })
     }
 
     /// A model whose weights are made by the device that runs it.
     pub fn deferred(model: ModelRef, config: EngineConfig) -> LoadedModel {
-        let build = &config.build;
-        let weights = WeightStore::deferred(&config.model, model.source, build.dtype, build.gemm_plugin);
+        let weights = WeightStore::deferred(&config.model, model.source, &config.build);
         LoadedModel { config, weights: Arc::new(weights), tokenizer: model.tokenizer, dir: None }
     }
 
@@ -216,7 +213,7 @@ impl LoadedModel {
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<LoadedModel, EngineError> {
         let build = &config.build;
-        let needed = weights::engine_bytes(&config.model, build.dtype, build.gemm_plugin);
+        let needed = weights::engine_bytes(&config.model, build);
         if let Some(available) = memory::available().filter(|a| a.bytes < needed) {
             return Err(EngineError::Memory {
                 what: format!("the weights of {} in {}", config.model_name, build.dtype),
@@ -228,8 +225,7 @@ impl LoadedModel {
                 remedy: "use a smaller model or --dtype bfloat16, or build an engine directory and map it".into(),
             });
         }
-        let (dtype, plugin) = (build.dtype, build.gemm_plugin);
-        let weights = WeightStore::generate(cpu, &config.model, &model.source, dtype, plugin, progress)?;
+        let weights = WeightStore::generate(cpu, &config.model, &model.source, build, progress)?;
         Ok(LoadedModel { config, weights: Arc::new(weights), tokenizer: model.tokenizer, dir: None })
     }
 }

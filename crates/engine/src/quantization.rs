@@ -1,7 +1,8 @@
 //! What an engine keeps in fewer bits than its `dtype`: the matrices, and the cache.
 
 use strobe_kernels_cpu::KvType;
-use strobe_model::DType;
+use strobe_model::program::{MatrixType, Operands};
+use strobe_model::{DType, ModelConfig};
 
 use crate::engine_config::BuildConfig;
 use crate::error::EngineError;
@@ -152,5 +153,31 @@ impl BuildConfig {
             KvCacheType::Auto => self.dtype.name(),
             other => other.name(),
         }
+    }
+
+    /// What a step reads and writes on a CPU.
+    pub fn cpu_operands(&self) -> Operands {
+        let kv = self.cpu_kv_type().unwrap_or(KvType::F32);
+        let plain =
+            Operands { kv_scale: kv.scale_bytes() as u64, ..Operands::plain(self.dtype.bytes(), kv.bytes(), 4) };
+        match self.quantization {
+            Quantization::None | Quantization::Fp8 => plain,
+            Quantization::Int8 => Operands { layers: MatrixType::Int8, head: MatrixType::Int8, input: 1, ..plain },
+            Quantization::Int4 => Operands { layers: MatrixType::Int4, head: MatrixType::Int8, input: 1, ..plain },
+        }
+    }
+
+    /// What a step reads and writes on a GPU.
+    pub fn gpu_operands(&self) -> Operands {
+        let bytes = |fp8: bool| if fp8 { 1 } else { self.dtype.bytes() };
+        let (weight, kv) = (bytes(self.quantization == Quantization::Fp8), bytes(self.kv_cache == KvCacheType::Fp8));
+        Operands::plain(weight, kv, self.dtype.bytes())
+    }
+
+    /// Bytes that the keys and values of one token take over all layers of a model.
+    pub fn kv_bytes_per_token(&self, model: &ModelConfig, on_gpu: bool) -> u64 {
+        let operands = if on_gpu { self.gpu_operands() } else { self.cpu_operands() };
+        let head = model.head_dim as u64 * operands.kv + operands.kv_scale;
+        2 * (model.num_hidden_layers * model.num_key_value_heads) as u64 * head
     }
 }

@@ -1,13 +1,13 @@
 //! One sequence on any device, and the logits of its positions: what evaluations run on.
 
-use strobe_model::program::{Node, ProgramOptions, program};
+use strobe_model::program::{Node, program};
 
 use crate::cpu::{CpuBackend, CpuBackendOptions};
 use crate::cuda::{CudaBackend, CudaBackendOptions};
 use crate::device::{Device, Runner};
 use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
-use crate::step::{Backend, ElementBytes, StepInputs, StepLimits, execute};
+use crate::step::{Backend, StepInputs, StepLimits, execute};
 
 /// A model that runs a single sequence.
 pub(crate) struct Sequence<'a> {
@@ -39,8 +39,8 @@ impl<'a> Sequence<'a> {
         let limits = StepLimits { tokens, sampled: tokens, requests: 1, positions };
         let block_tokens = build.cache_block_tokens();
         let blocks: Vec<u32> = (0..positions.div_ceil(block_tokens) as u32).collect();
-        let nodes = program(config, ProgramOptions { context_fmha: build.context_fmha });
-        let (runner, bytes) = match device {
+        let nodes = program(config, build.program_options());
+        let (runner, operands) = match device {
             Device::Cpu(cpu) => {
                 build.check_cpu()?;
                 let options = CpuBackendOptions {
@@ -52,21 +52,16 @@ impl<'a> Sequence<'a> {
                     context_fmha: build.context_fmha,
                 };
                 let backend = CpuBackend::new(cpu, config.clone(), model.weights.clone(), &options)?;
-                (Runner::Cpu(Box::new(backend)), ElementBytes::cpu(build.weight_bytes(), build.kv_bytes()))
+                (Runner::Cpu(Box::new(backend)), build.cpu_operands())
             }
             Device::Cuda(device) => {
                 let cache = crate::CacheSize::Blocks(blocks.len());
                 let setup = CudaBackendOptions { device: &device, limits, cache, progress: &mut |_| true };
                 let backend = CudaBackend::new(model, nodes.clone().into(), setup)?;
-                let bytes = ElementBytes {
-                    weight: build.weight_bytes(),
-                    kv: build.kv_bytes(),
-                    activation: build.dtype.bytes(),
-                };
-                (Runner::Cuda(Box::new(backend)), bytes)
+                (Runner::Cuda(Box::new(backend)), build.gpu_operands())
             }
         };
-        Ok(Sequence { runner, model, nodes, inputs: StepInputs::new(limits, block_tokens, bytes), blocks })
+        Ok(Sequence { runner, model, nodes, inputs: StepInputs::new(limits, block_tokens, operands), blocks })
     }
 
     /// Run `tokens` at the positions from `start` on and give the logits of the rows from `first_row` on. `context` says

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use strobe_kernels_cpu::SeqSpan;
 use strobe_model::ModelConfig;
-use strobe_model::program::{Node, SpanShape, StepShape};
+use strobe_model::program::{Node, Operands, SpanShape, StepShape};
 
 use crate::clock::Clock;
 use crate::recorder::{OpEvent, Recorder};
@@ -48,30 +48,12 @@ pub struct StepInputs {
     /// For each packed row: the sampled row of the step before that yields its token, where the host did not know it when
     /// the step was planned; -1 where `tokens` holds it.
     pub from_last: Vec<i32>,
-    bytes: ElementBytes,
-}
-
-/// Bytes of one element, as far as cost is concerned.
-#[derive(Clone, Copy, Debug)]
-pub struct ElementBytes {
-    /// Of a matrix weight.
-    pub weight: usize,
-    /// Of the cache.
-    pub kv: usize,
-    /// Of an activation.
-    pub activation: usize,
-}
-
-impl ElementBytes {
-    /// On a CPU: activations are f32.
-    pub fn cpu(weight: usize, kv: usize) -> ElementBytes {
-        ElementBytes { weight, kv, activation: 4 }
-    }
+    operands: Operands,
 }
 
 impl StepInputs {
     /// Empty inputs with room for `limits`.
-    pub fn new(limits: StepLimits, tokens_per_block: usize, bytes: ElementBytes) -> StepInputs {
+    pub fn new(limits: StepLimits, tokens_per_block: usize, operands: Operands) -> StepInputs {
         let spans = 2 * limits.requests; // see `fill`
         StepInputs {
             tokens: Vec::with_capacity(limits.tokens),
@@ -83,14 +65,14 @@ impl StepInputs {
             banned: Vec::with_capacity(BANNED_PER_REQUEST * limits.sampled),
             spans: Vec::with_capacity(spans),
             from_last: Vec::with_capacity(limits.tokens),
-            bytes,
+            operands,
         }
     }
 
     /// Inputs that hold nothing and have room for nothing.
     pub fn empty() -> StepInputs {
         let limits = StepLimits { tokens: 0, sampled: 0, requests: 0, positions: 0 };
-        StepInputs::new(limits, 1, ElementBytes { weight: 0, kv: 0, activation: 0 })
+        StepInputs::new(limits, 1, Operands::plain(0, 0, 0))
     }
 
     /// Forget the last step.
@@ -177,9 +159,7 @@ impl StepInputs {
             spans: &self.spans,
             tokens: self.tokens.len() as u64,
             sampled: self.sampled.len() as u64,
-            weight_bytes: self.bytes.weight as u64,
-            kv_bytes: self.bytes.kv as u64,
-            activation_bytes: self.bytes.activation as u64,
+            operands: self.operands,
         }
     }
 }

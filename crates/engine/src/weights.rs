@@ -5,10 +5,17 @@ use half::{bf16, f16};
 use memmap2::MmapMut;
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
-use strobe_kernels_cpu::{Cpu, Elems, Layout, Matrix, PANEL, pack_panels, packed_len};
-use strobe_model::{DType, ModelConfig, ModelError, SafeTensors, WeightId, WeightInfo, WeightSource, weight_list};
+use strobe_kernels_cpu::{
+    Cpu, Elems, Layout, Matrix, PANEL, QuantKind, pack_panels, packed_bytes, packed_len, packed_shape,
+};
+use strobe_model::{
+    DType, ModelConfig, ModelError, SafeTensors, TensorSpec, TensorType, WeightId, WeightInfo, WeightSource,
+    embedding_table, weight_list,
+};
 
+use crate::engine_config::BuildConfig;
 use crate::error::EngineError;
+use crate::quantization::Quantization;
 
 /// Zeroed, page-aligned memory with huge pages where the system has them.
 pub fn aligned_bytes(len: usize) -> Result<MmapMut, EngineError> {
@@ -22,37 +29,83 @@ pub fn aligned_bytes(len: usize) -> Result<MmapMut, EngineError> {
     Ok(map)
 }
 
-/// Layout of a weight in an engine: matrices follow the GEMM plugin, the embedding table is looked up by row.
-pub fn layout_of(info: &WeightInfo, gemm_plugin: bool) -> Layout {
-    if gemm_plugin && !info.vector && info.id != WeightId::Embed { Layout::Packed } else { Layout::RowMajor }
+/// Type of a weight's elements in an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightType {
+    /// Floats.
+    Float(DType),
+    /// Integers with scales, always packed.
+    Quantized(QuantKind),
 }
 
-/// Type of a weight in an engine: vectors stay in f32.
-pub fn dtype_of(info: &WeightInfo, dtype: DType) -> DType {
-    if info.vector { DType::F32 } else { dtype }
+/// How an engine keeps a weight.
+#[derive(Clone, Debug)]
+pub struct StoredWeight {
+    /// The weight.
+    pub info: WeightInfo,
+    /// Type of its elements.
+    pub kind: WeightType,
+    /// Their order.
+    pub layout: Layout,
+    name: String,
 }
 
-/// Elements of a weight in its layout.
-pub fn stored_len(info: &WeightInfo, layout: Layout) -> usize {
-    match layout {
-        Layout::Packed => packed_len(info.rows, info.cols),
-        Layout::RowMajor => info.rows * info.cols,
+impl StoredWeight {
+    /// Vectors stay in f32 and the embedding table, which is looked up by row, in the engine's type; the head keeps 8
+    /// bits also where the layers have 4, because every logit feels its error.
+    fn new(info: WeightInfo, build: &BuildConfig) -> StoredWeight {
+        let matrix = !info.vector && info.id != WeightId::Embed;
+        let layout = if build.gemm_plugin && matrix { Layout::Packed } else { Layout::RowMajor };
+        let kind = match build.quantization {
+            _ if info.vector => WeightType::Float(DType::F32),
+            Quantization::Int4 if matches!(info.id, WeightId::Layer(..)) => WeightType::Quantized(QuantKind::Int4),
+            Quantization::Int8 | Quantization::Int4 if matrix => WeightType::Quantized(QuantKind::Int8),
+            _ => WeightType::Float(build.dtype),
+        };
+        StoredWeight { name: info.id.name(), info, kind, layout }
+    }
+
+    /// Bytes, padding included.
+    pub fn bytes(&self) -> usize {
+        let WeightInfo { rows, cols, .. } = self.info;
+        match (self.kind, self.layout) {
+            (WeightType::Quantized(kind), _) => packed_bytes(kind, rows, cols),
+            (WeightType::Float(dtype), Layout::Packed) => packed_len(rows, cols) * dtype.bytes(),
+            (WeightType::Float(dtype), Layout::RowMajor) => rows * cols * dtype.bytes(),
+        }
+    }
+
+    /// The tensor of an engine's file that holds it.
+    pub fn tensor(&self) -> TensorSpec {
+        let WeightInfo { rows, cols, vector, .. } = self.info;
+        let (dtype, shape) = match (self.kind, self.layout) {
+            (WeightType::Quantized(kind), _) => (TensorType::U8, packed_shape(kind, rows, cols).to_vec()),
+            (WeightType::Float(dtype), Layout::Packed) => (dtype.into(), vec![rows.div_ceil(PANEL), cols, PANEL]),
+            (WeightType::Float(dtype), Layout::RowMajor) if vector => (dtype.into(), vec![cols]),
+            (WeightType::Float(dtype), Layout::RowMajor) => (dtype.into(), vec![rows, cols]),
+        };
+        TensorSpec { name: self.name.clone(), dtype, shape }
+    }
+
+    /// Bytes that its start must be a multiple of.
+    fn alignment(&self) -> usize {
+        match self.kind {
+            WeightType::Float(dtype) => dtype.bytes(),
+            WeightType::Quantized(_) => 1,
+        }
     }
 }
 
-/// Shape of a weight in its layout, as an engine's file names it.
-pub fn stored_shape(info: &WeightInfo, layout: Layout) -> Vec<usize> {
-    match layout {
-        Layout::Packed => vec![info.rows.div_ceil(PANEL), info.cols, PANEL],
-        Layout::RowMajor if info.vector => vec![info.cols],
-        Layout::RowMajor => vec![info.rows, info.cols],
-    }
+/// Every weight of a model as an engine keeps it, in the order a forward pass uses them.
+pub fn stored_weights(config: &ModelConfig, build: &BuildConfig) -> Vec<StoredWeight> {
+    let own_table = config.tie_word_embeddings && build.program_options().own_table;
+    let table = own_table.then(|| embedding_table(config));
+    table.into_iter().chain(weight_list(config)).map(|info| StoredWeight::new(info, build)).collect()
 }
 
 /// Bytes of all weights of a model in an engine.
-pub fn engine_bytes(config: &ModelConfig, dtype: DType, gemm_plugin: bool) -> u64 {
-    let bytes = |info: &WeightInfo| stored_len(info, layout_of(info, gemm_plugin)) * dtype_of(info, dtype).bytes();
-    weight_list(config).iter().map(|info| bytes(info) as u64).sum()
+pub fn engine_bytes(config: &ModelConfig, build: &BuildConfig) -> u64 {
+    stored_weights(config, build).iter().map(|weight| weight.bytes() as u64).sum()
 }
 
 /// Element types that weights are stored in.
@@ -78,19 +131,44 @@ impl Element for bf16 {
     }
 }
 
-/// Fill `out` with a weight in the given type and layout, on all threads of `cpu`.
-pub fn fill(
-    cpu: &mut Cpu,
-    source: &WeightSource,
-    info: &WeightInfo,
-    dtype: DType,
-    layout: Layout,
-    out: &mut [u8],
-) -> Result<(), EngineError> {
-    match dtype {
-        DType::F32 => fill_as::<f32>(cpu, source, info, layout, out),
-        DType::F16 => fill_as::<f16>(cpu, source, info, layout, out),
-        DType::Bf16 => fill_as::<bf16>(cpu, source, info, layout, out),
+/// Fill `out` with a weight, on all threads of `cpu`.
+pub fn fill(cpu: &mut Cpu, source: &WeightSource, weight: &StoredWeight, out: &mut [u8]) -> Result<(), EngineError> {
+    let (info, layout) = (&weight.info, weight.layout);
+    match weight.kind {
+        WeightType::Float(DType::F32) => fill_as::<f32>(cpu, source, info, layout, out),
+        WeightType::Float(DType::F16) => fill_as::<f16>(cpu, source, info, layout, out),
+        WeightType::Float(DType::Bf16) => fill_as::<bf16>(cpu, source, info, layout, out),
+        WeightType::Quantized(kind) => {
+            let rows = SourceRows::new(source, info);
+            cpu.quantize(kind, |row, to| rows.fill(row, to), info.rows, info.cols, out);
+            rows.end()
+        }
+    }
+}
+
+/// Rows of a weight read by many threads; the first failure is kept for the end.
+struct SourceRows<'a> {
+    source: &'a WeightSource,
+    info: &'a WeightInfo,
+    failure: Mutex<Option<ModelError>>,
+}
+
+impl<'a> SourceRows<'a> {
+    fn new(source: &'a WeightSource, info: &'a WeightInfo) -> SourceRows<'a> {
+        SourceRows { source, info, failure: Mutex::new(None) }
+    }
+
+    fn fill(&self, row: usize, to: &mut [f32]) {
+        if let Err(error) = self.source.fill_row_f32(self.info, row, to) {
+            self.failure.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(error);
+        }
+    }
+
+    fn end(self) -> Result<(), EngineError> {
+        match self.failure.into_inner().unwrap_or_else(|e| e.into_inner()) {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -102,30 +180,83 @@ fn fill_as<T: Element>(
     out: &mut [u8],
 ) -> Result<(), EngineError> {
     let out: &mut [T] = bytemuck::cast_slice_mut(out);
-    let (rows, cols) = (info.rows, info.cols);
+    let cols = info.cols;
     // Whole panels per task in both layouts; each task owns its part of the output behind its own lock.
     let parts: Vec<Mutex<&mut [T]>> = out.chunks_mut(cols * PANEL).map(Mutex::new).collect();
-    let failure: Mutex<Option<ModelError>> = Mutex::new(None);
+    let source = SourceRows::new(source, info);
     cpu.parallel_for(parts.len(), &|task| {
         let mut part = parts[task].lock().unwrap_or_else(|e| e.into_inner());
         let first = task * PANEL;
-        let here = PANEL.min(rows - first);
+        let here = PANEL.min(info.rows - first);
         let fill_row = |row: usize, to: &mut [T]| {
             let mut values = vec![0f32; cols];
-            match source.fill_row_f32(info, first + row, &mut values) {
-                Ok(()) => T::convert(&values, to),
-                Err(error) => *failure.lock().unwrap_or_else(|e| e.into_inner()) = Some(error),
-            }
+            source.fill(first + row, &mut values);
+            T::convert(&values, to);
         };
         match layout {
             Layout::Packed => pack_panels(fill_row, here, cols, &mut part),
             Layout::RowMajor => part.chunks_mut(cols).enumerate().for_each(|(row, to)| fill_row(row, to)),
         }
     });
-    match failure.into_inner().unwrap_or_else(|e| e.into_inner()) {
-        Some(error) => Err(error.into()),
-        None => Ok(()),
+    source.end()
+}
+
+/// What rounding a weight to few bits took from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct WeightError {
+    /// Sum of the squares of what was lost.
+    pub lost: f64,
+    /// Sum of the squares of all elements.
+    pub all: f64,
+}
+
+impl WeightError {
+    /// Root mean square of the error over that of the weight; 0 for a weight of zeroes.
+    pub fn relative(&self) -> f64 {
+        if self.all == 0.0 { 0.0 } else { (self.lost / self.all).sqrt() }
     }
+}
+
+impl std::ops::AddAssign for WeightError {
+    fn add_assign(&mut self, other: WeightError) {
+        self.lost += other.lost;
+        self.all += other.all;
+    }
+}
+
+/// Compare a quantised weight with what it was made of; `None` for one that is not quantised.
+pub fn error_of(
+    cpu: &mut Cpu,
+    source: &WeightSource,
+    weight: &StoredWeight,
+    bytes: &[u8],
+) -> Result<Option<WeightError>, EngineError> {
+    let WeightInfo { rows: n, cols: k, .. } = weight.info;
+    let WeightType::Quantized(kind) = weight.kind else { return Ok(None) };
+    let data = match kind {
+        QuantKind::Int8 => Elems::Int8(bytes),
+        QuantKind::Int4 => Elems::Int4(bytes),
+    };
+    let matrix = Matrix { data, n, k, layout: Layout::Packed };
+    let source = SourceRows::new(source, &weight.info);
+    // One sum per panel, added up in order: the figure is the same with any number of threads.
+    let sums: Vec<Mutex<WeightError>> = (0..n.div_ceil(PANEL)).map(|_| Mutex::default()).collect();
+    cpu.parallel_for(sums.len(), &|panel| {
+        let mut sum = WeightError::default();
+        let mut values = vec![0f32; k];
+        for row in panel * PANEL..n.min((panel + 1) * PANEL) {
+            source.fill(row, &mut values);
+            for (column, &value) in values.iter().enumerate() {
+                let lost = f64::from(value) - f64::from(matrix.get(row, column));
+                sum += WeightError { lost: lost * lost, all: f64::from(value).powi(2) };
+            }
+        }
+        *sums[panel].lock().unwrap_or_else(|e| e.into_inner()) = sum;
+    });
+    source.end()?;
+    let mut total = WeightError::default();
+    sums.into_iter().for_each(|sum| total += sum.into_inner().unwrap_or_else(|e| e.into_inner()));
+    Ok(Some(total))
 }
 
 enum Backing {
@@ -137,7 +268,7 @@ enum Backing {
 
 /// What a weight is made of, for a device with memory of its own.
 pub enum WeightData<'a> {
-    /// Its bytes, in the type that [`dtype_of`] says.
+    /// Its bytes, in the type that the engine keeps it in.
     Bytes {
         /// All of it.
         bytes: &'a [u8],
@@ -166,27 +297,15 @@ pub fn fill_rows(source: &WeightSource, info: &WeightInfo, dtype: DType, out: &m
     Ok(())
 }
 
-#[derive(Clone)]
-struct Stored {
-    name: String,
-    info: WeightInfo,
-    dtype: DType,
-    layout: Layout,
-}
-
 /// All weights of a model, ready for the kernels.
 pub struct WeightStore {
-    stored: HashMap<WeightId, Stored>,
+    stored: HashMap<WeightId, StoredWeight>,
     backing: Backing,
 }
 
 impl WeightStore {
-    fn stored(config: &ModelConfig, dtype: DType, gemm_plugin: bool) -> HashMap<WeightId, Stored> {
-        let entry = |info: WeightInfo| {
-            let (layout, dtype) = (layout_of(&info, gemm_plugin), dtype_of(&info, dtype));
-            (info.id, Stored { name: info.id.name(), info, dtype, layout })
-        };
-        weight_list(config).into_iter().map(entry).collect()
+    fn by_id(weights: Vec<StoredWeight>) -> HashMap<WeightId, StoredWeight> {
+        weights.into_iter().map(|weight| (weight.info.id, weight)).collect()
     }
 
     /// Make all weights in memory. `progress` is told the bytes done so far and answers whether to go on.
@@ -194,30 +313,28 @@ impl WeightStore {
         cpu: &mut Cpu,
         config: &ModelConfig,
         source: &WeightSource,
-        dtype: DType,
-        gemm_plugin: bool,
+        build: &BuildConfig,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<WeightStore, EngineError> {
-        let stored = Self::stored(config, dtype, gemm_plugin);
+        let weights = stored_weights(config, build);
         let mut buffers = HashMap::new();
         let mut done = 0;
-        for info in weight_list(config) {
-            let (layout, dtype) = (layout_of(&info, gemm_plugin), dtype_of(&info, dtype));
-            let bytes = stored_len(&info, layout) * dtype.bytes();
+        for weight in &weights {
+            let bytes = weight.bytes();
             let mut buffer = aligned_bytes(bytes)?;
-            fill(cpu, source, &info, dtype, layout, buffer.get_mut(..bytes).unwrap_or_default())?;
+            fill(cpu, source, weight, buffer.get_mut(..bytes).unwrap_or_default())?;
             done += bytes as u64;
             if !progress(done) {
                 return Err(EngineError::Interrupted);
             }
-            buffers.insert(info.id, buffer);
+            buffers.insert(weight.info.id, buffer);
         }
-        Ok(WeightStore { stored, backing: Backing::Owned(buffers) })
+        Ok(WeightStore { stored: Self::by_id(weights), backing: Backing::Owned(buffers) })
     }
 
     /// Leave making the weights to the device that needs them.
-    pub fn deferred(config: &ModelConfig, source: WeightSource, dtype: DType, gemm_plugin: bool) -> WeightStore {
-        WeightStore { stored: Self::stored(config, dtype, gemm_plugin), backing: Backing::Deferred(source) }
+    pub fn deferred(config: &ModelConfig, source: WeightSource, build: &BuildConfig) -> WeightStore {
+        WeightStore { stored: Self::by_id(stored_weights(config, build)), backing: Backing::Deferred(source) }
     }
 
     /// What a weight is made of; `None` when the model has no such weight.
@@ -230,26 +347,22 @@ impl WeightStore {
     }
 
     /// Take the weights from an engine's file, checking that each one is what the configuration says.
-    pub fn map(
-        file: SafeTensors,
-        config: &ModelConfig,
-        dtype: DType,
-        gemm_plugin: bool,
-    ) -> Result<WeightStore, EngineError> {
-        let stored = Self::stored(config, dtype, gemm_plugin);
+    pub fn map(file: SafeTensors, config: &ModelConfig, build: &BuildConfig) -> Result<WeightStore, EngineError> {
+        let weights = stored_weights(config, build);
         let refuse = |name: &str, expected: String, found: String| EngineError::Field {
             path: file.path().to_path_buf(),
             field: name.to_string(),
             expected,
             found,
         };
-        let known: HashSet<&str> = stored.values().map(|weight| weight.name.as_str()).collect();
+        let known: HashSet<&str> = weights.iter().map(|weight| weight.name.as_str()).collect();
         if let Some(extra) = file.names().find(|name| !known.contains(name)) {
             return Err(refuse(extra, "no such tensor, by the configuration".into(), "one".into()));
         }
-        for weight in weight_list(config).iter().filter_map(|info| stored.get(&info.id)) {
+        for weight in &weights {
             let field = |expected: String, found: String| refuse(&weight.name, expected, found);
-            let want = weight.dtype.safetensors_name();
+            let TensorSpec { dtype, shape, .. } = weight.tensor();
+            let want = dtype.safetensors_name();
             let Some(view) = file.get(&weight.name) else {
                 return Err(field(format!("a {want} tensor"), "nothing".into()));
             };
@@ -257,23 +370,21 @@ impl WeightStore {
                 return Err(field(format!("dtype {want}"), view.dtype.to_string()));
             }
             // The shape also tells the layouts apart, which often have the same size.
-            let shape = stored_shape(&weight.info, weight.layout);
             if view.shape != shape {
                 return Err(field(format!("shape {shape:?}"), format!("{:?}", view.shape)));
             }
-            if view.data.as_ptr().align_offset(weight.dtype.bytes()) != 0 {
-                return Err(field(format!("alignment to {} bytes", weight.dtype.bytes()), "none".into()));
+            if view.data.as_ptr().align_offset(weight.alignment()) != 0 {
+                return Err(field(format!("alignment to {} bytes", weight.alignment()), "none".into()));
             }
         }
-        Ok(WeightStore { stored, backing: Backing::Mapped(file) })
+        Ok(WeightStore { stored: Self::by_id(weights), backing: Backing::Mapped(file) })
     }
 
-    fn bytes(&self, weight: &Stored) -> &[u8] {
+    fn bytes(&self, weight: &StoredWeight) -> &[u8] {
         match &self.backing {
             Backing::Mapped(file) => file.get(&weight.name).map_or(&[], |view| view.data),
             Backing::Owned(buffers) => {
-                let len = stored_len(&weight.info, weight.layout) * weight.dtype.bytes();
-                buffers.get(&weight.info.id).and_then(|b| b.get(..len)).unwrap_or(&[])
+                buffers.get(&weight.info.id).and_then(|b| b.get(..weight.bytes())).unwrap_or(&[])
             }
             Backing::Deferred(_) => &[],
         }
@@ -283,10 +394,12 @@ impl WeightStore {
     pub fn matrix(&self, id: WeightId) -> Option<Matrix<'_>> {
         let weight = self.stored.get(&id)?;
         let bytes = self.bytes(weight);
-        let data = match weight.dtype {
-            DType::F32 => Elems::F32(bytemuck::try_cast_slice(bytes).ok()?),
-            DType::F16 => Elems::F16(bytemuck::try_cast_slice(bytes).ok()?),
-            DType::Bf16 => Elems::Bf16(bytemuck::try_cast_slice(bytes).ok()?),
+        let data = match weight.kind {
+            WeightType::Float(DType::F32) => Elems::F32(bytemuck::try_cast_slice(bytes).ok()?),
+            WeightType::Float(DType::F16) => Elems::F16(bytemuck::try_cast_slice(bytes).ok()?),
+            WeightType::Float(DType::Bf16) => Elems::Bf16(bytemuck::try_cast_slice(bytes).ok()?),
+            WeightType::Quantized(QuantKind::Int8) => Elems::Int8(bytes),
+            WeightType::Quantized(QuantKind::Int4) => Elems::Int4(bytes),
         };
         Some(Matrix { data, n: weight.info.rows, k: weight.info.cols, layout: weight.layout })
     }

@@ -7,7 +7,7 @@ use common::stepper::{Span, Stepper};
 use common::{CASES, assert_same_bits, build, fixture, load, model_name, rebuilt, scratch};
 use serde::Deserialize;
 use strobe_engine::eval::{self, EvalLogits};
-use strobe_engine::{BuildConfig, LoadedModel, ModelRef, engine_dir};
+use strobe_engine::{BuildConfig, KvCacheType, LoadedModel, ModelRef, Quantization, engine_dir};
 use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
 
@@ -124,6 +124,46 @@ fn float32_equals_transformers() {
 fn sixteen_bits_stay_near_float32_maths_on_the_same_weights() {
     for (case, dtype) in CASES.into_iter().filter(|c| c.1 != DType::F32) {
         check_case(case, dtype, 2.5e-3);
+    }
+}
+
+/// Root mean square of the differences of all rows over that of the expected values.
+fn relative_rms(pairs: &[(&Vec<f32>, &Vec<f32>)]) -> f64 {
+    let values = || pairs.iter().flat_map(|(found, expected)| found.iter().zip(expected.iter()));
+    let lost: f64 = values().map(|(f, e)| f64::from(f - e).powi(2)).sum();
+    let all: f64 = values().map(|(_, e)| f64::from(*e).powi(2)).sum();
+    (lost / all).sqrt()
+}
+
+/// How far logits may be from float32 ones: root mean square over all positions, and the largest difference of a
+/// position over its largest logit. The fixtures are tiny and random, so that nothing averages out.
+fn integer_tolerance(quantization: Quantization) -> (f64, f32) {
+    match quantization {
+        Quantization::Int4 => (0.15, 0.3),
+        _ => (0.015, 0.03),
+    }
+}
+
+/// Integer matrices stay near float32 maths, give the same bits on every tier, and a cache of 8 bits adds little.
+#[test]
+fn integers_stay_near_transformers() {
+    for (case, _) in CASES {
+        let golden = Golden::read(case, "golden.json");
+        for quantization in [Quantization::Int8, Quantization::Int4] {
+            let (rms, most) = integer_tolerance(quantization);
+            let model = load(case, BuildConfig { quantization, ..build(DType::F32) });
+            for kv_cache in [KvCacheType::Auto, KvCacheType::Int8] {
+                let model = rebuilt(&model, |b| b.kv_cache = kv_cache);
+                for tier in Tier::available() {
+                    let what = format!("{case} {quantization:?} cache {kv_cache:?} {tier:?}");
+                    let found = run(tier, 2, &model, &golden);
+                    let pairs: Vec<_> = found.logits.iter().zip(&golden.logits).collect();
+                    let off = (relative_rms(&pairs), worst(&pairs));
+                    println!("{what} {off:?}");
+                    assert!(off.0 <= rms && off.1 <= most, "{what}: off by {off:?}");
+                }
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use common::stepper::{Span, Stepper};
 use common::{Heard, Random, assert_same_bits, build, load, rebuilt};
 use strobe_engine::scheduler::{Entry, Item, Phase, Reason};
-use strobe_engine::step::{ElementBytes, StepInputs, StepLimits};
+use strobe_engine::step::{StepInputs, StepLimits};
 use strobe_engine::{BuildConfig, CacheSize, Engine, EngineOptions, LoadedModel, Policy, Request, SamplingParams};
 use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
@@ -387,7 +387,7 @@ fn output_after_a_pause_runs_as_generation() {
         item(3, 4, 1, Phase::Generation, true),
     ];
     let limits = StepLimits { tokens: 32, sampled: 4, requests: 4, positions: 128 };
-    let mut inputs = StepInputs::new(limits, 16, ElementBytes::cpu(4, 4));
+    let mut inputs = StepInputs::new(limits, 16, strobe_model::program::Operands::plain(4, 4, 4));
     inputs.fill(&items, &running, |_| -1);
     assert_eq!(inputs.tokens, [1, 1, 1, 1, 1, 2, 2, 2, 2, 61, 61, 61, 63, 63, 63, 64]);
     assert_eq!(inputs.sampled, [11, 8, 15], "in the order of the items");

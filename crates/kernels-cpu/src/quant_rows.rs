@@ -57,6 +57,16 @@ impl QuantRows {
         }
     }
 
+    /// Bytes that room for `max_rows` rows of up to `max_k` values takes.
+    pub fn bytes_of(max_rows: usize, max_k: usize) -> usize {
+        max_k.div_ceil(BLOCK) * max_rows * (BLOCK + size_of::<f32>() + size_of::<i32>() * (1 + GROUPS))
+    }
+
+    /// Bytes of the room it has.
+    pub fn bytes(&self) -> usize {
+        self.codes.len() + self.scales.len() * (size_of::<f32>() + size_of::<i32>() * (1 + GROUPS))
+    }
+
     /// Rows held.
     pub fn rows(&self) -> usize {
         self.rows

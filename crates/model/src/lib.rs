@@ -29,6 +29,6 @@ pub use error::ModelError;
 pub use gguf::Gguf;
 pub use gguf_model::GgufModel;
 pub use presets::{Preset, preset, presets};
-pub use safetensors::{SafeTensors, SafeTensorsWriter, TensorSpec, TensorView};
+pub use safetensors::{SafeTensors, SafeTensorsWriter, TensorSpec, TensorType, TensorView};
 pub use tokenizer::Tokenizer;
-pub use weights::{LayerWeight, RandomInit, WeightId, WeightInfo, WeightSource, weight_list};
+pub use weights::{LayerWeight, RandomInit, WeightId, WeightInfo, WeightSource, embedding_table, weight_list};

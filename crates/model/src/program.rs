@@ -114,13 +114,15 @@ pub struct Node {
 pub struct ProgramOptions {
     /// Fused attention for context rows; otherwise three ops through memory.
     pub context_fmha: bool,
+    /// The embedding table is a weight of its own also where the head is tied to it.
+    pub own_table: bool,
 }
 
 /// The whole forward pass of `config`, in order.
 pub fn program(config: &ModelConfig, options: ProgramOptions) -> Vec<Node> {
     let mut nodes = Vec::new();
     let mut push = |layer: Option<u16>, name: &'static str, kind: OpKind| nodes.push(Node { kind, name, layer });
-    let embed = if config.tie_word_embeddings { WeightId::LmHead } else { WeightId::Embed };
+    let embed = if config.tie_word_embeddings && !options.own_table { WeightId::LmHead } else { WeightId::Embed };
     push(None, "embed", OpKind::Embed { table: embed });
     for index in 0..config.num_hidden_layers {
         let index = index as u16;
@@ -184,12 +186,74 @@ pub struct StepShape<'a> {
     pub tokens: u64,
     /// Rows whose logits are computed.
     pub sampled: u64,
-    /// Bytes of one weight element.
-    pub weight_bytes: u64,
+    /// How what the ops read and write is stored.
+    pub operands: Operands,
+}
+
+/// How a matrix is stored, as far as cost is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixType {
+    /// Elements of so many bytes.
+    Plain(u64),
+    /// A byte per element, and 4 for each row and 256 inputs.
+    Int8,
+    /// Half a byte per element, and 2 for each row and 32 inputs.
+    Int4,
+}
+
+impl MatrixType {
+    /// Bytes of `n` rows of `k` inputs.
+    pub fn bytes(self, n: u64, k: u64) -> u64 {
+        match self {
+            MatrixType::Plain(bytes) => n * k * bytes,
+            MatrixType::Int8 => n * (k + 4 * k.div_ceil(256)),
+            MatrixType::Int4 => n * 18 * k.div_ceil(32),
+        }
+    }
+}
+
+/// How what the ops read and write is stored. The residual stream and the logits are f32 everywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operands {
+    /// The layers' projections.
+    pub layers: MatrixType,
+    /// The head.
+    pub head: MatrixType,
+    /// Bytes of one element of the embedding table.
+    pub table: u64,
     /// Bytes of one cache element.
-    pub kv_bytes: u64,
-    /// Bytes of one activation element; the residual stream and the logits are f32 everywhere.
-    pub activation_bytes: u64,
+    pub kv: u64,
+    /// Bytes of the scale that a head's elements of one token share in the cache.
+    pub kv_scale: u64,
+    /// Bytes of one activation element.
+    pub activation: u64,
+    /// Bytes of one element of a projection's input, where the op before it makes it for the projection alone.
+    pub input: u64,
+}
+
+impl Operands {
+    /// Plain elements: bytes of a weight, of the cache and of an activation.
+    pub fn plain(weight: usize, kv: usize, activation: usize) -> Operands {
+        let [weight, kv, activation] = [weight, kv, activation].map(|bytes| bytes as u64);
+        Operands {
+            layers: MatrixType::Plain(weight),
+            head: MatrixType::Plain(weight),
+            table: weight,
+            kv,
+            kv_scale: 0,
+            activation,
+            input: activation,
+        }
+    }
+
+    /// Bytes of one key or one value of a head.
+    fn kv_head(&self, head_dim: u64) -> u64 {
+        head_dim * self.kv + self.kv_scale
+    }
+
+    fn matrix(&self, weight: WeightId) -> MatrixType {
+        if matches!(weight, WeightId::Layer(..)) { self.layers } else { self.head }
+    }
 }
 
 /// What one op needs: the numbers behind roofline, MFU and MBU.
@@ -283,7 +347,7 @@ impl Node {
     /// What this op costs in `step`.
     pub fn cost(&self, config: &ModelConfig, step: &StepShape<'_>) -> Cost {
         const F32: u64 = 4;
-        let act = step.activation_bytes;
+        let Operands { activation: act, input, .. } = step.operands;
         let hidden = config.hidden_size as u64;
         let inter = config.intermediate_size as u64;
         let heads = config.num_attention_heads as u64;
@@ -293,11 +357,17 @@ impl Node {
         let window = self.layer.and_then(|l| config.sliding_window.get(usize::from(l)).copied().flatten());
         let attention = |rows| attention_work(step, rows, window);
         let cost = |shape: [u64; 3], flops, bytes| Cost { shape, flops, bytes };
+        let kv_token = kv_heads * step.operands.kv_head(dim);
+        // The final norm's rows are gathered first.
+        let normed = |weight| if weight == WeightId::FinalNorm { act } else { input };
         match self.kind {
-            OpKind::Embed { .. } => cost([m, hidden, 0], 0, m * hidden * (step.weight_bytes + F32)),
-            OpKind::RmsNorm { .. } => cost([m, hidden, 0], 4 * m * hidden, m * hidden * (F32 + act) + hidden * F32),
-            OpKind::AddRmsNorm { .. } => {
-                cost([m, hidden, 0], 5 * m * hidden, 2 * m * hidden * (F32 + act) + hidden * F32)
+            OpKind::Embed { .. } => cost([m, hidden, 0], 0, m * hidden * (step.operands.table + F32)),
+            OpKind::RmsNorm { weight } => {
+                cost([m, hidden, 0], 4 * m * hidden, m * hidden * (F32 + normed(weight)) + hidden * F32)
+            }
+            OpKind::AddRmsNorm { weight } => {
+                let bytes = m * hidden * (2 * F32 + act + normed(weight)) + hidden * F32;
+                cost([m, hidden, 0], 5 * m * hidden, bytes)
             }
             OpKind::QkNorm { .. } => {
                 let width = (heads + kv_heads) * dim;
@@ -307,26 +377,24 @@ impl Node {
                 let rows = if x == Buf::Sampled { step.sampled } else { m };
                 let (n, k) = linear_shape(config, weight);
                 let out = if x == Buf::Sampled { F32 } else { act };
-                cost([rows, n, k], 2 * rows * n * k, n * k * step.weight_bytes + rows * (n * out + k * act))
+                let x = if matches!(x, Buf::Normed | Buf::Act) { input } else { act };
+                let matrix = step.operands.matrix(weight).bytes(n, k);
+                cost([rows, n, k], 2 * rows * n * k, matrix + rows * (n * out + k * x))
             }
             OpKind::RopeKvWrite => {
                 let width = (heads + kv_heads) * dim;
-                cost([m, width, 0], 3 * m * width, m * width * 2 * act + m * kv_heads * dim * (act + 2 * step.kv_bytes))
+                cost([m, width, 0], 3 * m * width, m * width * 2 * act + m * (kv_heads * dim * act + 2 * kv_token))
             }
             OpKind::Attention { rows } => {
                 let work = attention(rows);
                 let io = 2 * work.rows * heads * dim * act;
-                cost(
-                    [work.rows, work.widest, dim],
-                    4 * heads * dim * work.attended,
-                    io + 2 * work.read * kv_heads * dim * step.kv_bytes,
-                )
+                cost([work.rows, work.widest, dim], 4 * heads * dim * work.attended, io + 2 * work.read * kv_token)
             }
             // The score matrix lies in memory whole: the first op writes all of it, the second one too (zeroes where
             // nothing is visible), the third reads what is visible.
             OpKind::AttnScores => {
                 let work = attention(Rows::Context);
-                let io = work.rows * heads * dim * act + work.read * kv_heads * dim * step.kv_bytes;
+                let io = work.rows * heads * dim * act + work.read * kv_token;
                 let bytes = io + work.rectangle * heads * F32;
                 cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
             }
@@ -337,11 +405,11 @@ impl Node {
             }
             OpKind::AttnValues => {
                 let work = attention(Rows::Context);
-                let io = work.rows * heads * dim * act + work.read * kv_heads * dim * step.kv_bytes;
+                let io = work.rows * heads * dim * act + work.read * kv_token;
                 let bytes = io + work.attended * heads * F32;
                 cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
             }
-            OpKind::SiluMul => cost([m, inter, 0], 5 * m * inter, 3 * m * inter * act),
+            OpKind::SiluMul => cost([m, inter, 0], 5 * m * inter, m * inter * (2 * act + input)),
             OpKind::Gather => cost([step.sampled, hidden, 0], 0, 2 * step.sampled * hidden * act),
             OpKind::Sample => {
                 let vocab = config.vocab_size as u64;
@@ -382,17 +450,17 @@ pub fn step_work(config: &ModelConfig, step: &StepShape<'_>) -> StepWork {
     let layers = config.num_hidden_layers as u64;
     let heads = config.num_attention_heads as u64;
     let dim = config.head_dim as u64;
-    let kv_row = 2 * config.num_key_value_heads as u64 * dim * step.kv_bytes;
-    let layer_weights: u64 = [LayerWeight::Qkv, LayerWeight::O, LayerWeight::GateUp, LayerWeight::Down]
-        .into_iter()
-        .map(|part| linear_shape(config, WeightId::Layer(0, part)))
-        .map(|(n, k)| n * k)
-        .sum();
-    let head_weights = (config.vocab_size * config.hidden_size) as u64;
+    let kv_row = 2 * config.num_key_value_heads as u64 * step.operands.kv_head(dim);
+    let shapes = [LayerWeight::Qkv, LayerWeight::O, LayerWeight::GateUp, LayerWeight::Down]
+        .map(|part| linear_shape(config, WeightId::Layer(0, part)));
+    let layer_weights: u64 = shapes.iter().map(|(n, k)| n * k).sum();
+    let layer_bytes: u64 = shapes.iter().map(|&(n, k)| step.operands.layers.bytes(n, k)).sum();
+    let head = linear_shape(config, WeightId::LmHead);
+    let head_weights = head.0 * head.1;
     let mut flops = 2 * layers * layer_weights * step.tokens + 2 * head_weights * step.sampled;
-    let mut bytes = layers * layer_weights * step.weight_bytes + layers * step.tokens * kv_row;
+    let mut bytes = layers * layer_bytes + layers * step.tokens * kv_row;
     if step.sampled > 0 {
-        bytes += head_weights * step.weight_bytes;
+        bytes += step.operands.head.bytes(head.0, head.1);
     }
     let mut add = |count: u64, window: Option<usize>| {
         let work = attention_work(step, Rows::All, window);
@@ -442,10 +510,9 @@ mod tests {
             }
             let spans =
                 [SpanShape { rows: 40, keys: 72, context: true }, SpanShape { rows: 1, keys: 33, context: false }];
-            let step =
-                StepShape { spans: &spans, tokens: 41, sampled: 2, weight_bytes: 4, kv_bytes: 4, activation_bytes: 4 };
+            let step = StepShape { spans: &spans, tokens: 41, sampled: 2, operands: Operands::plain(4, 4, 4) };
             for fmha in [true, false] {
-                let nodes = program(&config, ProgramOptions { context_fmha: fmha });
+                let nodes = program(&config, ProgramOptions { context_fmha: fmha, own_table: false });
                 let flops: u64 = nodes
                     .iter()
                     .filter(|n| matches!(n.category(), "gemm" | "attention") && n.name != "attn_softmax")
@@ -454,5 +521,13 @@ mod tests {
                 assert_eq!(flops, step_work(&config, &step).flops, "fmha {fmha}");
             }
         }
+    }
+
+    #[test]
+    fn bytes_of_integer_matrices_hold_their_scales() {
+        assert_eq!(MatrixType::Int8.bytes(32, 512), 2 * 8320);
+        assert_eq!(MatrixType::Int4.bytes(32, 512), 2 * 4608);
+        assert_eq!(MatrixType::Int8.bytes(1, 300), 308);
+        assert_eq!(MatrixType::Plain(2).bytes(3, 5), 30);
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-pub use crate::safetensors_writer::{SafeTensorsWriter, TensorSpec};
+pub use crate::safetensors_writer::{SafeTensorsWriter, TensorSpec, TensorType};
 
 use crate::error::ModelError;
 use crate::safetensors_header::{self as header, Header, PREFIX};

@@ -17,13 +17,46 @@ const ALIGNMENT: u64 = 64;
 /// Writes go to the file in pieces of this size.
 const BUFFER_BYTES: usize = 1 << 20;
 
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorType {
+    /// Floats.
+    Float(DType),
+    /// Bytes with a meaning of their own.
+    U8,
+}
+
+impl TensorType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            TensorType::Float(dtype) => dtype.bytes(),
+            TensorType::U8 => 1,
+        }
+    }
+
+    /// The format's name.
+    pub fn safetensors_name(self) -> &'static str {
+        match self {
+            TensorType::Float(dtype) => dtype.safetensors_name(),
+            TensorType::U8 => "U8",
+        }
+    }
+}
+
+impl From<DType> for TensorType {
+    fn from(dtype: DType) -> TensorType {
+        TensorType::Float(dtype)
+    }
+}
+
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorSpec {
     /// Its name, unique in the file.
     pub name: String,
     /// The type of its elements.
-    pub dtype: DType,
+    pub dtype: TensorType,
     /// Its dimensions, the slowest first.
     pub shape: Vec<usize>,
 }

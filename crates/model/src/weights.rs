@@ -127,18 +127,26 @@ impl WeightInfo {
 /// With a tied head, [`WeightId::LmHead`] has the embedding's tensor as its part and [`WeightId::Embed`] is absent.
 pub fn weight_list(config: &ModelConfig) -> Vec<WeightInfo> {
     let mut list = List { config, infos: Vec::new() };
-    let table = ("model.embed_tokens.weight".to_string(), config.vocab_size);
     if !config.tie_word_embeddings {
-        list.matrix(WeightId::Embed, vec![table.clone()], config.hidden_size, STD);
+        list.infos.push(embedding_table(config));
     }
     for layer in 0..config.num_hidden_layers {
         list.layer(layer);
     }
     list.norm(WeightId::FinalNorm, "model.norm.weight".to_string(), config.hidden_size);
-    let head = if config.tie_word_embeddings { table } else { ("lm_head.weight".to_string(), config.vocab_size) };
-    list.matrix(WeightId::LmHead, vec![head], config.hidden_size, STD);
+    let head = if config.tie_word_embeddings { TABLE } else { "lm_head.weight" };
+    list.matrix(WeightId::LmHead, vec![(head.to_string(), config.vocab_size)], config.hidden_size, STD);
     list.infos
 }
+
+/// The embedding table as a weight of its own, also where [`weight_list`] leaves it to a tied head.
+pub fn embedding_table(config: &ModelConfig) -> WeightInfo {
+    let mut list = List { config, infos: Vec::new() };
+    list.matrix(WeightId::Embed, vec![(TABLE.to_string(), config.vocab_size)], config.hidden_size, STD);
+    list.infos.remove(0)
+}
+
+const TABLE: &str = "model.embed_tokens.weight";
 
 /// The usual initialisation of this model family.
 const STD: f32 = 0.02;

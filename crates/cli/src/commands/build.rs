@@ -89,7 +89,7 @@ pub fn run(args: Args) -> Result<()> {
     let choices = tuned.as_ref().map(|t| serde_json::to_string_pretty(&t.choices)).transpose()?.unwrap_or_default();
     let extra: Vec<(&str, &str)> =
         tuned.iter().map(|_| (strobe_kernels_cuda::CHOICES_FILE, choices.as_str())).collect();
-    let total = weights::engine_bytes(&config.model, config.build.dtype, config.build.gemm_plugin);
+    let total = weights::engine_bytes(&config.model, &config.build);
     let bar = progress::bytes("building", total);
     let done = engine_dir::build(
         &mut cpu,
@@ -128,7 +128,7 @@ pub fn run(args: Args) -> Result<()> {
     } else {
         "contiguous per request".into()
     };
-    row("kv cache", format!("{cache}, {} per token", human::bytes(config.model.kv_bytes_per_token(b.dtype))));
+    row("kv cache", format!("{cache}, {} per token", human::bytes(b.kv_bytes_per_token(&config.model, on_gpu))));
     row(
         "limits",
         format!("batch {}, {} tokens per step, sequences of {}", b.max_batch_size, b.max_num_tokens, b.max_seq_len),

@@ -348,7 +348,7 @@ mod tests {
     use crate::sampling::Draw as HostDraw;
     use crate::scheduler::{Entry, Plan, Policy, Scheduler, SchedulerConfig};
     use crate::selftest::Random;
-    use crate::step::ElementBytes;
+    use strobe_model::program::Operands;
 
     #[test]
     fn parts_lie_apart_and_where_kernels_can_read_them() {
@@ -434,7 +434,7 @@ mod tests {
         let options = PackOptions { tokens_per_block, tile_rows: 32, context_fmha, heads: 8 };
         let mut random = Random::new(seed);
         let mut scheduler = Scheduler::new(config, BlockPool::new(BLOCKS, tokens_per_block, reuse));
-        let bytes = ElementBytes { weight: 2, kv: 2, activation: 2 };
+        let bytes = Operands::plain(2, 2, 2);
         let mut inputs = StepInputs::new(limits, tokens_per_block, bytes);
         let mut words = vec![u32::MAX; Layout::most(limits, positions.div_ceil(tokens_per_block))];
         let (mut plan, mut last_rows) = (Plan::default(), HashMap::new());

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::{Arc, Condvar, Mutex};
 
-use strobe_model::program::{Node, ProgramOptions, program};
+use strobe_model::program::{Node, program};
 
 use crate::block_pool::BlockPool;
 use crate::clock::Clock;
@@ -17,7 +17,7 @@ use crate::iteration::IterationLimits;
 use crate::memory;
 use crate::recorder::{Recorder, StepTimes};
 use crate::scheduler::{Plan, Scheduler, SchedulerConfig};
-use crate::step::{Backend, ElementBytes, StepInputs, StepLimits};
+use crate::step::{Backend, StepInputs, StepLimits};
 
 use super::flight::Flight;
 use super::{CacheSize, Core, EngineInfo, EngineOptions, GPU_PROBE_BLOCK, Mailbox, Outbox, Shared};
@@ -62,7 +62,7 @@ impl Core {
         }
         let limits = StepLimits { tokens, sampled: batch, requests: batch, positions: build.max_seq_len };
         let block_tokens = build.cache_block_tokens();
-        let nodes: Arc<[Node]> = program(&config, ProgramOptions { context_fmha: build.context_fmha }).into();
+        let nodes: Arc<[Node]> = program(&config, build.program_options()).into();
         check_cache_options(&options)?;
         let (backend, blocks, kernels, facts) = match device {
             Device::Cpu(cpu) => {
@@ -95,8 +95,7 @@ impl Core {
             }
         };
         let clock = Clock::start();
-        let activation = if facts.cuda().is_some() { build.dtype.bytes() } else { 4 };
-        let bytes = ElementBytes { weight: build.weight_bytes(), kv: build.kv_bytes(), activation };
+        let operands = if facts.cuda().is_some() { build.gpu_operands() } else { build.cpu_operands() };
         let info = EngineInfo {
             limits: IterationLimits {
                 built: (build.max_batch_size, build.max_num_tokens),
@@ -141,7 +140,7 @@ impl Core {
                 decisions: Vec::with_capacity(4 * batch + 4),
                 ..Plan::default()
             },
-            inputs: StepInputs::new(limits, block_tokens, bytes),
+            inputs: StepInputs::new(limits, block_tokens, operands),
             recorder: Recorder::new(Vec::new(), nodes.len(), None),
             window_open: false,
             probe: options.probe_recorder.then_some(match info.device {
@@ -201,7 +200,7 @@ fn cache_blocks(model: &LoadedModel, options: &EngineOptions, limits: StepLimits
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
     // Mapped weights count as available memory until they are read, so they are set aside as well.
     let mapped = if model.weights.is_mapped() { model.weights.total_bytes() } else { 0 };
-    let activations = activation_bytes(config, limits, build.context_fmha, block_tokens);
+    let activations = activation_bytes(config, limits, build);
     let available = memory::available().map_or(u64::MAX, |available| available.bytes);
     let free = available.saturating_sub(mapped.saturating_add(activations));
     let blocks = match options.cache {

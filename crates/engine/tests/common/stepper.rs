@@ -2,9 +2,9 @@
 
 use strobe_engine::LoadedModel;
 use strobe_engine::cpu::{CpuBackend, CpuBackendOptions};
-use strobe_engine::step::{Backend, ElementBytes, StepInputs, StepLimits};
+use strobe_engine::step::{Backend, StepInputs, StepLimits};
 use strobe_kernels_cpu::{Cpu, KvType};
-use strobe_model::program::{Node, ProgramOptions, program};
+use strobe_model::program::{Node, program};
 
 /// Positions `start..start + tokens.len()` of a sequence that holds `blocks`.
 pub struct Span<'a> {
@@ -37,12 +37,8 @@ impl Stepper {
         };
         let config = model.config.model.clone();
         Stepper {
-            nodes: program(&config, ProgramOptions { context_fmha: build.context_fmha }),
-            inputs: StepInputs::new(
-                limits,
-                options.tokens_per_block,
-                ElementBytes::cpu(build.dtype.bytes(), cache.bytes()),
-            ),
+            nodes: program(&config, build.program_options()),
+            inputs: StepInputs::new(limits, options.tokens_per_block, build.cpu_operands()),
             vocab: config.vocab_size,
             backend: CpuBackend::new(cpu, config, model.weights.clone(), &options).unwrap(),
         }

@@ -7,7 +7,7 @@ use strobe_model::{DType, SafeTensors, SafeTensorsWriter, TensorSpec};
 use crate::support::{Random, fixture, says, scratch};
 
 fn spec(name: &str, dtype: DType, shape: &[usize]) -> TensorSpec {
-    TensorSpec { name: name.to_string(), dtype, shape: shape.to_vec() }
+    TensorSpec { name: name.to_string(), dtype: dtype.into(), shape: shape.to_vec() }
 }
 
 /// Sizes of every alignment class, in an order that is not the one in the file.
