@@ -9,19 +9,32 @@ use common::stepper::{Span, Stepper};
 use common::{Heard, Random, assert_same_bits, build, load, rebuilt};
 use strobe_engine::scheduler::{Entry, Item, Phase, Reason};
 use strobe_engine::step::{StepInputs, StepLimits};
-use strobe_engine::{BuildConfig, CacheSize, Engine, EngineOptions, LoadedModel, Policy, Request, SamplingParams};
+use strobe_engine::{
+    BuildConfig, CacheSize, Engine, EngineOptions, KvCacheType, LoadedModel, Policy, Quantization, Request,
+    SamplingParams,
+};
 use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
 
-/// Every dtype, attention and GEMM of a model.
+/// Every dtype, attention, GEMM and quantization of a model.
 fn combinations(name: &'static str) -> impl Iterator<Item = (String, LoadedModel)> {
-    [DType::F32, DType::Bf16].into_iter().flat_map(move |dtype| {
-        [(true, true), (true, false), (false, true), (false, false)].into_iter().map(
-            move |(context_fmha, gemm_plugin)| {
-                let model = load(name, BuildConfig { context_fmha, gemm_plugin, ..build(dtype) });
-                (format!("{name} {dtype} fmha {context_fmha} plugin {gemm_plugin}"), model)
-            },
-        )
+    let mut builds = Vec::new();
+    for context_fmha in [true, false] {
+        for dtype in [DType::F32, DType::Bf16] {
+            for gemm_plugin in [true, false] {
+                builds.push(BuildConfig { context_fmha, gemm_plugin, ..build(dtype) });
+            }
+        }
+        for quantization in [Quantization::Int8, Quantization::Int4] {
+            let kv_cache = if context_fmha { KvCacheType::Int8 } else { KvCacheType::Auto };
+            builds.push(BuildConfig { context_fmha, quantization, kv_cache, ..build(DType::Bf16) });
+        }
+    }
+    builds.into_iter().map(move |build| {
+        let BuildConfig { dtype, context_fmha, gemm_plugin, quantization, .. } = build;
+        let quantization = quantization.name();
+        let what = format!("{name} {dtype} fmha {context_fmha} plugin {gemm_plugin} quantization {quantization}");
+        (what, load(name, build))
     })
 }
 

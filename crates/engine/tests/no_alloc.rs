@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Random, build, greedy, load};
 use strobe_engine::{
-    BuildConfig, CacheSize, Engine, EngineOptions, LoadedModel, Outbox, Policy, Request, SamplingParams,
+    BuildConfig, CacheSize, Engine, EngineOptions, KvCacheType, LoadedModel, Outbox, Policy, Quantization, Request,
+    SamplingParams,
 };
 use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
@@ -218,11 +219,17 @@ fn mixed(model: &LoadedModel, options: EngineOptions, what: &str) -> Seen {
 fn steps_allocate_nothing_once_warm() {
     EXEMPT.set(true);
     check_the_counter();
-    for (name, dtype) in [("llama", DType::F32), ("micro", DType::Bf16), ("qwen3", DType::F16)] {
-        for (context_fmha, gemm_plugin) in [(true, true), (false, false)] {
-            let what = format!("{name} {dtype} fmha {context_fmha} plugin {gemm_plugin}");
-            let options = BuildConfig { context_fmha, gemm_plugin, tokens_per_block: 4, ..build(dtype) };
-            let model = load(name, options);
+    let floats = [("llama", DType::F32), ("micro", DType::Bf16), ("qwen3", DType::F16)];
+    let floats = floats.map(|(name, dtype)| (name, build(dtype)));
+    let integers = [("micro", Quantization::Int8), ("qwen3", Quantization::Int4)].map(|(name, quantization)| {
+        (name, BuildConfig { quantization, kv_cache: KvCacheType::Int8, ..build(DType::Bf16) })
+    });
+    for (name, build) in floats.into_iter().chain(integers) {
+        for (context_fmha, plain) in [(true, false), (false, true)] {
+            let gemm_plugin = !plain || build.quantization.is_integer();
+            let (dtype, quantization) = (build.dtype, build.quantization.name());
+            let what = format!("{name} {dtype} {quantization} fmha {context_fmha} plugin {gemm_plugin}");
+            let model = load(name, BuildConfig { context_fmha, gemm_plugin, tokens_per_block: 4, ..build.clone() });
             decode(&model, &what);
             let chunked =
                 EngineOptions { max_num_tokens: Some(24), max_batch_size: Some(6), ..EngineOptions::default() };
