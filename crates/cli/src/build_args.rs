@@ -5,6 +5,8 @@ use clap::{Args, ValueEnum};
 use strobe_engine::{BuildConfig, KvCacheType, ModelRef, Quantization};
 use strobe_model::DType;
 
+use crate::device::{Device, DeviceArgs};
+
 /// On or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
@@ -164,6 +166,13 @@ impl BuildArgs {
             quantization: self.quantization.map_or(Quantization::None, Into::into),
             kv_cache: self.kv_cache_dtype.map_or(KvCacheType::Auto, Into::into),
         }
+    }
+
+    /// Where to run: where nobody says, what only a CPU can run goes there even if there is a GPU.
+    pub fn device(&self, asked: &DeviceArgs) -> Result<Device> {
+        let integers = self.quantization.is_some_and(|choice| Quantization::from(choice).is_integer());
+        let cpu_only = integers || self.kv_cache_dtype == Some(KvCacheDtype::Int8);
+        if cpu_only && asked.device.is_none() { Ok(Device::Cpu) } else { asked.resolve() }
     }
 
     /// Refuse a seed where there is nothing random.

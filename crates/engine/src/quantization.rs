@@ -139,6 +139,17 @@ impl BuildConfig {
         Err(EngineError::option(option, problem))
     }
 
+    /// The types of the weights, for reports.
+    pub fn describe_weights(&self) -> String {
+        let quantized = match self.quantization {
+            Quantization::None => "",
+            Quantization::Fp8 => ", projections in e4m3",
+            Quantization::Int8 => ", matrices in int8",
+            Quantization::Int4 => ", projections in int4, head in int8",
+        };
+        format!("{}{quantized}", self.dtype)
+    }
+
     /// Type of the cache on a CPU, by name.
     pub fn cpu_kv_cache_name(&self) -> &'static str {
         match self.kv_cache {

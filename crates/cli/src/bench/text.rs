@@ -4,7 +4,6 @@ use std::fmt::Write;
 
 use strobe_analyze::budget::{IterationBudget, Part, budget_by_kind, budgets};
 use strobe_analyze::top_ops::{OpSummary, top_ops};
-use strobe_engine::Quantization;
 use strobe_engine::cuda::CudaFacts;
 use strobe_engine::device::DeviceFacts;
 use strobe_kernels_cuda::{GpuLimits, GpuSummary, SeriesSummary, Throttling};
@@ -61,14 +60,8 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
     let on = |flag: bool| if flag { "enable" } else { "disable" };
     let memory = &outcome.info.memory;
     let peaks = &outcome.peaks;
-    let quantized = match build.quantization {
-        Quantization::None => "",
-        Quantization::Fp8 => ", projections in e4m3",
-        Quantization::Int8 => ", matrices in int8",
-        Quantization::Int4 => ", projections in int4, head in int8",
-    };
     let mut rows = vec![
-        ("Weights:", format!("{}, {}{quantized}", outcome.config.weights.describe(), build.dtype)),
+        ("Weights:", format!("{}, {}", outcome.config.weights.describe(), build.describe_weights())),
         ("CPU:", format!("{}, {} cores", outcome.machine.cpu, outcome.machine.cores)),
     ];
     match &outcome.info.device {

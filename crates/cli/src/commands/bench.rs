@@ -249,7 +249,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     } else if args.python.is_some() {
         bail!("--python is for --runtime pytorch and pytorch-graph");
     }
-    let device = args.device.resolve()?;
+    let device = args.build.device(&args.device)?;
     if args.repeat == 0 {
         bail!("--repeat must be at least 1");
     }

@@ -5,18 +5,21 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use serde_json::json;
-use strobe_engine::{ModelRef, engine_dir, staged_dir, weights};
+use strobe_engine::weights::{self, WeightError};
+use strobe_engine::{ModelRef, engine_dir, staged_dir};
+use strobe_model::WeightId;
 use strobe_report::human;
 use strobe_report::table::Table;
 
 use crate::build_args::BuildArgs;
-use crate::device::{Device, DeviceChoice};
+use crate::device::{Device, DeviceArgs, DeviceChoice};
 use crate::model_args::CpuArgs;
 use crate::{output, progress};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe build --model micro --output-dir engine
   strobe build --model ./TinyLlama-1.1B --output-dir engine --dtype float32
+  strobe build --model tinyllama-1.1b --output-dir small --quantization int8
   strobe build --model llama-3.2-1b-Q4_K_M.gguf --output-dir engine
   strobe build --model tinyllama-1.1b --output-dir plain --gemm-plugin disable --context-fmha disable
   strobe build --list-presets";
@@ -72,10 +75,13 @@ pub fn run(args: Args) -> Result<()> {
     )?;
     let model = ModelRef::open(name, args.build.seed())?;
     args.build.refuse_seed_of_checkpoint(&model)?;
-    let device = args.device.unwrap_or(DeviceChoice::Auto).resolve(args.device.is_some())?;
+    let device = args.build.device(&DeviceArgs { device: args.device })?;
     let on_gpu = matches!(device, Device::Cuda(_));
     let build = args.build.config(&model, args.max_batch_size, args.max_num_tokens, on_gpu);
     let config = model.engine_config(build)?;
+    if on_gpu {
+        config.build.check_gpu()?;
+    }
     let mut cpu = args.cpu.open()?;
     let tuned = match device {
         Device::Cpu => None,
@@ -105,10 +111,11 @@ pub fn run(args: Args) -> Result<()> {
     let seconds = start.elapsed().as_secs_f64();
 
     let b = &config.build;
+    let errors = KindError::all(&done.errors);
     if args.json {
         let summary = json!({
             "engine_dir": dir.display().to_string(), "config": config.to_json(), "weight_bytes": done.weight_bytes,
-            "tensors": done.tensors, "seconds": seconds, "simd_tier": cpu.tier().name(), "threads": cpu.threads(),
+            "tensors": done.tensors, "weight_errors": errors, "seconds": seconds, "simd_tier": cpu.tier().name(), "threads": cpu.threads(),
         });
         output::line(&format!("{summary:#}"));
         return Ok(());
@@ -119,7 +126,7 @@ pub fn run(args: Args) -> Result<()> {
     row("engine", dir.display().to_string());
     row("model", format!("{} ({}, {} layers)", name, config.model.architecture, config.model.num_hidden_layers));
     row("parameters", human::count(config.model.parameter_count()));
-    row("weights", format!("{}, {}", config.weights.describe(), b.dtype));
+    row("weights", format!("{}, {}", config.weights.describe(), b.describe_weights()));
     let layout = if b.gemm_plugin { "packed in panels of 32 outputs" } else { "row major, as in the checkpoint" };
     row("layout", format!("{layout} (--gemm-plugin {})", b.gemm_plugin_name()));
     row("attention", format!("--context-fmha {}", on(b.context_fmha)));
@@ -128,7 +135,11 @@ pub fn run(args: Args) -> Result<()> {
     } else {
         "contiguous per request".into()
     };
-    row("kv cache", format!("{cache}, {} per token", human::bytes(b.kv_bytes_per_token(&config.model, on_gpu))));
+    let kind = if on_gpu { b.gpu_kv_cache_name() } else { b.cpu_kv_cache_name() };
+    row(
+        "kv cache",
+        format!("{cache}, {kind}, {} per token", human::bytes(b.kv_bytes_per_token(&config.model, on_gpu))),
+    );
     row(
         "limits",
         format!("batch {}, {} tokens per step, sequences of {}", b.max_batch_size, b.max_num_tokens, b.max_seq_len),
@@ -144,11 +155,62 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(tuned) = &tuned {
         row("gemm choices", format!("{} measured, in {}", tuned.measured, strobe_kernels_cuda::CHOICES_FILE));
     }
+    for error in &errors {
+        row("error", error.to_string());
+    }
     row("written", format!("{} in {} tensors", human::bytes(done.weight_bytes), done.tensors));
     row("time", format!("{seconds:.2} s on {} threads, {}", cpu.threads(), cpu.tier().name()));
     output::facts(&facts);
     output::line(&format!("next: strobe bench throughput --engine-dir {} --dataset FILE", dir.display()));
     Ok(())
+}
+
+/// What rounding took from the weights of one kind.
+#[derive(serde::Serialize)]
+struct KindError {
+    weight: &'static str,
+    /// Root mean square of the error over that of the weights, all layers together.
+    relative_rms: f64,
+    /// The layer that lost most, and how much.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worst_layer: Option<(u16, f64)>,
+}
+
+impl KindError {
+    /// One for each kind, in the order of the weights.
+    fn all(errors: &[(WeightId, WeightError)]) -> Vec<KindError> {
+        let kind = |id: &WeightId| match id {
+            WeightId::Layer(layer, weight) => (weight.name(), Some(*layer)),
+            _ => ("lm_head", None),
+        };
+        let mut names: Vec<&str> = Vec::new();
+        for (name, _) in errors.iter().map(|(id, _)| kind(id)) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let of_kind = |name: &'static str| {
+            let mut sum = WeightError::default();
+            let mut worst_layer: Option<(u16, f64)> = None;
+            for (id, error) in errors.iter().filter(|(id, _)| kind(id).0 == name) {
+                sum += *error;
+                let layer = kind(id).1.map(|layer| (layer, error.relative()));
+                worst_layer = worst_layer.into_iter().chain(layer).max_by(|a, b| a.1.total_cmp(&b.1));
+            }
+            KindError { weight: name, relative_rms: sum.relative(), worst_layer }
+        };
+        names.into_iter().map(of_kind).collect()
+    }
+}
+
+impl std::fmt::Display for KindError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {:.3} % (relative RMS)", self.weight, 100.0 * self.relative_rms)?;
+        match self.worst_layer {
+            Some((layer, worst)) => write!(f, ", worst in layer {layer}: {:.3} %", 100.0 * worst),
+            None => Ok(()),
+        }
+    }
 }
 
 fn list_presets(as_json: bool) {

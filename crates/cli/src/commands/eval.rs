@@ -63,8 +63,8 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-fn open_device(device: &DeviceArgs, cpu: &CpuArgs) -> Result<Target> {
-    Ok(match device.resolve()? {
+fn open_device(device: &DeviceArgs, build: &BuildArgs, cpu: &CpuArgs) -> Result<Target> {
+    Ok(match build.device(device)? {
         device::Device::Cpu => Target::Cpu(cpu.open()?),
         device::Device::Cuda(index) => Target::Cuda(strobe_engine::cuda::CudaDevice::new(index)),
     })
@@ -75,7 +75,7 @@ fn logits(args: LogitsArgs) -> Result<()> {
     if !to_stdout {
         run_dir::check_writable(&args.output)?;
     }
-    let mut target = open_device(&args.device, &args.cpu)?;
+    let mut target = open_device(&args.device, &args.build, &args.cpu)?;
     let model: LoadedModel = args.model.load(&mut target, &args.build, None, None)?;
     let tier = target.describe();
     let result = eval::logits(target, &model, &args.ids, args.decode)?;
@@ -91,7 +91,7 @@ fn logits(args: LogitsArgs) -> Result<()> {
         result.logits.len(),
         result.decode_logits.len(),
         model.config.model_name,
-        model.config.build.dtype,
+        model.config.build.describe_weights(),
         model.config.weights.describe(),
     ));
     Ok(())
