@@ -95,7 +95,7 @@ fn read_text(path: &std::path::Path) -> Result<String> {
 }
 
 fn score(args: &Args, build: &BuildArgs, text: &str) -> Result<Scored> {
-    let mut target = open_device(&args.device, &args.build, &args.cpu)?;
+    let mut target = open_device(&args.device, build, &args.cpu)?;
     let model: LoadedModel = args.model.load(&mut target, build, None, None)?;
     let Some(tokenizer) = &model.tokenizer else {
         bail!(
