@@ -6,7 +6,10 @@ use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{KINDS, Rng, Weight};
-use strobe_kernels_cpu::{AttnBatch, Cpu, KvGeometry, KvLayer, KvType, Layout, QkvShape, RopeTable, SeqSpan, Tier};
+use strobe_kernels_cpu::{
+    AttnBatch, Cpu, Elems, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind, QuantRows, RopeTable,
+    SeqSpan, Tier, packed_bytes,
+};
 
 struct Counting;
 
@@ -37,6 +40,14 @@ fn a_step_allocates_nothing() {
     let x = rng.floats(rows * k);
     let values = rng.floats(n * k);
     let weights: Vec<Weight> = KINDS.map(|kind| Weight::new(&values, n, k, kind, Layout::Packed)).into();
+    let quantized = [QuantKind::Int8, QuantKind::Int4].map(|kind| {
+        let mut bytes = vec![0; packed_bytes(kind, n, k)];
+        let fill = |row: usize, out: &mut [f32]| out.copy_from_slice(&values[row * k..(row + 1) * k]);
+        Cpu::new(Tier::detect(), 1).quantize(kind, fill, n, k, &mut bytes);
+        bytes
+    });
+    let mut quant_rows = QuantRows::new();
+    quant_rows.reserve(rows, k);
     let mut out = vec![0.0; rows * n];
     let mut qkv = rng.floats(rows * shape.row());
     let geometry = KvGeometry { kv_heads: 2, head_dim: 64, tokens_per_block: 16, blocks: 5, kind: KvType::Bf16 };
@@ -57,6 +68,13 @@ fn a_step_allocates_nothing() {
         for weight in &weights {
             for m in [1, 2, 16, rows] {
                 cpu.linear(&x[..m * k], m, weight.matrix(), None, &mut out[..m * n]);
+            }
+        }
+        for m in [1, 2, 16, rows] {
+            cpu.rms_norm_quantized(&x[..m * k], &values[..k], 1e-5, &mut quant_rows);
+            for data in [Elems::Int8(&quantized[0]), Elems::Int4(&quantized[1])] {
+                let weight = Matrix { data, n, k, layout: Layout::Packed };
+                cpu.linear_quantized(&quant_rows, weight, None, &mut out[..m * n]);
             }
         }
         cpu.rope_kv_write(&mut qkv, shape, &rope, &batch, &mut kv);
