@@ -168,11 +168,15 @@ impl BuildArgs {
         }
     }
 
+    /// Whether only a CPU can run it.
+    pub fn needs_cpu(&self) -> bool {
+        let integers = self.quantization.is_some_and(|choice| Quantization::from(choice).is_integer());
+        integers || self.kv_cache_dtype == Some(KvCacheDtype::Int8)
+    }
+
     /// Where to run: where nobody says, what only a CPU can run goes there even if there is a GPU.
     pub fn device(&self, asked: &DeviceArgs) -> Result<Device> {
-        let integers = self.quantization.is_some_and(|choice| Quantization::from(choice).is_integer());
-        let cpu_only = integers || self.kv_cache_dtype == Some(KvCacheDtype::Int8);
-        if cpu_only && asked.device.is_none() { Ok(Device::Cpu) } else { asked.resolve() }
+        if self.needs_cpu() && asked.device.is_none() { Ok(Device::Cpu) } else { asked.resolve() }
     }
 
     /// Refuse a seed where there is nothing random.

@@ -158,8 +158,8 @@ fn perplexity_of_a_text_as_lines_and_as_json() {
     let short = format!("eval perplexity --model {FIXTURES}/trained --text short.txt");
     let done = sandbox.ok(&short);
     assert_names(&done.stdout, &["perplexity", "bits per byte", "bfloat16", "short.txt, 61 bytes", "stride 256"]);
-    let table = sandbox.ok(&format!("{short} --compare-quantization none,none"));
-    assert_names(&table.stdout, &["against the first", "+0.00 %"]);
+    let table = sandbox.ok(&format!("{short} --compare-quantization none,int8,int4"));
+    assert_names(&table.stdout, &["against the first", "+0.00 %", "none", "int8", "int4"]);
     assert_eq!(sandbox.names("."), ["short.txt"]);
 }
 

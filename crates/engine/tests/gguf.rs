@@ -3,7 +3,7 @@
 mod common;
 
 use common::{assert_same_bits, build, fixture, load, model_name, scratch};
-use strobe_engine::{LoadedModel, ModelRef, engine_dir, eval};
+use strobe_engine::{BuildConfig, LoadedModel, ModelRef, Quantization, engine_dir, eval};
 use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
 
@@ -20,9 +20,15 @@ fn gguf(case: &str) -> String {
 fn logits_equal_those_of_the_checkpoint() {
     let prompt: Vec<u32> = (0..20).map(|i| 3 + i * 7 % 60).collect();
     for (case, dtype) in [("llama-bias", DType::F16), ("qwen2", DType::F16), ("qwen3", DType::Bf16)] {
-        for dtype in [dtype, DType::F32] {
-            let found = logits(&load(&gguf(case), build(dtype)), &prompt);
-            let expected = logits(&load(&model_name(case), build(dtype)), &prompt);
+        let options = [
+            build(dtype),
+            build(DType::F32),
+            BuildConfig { quantization: Quantization::Int8, ..build(dtype) },
+            BuildConfig { quantization: Quantization::Int4, ..build(dtype) },
+        ];
+        for options in options {
+            let found = logits(&load(&gguf(case), options.clone()), &prompt);
+            let expected = logits(&load(&model_name(case), options), &prompt);
             for (found, expected) in found.iter().zip(&expected) {
                 assert_same_bits(found, expected, case);
             }

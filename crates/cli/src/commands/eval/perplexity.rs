@@ -13,7 +13,7 @@ use strobe_report::table::Table;
 use super::open_device;
 use crate::build_args::{BuildArgs, QuantizationChoice};
 use crate::device::DeviceArgs;
-use crate::model_args::{CpuArgs, ModelArgs};
+use crate::model_args::{CpuArgs, ModelArgs, Target};
 use crate::{output, progress};
 
 pub const EXAMPLES: &str = "EXAMPLES:
@@ -70,7 +70,10 @@ pub fn run(args: &Args) -> Result<()> {
         [] => vec![args.build.clone()],
         kinds => kinds.iter().map(|kind| BuildArgs { quantization: Some(*kind), ..args.build.clone() }).collect(),
     };
-    let scored = variants.iter().map(|build| score(args, build, &text)).collect::<Result<Vec<Scored>>>()?;
+    // All on one device: a difference must be that of the quantisation.
+    let decisive = variants.iter().find(|build| build.needs_cpu()).unwrap_or(&args.build);
+    let one = |build| score(args, build, open_device(&args.device, decisive, &args.cpu)?, &text);
+    let scored = variants.iter().map(one).collect::<Result<Vec<Scored>>>()?;
     let Some(first) = scored.first() else { return Ok(()) };
     if args.json {
         output::line(&format!("{:#}", document(args, &text, first, &scored)));
@@ -94,8 +97,7 @@ fn read_text(path: &std::path::Path) -> Result<String> {
     Ok(text)
 }
 
-fn score(args: &Args, build: &BuildArgs, text: &str) -> Result<Scored> {
-    let mut target = open_device(&args.device, build, &args.cpu)?;
+fn score(args: &Args, build: &BuildArgs, mut target: Target, text: &str) -> Result<Scored> {
     let model: LoadedModel = args.model.load(&mut target, build, None, None)?;
     let Some(tokenizer) = &model.tokenizer else {
         bail!(
