@@ -12,8 +12,8 @@ use strobe_kernels_cpu::{
 const SHAPE: QkvShape = QkvShape { heads: 32, kv_heads: 4, head_dim: 64 };
 const TOKENS_PER_BLOCK: usize = 32;
 /// (sequences, rows of each, positions of each)
-const CASES: [(usize, usize, usize); 6] =
-    [(1, 512, 512), (4, 128, 128), (1, 512, 2048), (1, 1, 512), (64, 1, 256), (16, 1, 2048)];
+const CASES: [(usize, usize, usize); 7] =
+    [(1, 512, 512), (4, 128, 128), (1, 512, 2048), (1, 1, 512), (1, 1, 8192), (64, 1, 256), (16, 1, 2048)];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let threads = match std::env::args().nth(1) {
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         peak / 1e9,
         read / 1e9
     );
-    for kind in [KvType::F32, KvType::Bf16, KvType::F16] {
+    for kind in [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8] {
         for (seqs, q_len, kv_len) in CASES {
             attention(&mut cpu, kind, seqs, q_len, kv_len, peak, read);
         }

@@ -8,7 +8,7 @@ use super::products::{FEW_ROWS, add_values, is_streamable, scores};
 use super::tile::TileSpan;
 use super::{Block, CHUNK, Cache, Job, Scratch, Sums, TILE};
 use crate::kv::{KV_LANES, KvType, padded_dim};
-use crate::simd::{Element, Kernel, Simd, exp};
+use crate::simd::{Element, Kernel, Simd, exp2_below_one};
 
 /// A block's attention: all of it, or the sums of one chunk.
 pub(super) struct FusedBlock<'a, 's> {
@@ -51,7 +51,8 @@ impl Kernel for FusedBlock<'_, '_> {
     unsafe fn simd<S: Simd>(mut self) {
         let (job, block) = (self.job, self.block.clone());
         let (rows, row_len) = (block.rows(job.group), padded_dim(job.shape.head_dim));
-        job.load_queries(&block, self.scratch.q);
+        // Scores in units of ln 2: the exponential of a score is a power of two then.
+        job.load_queries(&block, std::f32::consts::LOG2_E, self.scratch.q);
         let chunks = self.only_chunk.map_or_else(|| job.chunks(&block), |chunk| chunk..chunk + 1);
         for chunk in chunks {
             let positions = chunk * CHUNK..(chunk + 1) * CHUNK;
@@ -104,7 +105,7 @@ impl FusedBlock<'_, '_> {
             let next = if base + TILE < end { TileSpan::new(job, &block, base + TILE, end) } else { span };
             let rows = job.rows_that_see(&block, &(base..base + TILE));
             let visible = |row: usize| job.visible_in_tile(&block, row, base);
-            let Scratch { q, p, chunk, keys, values, .. } = &mut self.scratch;
+            let Scratch { q, p, chunk, shrink, keys, values, .. } = &mut self.scratch;
             // SAFETY: the caller's promise.
             unsafe {
                 let (keys, next_keys) = if FEW {
@@ -115,10 +116,8 @@ impl FusedBlock<'_, '_> {
                 };
                 scores::<S, T, FEW>(rows.clone(), q, d, &keys, &next_keys, p);
                 let (key_scales, value_scales) = (cache.scales(&span, true), cache.scales(&span, false));
-                for row in rows.clone() {
-                    let scales = key_scales.as_ref().zip(value_scales.as_ref());
-                    softmax_row::<S>(row, visible(row), scales, row_len, p, chunk);
-                }
+                let scales = key_scales.as_ref().zip(value_scales.as_ref());
+                softmax_rows::<S>(rows.clone(), &visible, scales, row_len, p, shrink, chunk);
                 let (values, next_values) = if FEW {
                     (cache.in_place::<T>(&span, false), cache.in_place::<T>(&next, false))
                 } else {
@@ -131,55 +130,74 @@ impl FusedBlock<'_, '_> {
     }
 }
 
-/// Turns the scores of one row into exponentials against the largest score so far, and scales what was summed up before
-/// to that. Scores of codes are multiplied with the scales of their keys; what values are weighted with, with theirs.
+/// Turns the scores of rows into powers of two against their largest score so far, and scales what was summed up before to
+/// that. Scores of codes are multiplied with the scales of their keys; what values are weighted with, with theirs.
 #[inline(always)]
-unsafe fn softmax_row<S: Simd>(
-    row: usize,
-    visible: Range<usize>,
+unsafe fn softmax_rows<S: Simd>(
+    rows: Range<usize>,
+    visible: &impl Fn(usize) -> Range<usize>,
     scales: Option<(&[f32; TILE], &[f32; TILE])>,
     row_len: usize,
     p: &mut [f32],
+    shrink: &mut [f32],
     sums: &mut Sums<'_>,
 ) {
-    // SAFETY: the row lies within the scratch.
+    // Three passes over the rows, in each of which they do not wait for each other.
+    // SAFETY: the rows lie within the scratch.
     unsafe {
-        let p = p.as_mut_ptr().add(row * TILE);
-        let mut max = S::splat(sums.max[row]);
-        if visible != (0..TILE) || scales.is_some() {
-            let hidden = S::splat(f32::NEG_INFINITY);
-            for i in (0..TILE).step_by(S::LANES) {
-                let (lo, hi) = (visible.start as isize - i as isize, visible.end as isize - i as isize);
-                let mut score = S::load(p.add(i));
-                if let Some((keys, _)) = scales {
-                    score = S::mul(score, S::load(keys.as_ptr().add(i)));
+        for row in rows.clone() {
+            let p = p.as_mut_ptr().add(row * TILE);
+            let visible = visible(row);
+            if visible != (0..TILE) || scales.is_some() {
+                let hidden = S::splat(f32::NEG_INFINITY);
+                for i in (0..TILE).step_by(S::LANES) {
+                    let (lo, hi) = (visible.start as isize - i as isize, visible.end as isize - i as isize);
+                    let mut score = S::load(p.add(i));
+                    if let Some((keys, _)) = scales {
+                        score = S::mul(score, S::load(keys.as_ptr().add(i)));
+                    }
+                    S::store(p.add(i), S::keep(score, lo, hi, hidden));
                 }
-                S::store(p.add(i), S::keep(score, lo, hi, hidden));
+            }
+            let mut max = S::splat(sums.max[row]);
+            for i in (0..TILE).step_by(S::LANES) {
+                max = S::max(S::load(p.add(i)), max);
+            }
+            shrink[row] = sums.max[row];
+            sums.max[row] = S::max_lane(max);
+        }
+        for first in rows.clone().step_by(S::LANES) {
+            let n = S::LANES.min(rows.end - first);
+            let shrink = shrink.as_mut_ptr().add(first);
+            let (sum, max) = (sums.sum.as_mut_ptr().add(first), sums.max.as_ptr().add(first));
+            // The first tile of a chunk: 2^-inf is 0, and 0 * 0 stays 0.
+            let factor = exp2_below_one::<S>(S::sub(S::load_partial(shrink, n), S::load_partial(max, n)));
+            S::store_partial(sum, S::mul(S::load_partial(sum, n), factor), n);
+            if S::max_lane(S::sub(S::splat(1.0), factor)) == 0.0 {
+                continue;
+            }
+            S::store_partial(shrink, factor, n);
+            for row in 0..n {
+                let o = sums.o.as_mut_ptr().add((first + row) * row_len);
+                for i in (0..row_len).step_by(S::LANES) {
+                    S::store(o.add(i), S::mul(S::load(o.add(i)), S::splat(*shrink.add(row))));
+                }
             }
         }
-        for i in (0..TILE).step_by(S::LANES) {
-            max = S::max(S::load(p.add(i)), max);
-        }
-        let max = S::max_lane(max);
-        let mut sum = S::zero();
-        for i in (0..TILE).step_by(S::LANES) {
-            let e = exp::<S>(S::sub(S::load(p.add(i)), S::splat(max)));
-            sum = S::add(sum, e);
-            let weight = match scales {
-                Some((_, values)) => S::mul(e, S::load(values.as_ptr().add(i))),
-                None => e,
-            };
-            S::store(p.add(i), weight);
-        }
-        // The first tile of a chunk: exp(-inf) is 0, and 0 * 0 stays 0.
-        let shrink = if sums.max[row] == max { 1.0 } else { S::max_lane(exp::<S>(S::splat(sums.max[row] - max))) };
-        sums.max[row] = max;
-        sums.sum[row] = sums.sum[row] * shrink + S::sum(sum);
-        if shrink != 1.0 {
-            let o = sums.o.as_mut_ptr().add(row * row_len);
-            for i in (0..row_len).step_by(S::LANES) {
-                S::store(o.add(i), S::mul(S::load(o.add(i)), S::splat(shrink)));
+        for row in rows {
+            let p = p.as_mut_ptr().add(row * TILE);
+            let max = S::splat(sums.max[row]);
+            let mut sum = S::zero();
+            for i in (0..TILE).step_by(S::LANES) {
+                let e = exp2_below_one::<S>(S::sub(S::load(p.add(i)), max));
+                sum = S::add(sum, e);
+                let weight = match scales {
+                    Some((_, values)) => S::mul(e, S::load(values.as_ptr().add(i))),
+                    None => e,
+                };
+                S::store(p.add(i), weight);
             }
+            sums.sum[row] += S::sum(sum);
         }
     }
 }
@@ -202,7 +220,7 @@ pub(super) unsafe fn fold_row<S: Simd>(
             return;
         }
         let max = total.max[row].max(chunk.max[row]);
-        let shrink = |old: f32| S::max_lane(exp::<S>(S::splat(old - max)));
+        let shrink = |old: f32| S::max_lane(exp2_below_one::<S>(S::splat(old - max)));
         let (keep, join) = (shrink(total.max[row]), shrink(chunk.max[row]));
         total.max[row] = max;
         total.sum[row] = total.sum[row] * keep + chunk.sum[row] * join;
@@ -263,11 +281,11 @@ impl Cache<'_> {
 }
 
 impl Job<'_> {
-    /// The block's queries, scaled by 1 / sqrt(head_dim), one row per token and head of the group.
+    /// The block's queries, scaled by `unit` / sqrt(head_dim), one row per token and head of the group.
     #[inline(always)]
-    pub(super) fn load_queries(&self, block: &Block<'_>, q: &mut [f32]) {
+    pub(super) fn load_queries(&self, block: &Block<'_>, unit: f32, q: &mut [f32]) {
         let d = self.shape.head_dim;
-        let scale = 1.0 / (d as f32).sqrt();
+        let scale = unit / (d as f32).sqrt();
         for (row, q) in q.chunks_exact_mut(d).take(block.rows(self.group)).enumerate() {
             let token = block.tokens.start + row / self.group;
             let source = block.packed_row(token) * self.shape.row() + self.head(block, row) * d;

@@ -184,7 +184,7 @@ struct Sums<'s> {
     o: &'s mut [f32],
     /// The largest score, per row.
     max: &'s mut [f32],
-    /// The exponentials against it, per row.
+    /// The exponentials of all scores against it, per row.
     sum: &'s mut [f32],
 }
 
@@ -216,6 +216,8 @@ struct Scratch<'s> {
     chunk: Sums<'s>,
     /// Of all chunks before.
     total: Sums<'s>,
+    /// What is left of earlier sums, per row.
+    shrink: &'s mut [f32],
     /// The first position that counts, per row; for probabilities that come from memory.
     first: &'s mut [u32],
     /// Keys of the current tile as f32, `[TILE / 16][head_dim][16]`.
@@ -227,7 +229,7 @@ struct Scratch<'s> {
 impl<'s> Scratch<'s> {
     fn len(rows: usize, d: usize) -> usize {
         // Each part is rounded up to a cache line.
-        rows * (d + TILE + 1) + TILE * (d + padded_dim(d)) + 2 * Sums::len(rows, d) + 5 * KV_LANES
+        rows * (d + TILE + 2) + TILE * (d + padded_dim(d)) + 2 * Sums::len(rows, d) + 6 * KV_LANES
     }
 
     fn carve(memory: &'s mut [f32], rows: usize, d: usize) -> Scratch<'s> {
@@ -237,6 +239,7 @@ impl<'s> Scratch<'s> {
             p: carver.take(rows * TILE),
             chunk: Sums::carve(carver.take(Sums::len(rows, d)), rows, d),
             total: Sums::carve(carver.take(Sums::len(rows, d)), rows, d),
+            shrink: carver.take(rows),
             first: bytemuck::cast_slice_mut(carver.take(rows)),
             keys: carver.take(TILE * d),
             values: carver.take(TILE * padded_dim(d)),

@@ -132,7 +132,7 @@ impl Kernel for ScoreBlock<'_, '_> {
         let (job, block, scratch) = (self.job, self.block, self.scratch);
         let (d, rows, kv_len) = (job.shape.head_dim, block.rows(job.group), block.seq.kv_len as usize);
         let end = block.position(block.tokens.end - 1) + 1;
-        job.load_queries(&block, scratch.q);
+        job.load_queries(&block, 1.0, scratch.q);
         for base in (0..kv_len).step_by(TILE) {
             let seeing = if base < end { job.rows_that_see(&block, &(base..base + TILE)) } else { 0..0 };
             if !seeing.is_empty() {
