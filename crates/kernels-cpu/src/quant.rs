@@ -98,7 +98,7 @@ pub fn quantize_panel(
                 }
             }
             QuantKind::Int4 => {
-                for (values, group) in buffer.chunks_exact(GROUP).zip(dst.chunks_exact_mut(INT4_GROUP)) {
+                for (values, group) in buffer.as_chunks::<GROUP>().0.iter().zip(dst.chunks_exact_mut(INT4_GROUP)) {
                     quantize_group_int4(values, lane, group);
                 }
             }
@@ -149,7 +149,7 @@ fn quantize_block_int8(values: &[f32], lane: usize, block: &mut [u8]) {
     scales[4 * lane..4 * lane + 4].copy_from_slice(&scale.to_le_bytes());
 }
 
-fn quantize_group_int4(values: &[f32], lane: usize, group: &mut [u8]) {
+fn quantize_group_int4(values: &[f32; GROUP], lane: usize, group: &mut [u8]) {
     let mut codes = [0.0; GROUP];
     let scale = fit_int4(values, &mut codes);
     let (nibbles, scales) = group.split_at_mut(INT4_CODES);
@@ -164,10 +164,10 @@ fn quantize_group_int4(values: &[f32], lane: usize, group: &mut [u8]) {
 
 /// Codes at which the largest value of a group is tried to end up, the whole range first: values that came from such a
 /// grid are then found again exactly.
-const INT4_PEAKS: [f32; 9] = [-8.0, -7.0, -7.25, -7.5, -7.75, -8.25, -8.5, -8.75, 7.5];
+const INT4_PEAKS: [f32; 6] = [-8.0, -7.0, -7.5, -8.5, -9.0, 7.5];
 
 /// The scale and the codes (-8 to 7) of a group with the least squared error among a few candidates.
-fn fit_int4(values: &[f32], codes: &mut [f32; GROUP]) -> f16 {
+fn fit_int4(values: &[f32; GROUP], codes: &mut [f32; GROUP]) -> f16 {
     codes.fill(0.0);
     let size = largest(values);
     if size.is_nan() || size > -INT4_PEAKS[0] * f16::MAX.to_f32_const() {
@@ -184,8 +184,8 @@ fn fit_int4(values: &[f32], codes: &mut [f32; GROUP]) -> f16 {
         let mut error = int4_codes(values, scale, &mut trial);
         if error > 0.0 {
             // With the codes fixed, the best scale follows by least squares.
-            let dot = values.iter().zip(&trial).map(|(x, q)| x * q).sum::<f32>();
-            let norm = trial.iter().map(|q| q * q).sum::<f32>();
+            let dot = sum_group(|i| values[i] * trial[i]);
+            let norm = sum_group(|i| trial[i] * trial[i]);
             if norm > 0.0 && dot.is_finite() {
                 scale = f16_scale(dot / norm);
                 error = int4_codes(values, scale, &mut trial);
@@ -208,16 +208,28 @@ fn f16_scale(scale: f32) -> f16 {
 }
 
 /// The nearest codes for a scale, and the squared error they leave.
-fn int4_codes(values: &[f32], scale: f16, codes: &mut [f32; GROUP]) -> f32 {
+fn int4_codes(values: &[f32; GROUP], scale: f16, codes: &mut [f32; GROUP]) -> f32 {
     let scale = scale.to_f32();
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    let mut error = 0.0;
     for (code, &x) in codes.iter_mut().zip(values) {
         *code = round((x * inverse).clamp(-8.0, 7.0));
-        let off = x - scale * *code;
-        error += off * off;
     }
-    error
+    sum_group(|i| {
+        let off = values[i] - scale * codes[i];
+        off * off
+    })
+}
+
+/// The sum over a group, of eight sums side by side: one alone would wait for each addition.
+#[inline(always)]
+fn sum_group(term: impl Fn(usize) -> f32) -> f32 {
+    let mut sums = [0.0; 8];
+    for i in (0..GROUP).step_by(8) {
+        for (j, sum) in sums.iter_mut().enumerate() {
+            *sum += term(i + j);
+        }
+    }
+    sums.iter().sum()
 }
 
 /// Value (lane, column) of an int8 panel.
