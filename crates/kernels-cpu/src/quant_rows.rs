@@ -116,18 +116,25 @@ impl SharedRows {
     /// No other worker writes this row meanwhile.
     unsafe fn write(&self, tier: crate::Tier, row: usize, values: &[f32]) {
         for (block, values) in values.chunks(BLOCK).enumerate() {
-            let at = block * self.rows + row;
-            // SAFETY: the blocks of a row belong to it alone.
-            unsafe {
-                let task = QuantizeBlock {
-                    values,
-                    codes: self.codes.slice(at * BLOCK, BLOCK),
-                    scale: &mut self.scales.slice(at, 1)[0],
-                    start_int8: &mut self.starts_int8.slice(at, 1)[0],
-                    starts_int4: self.starts_int4.slice(at * GROUPS, GROUPS),
-                };
-                dispatch(tier, task);
-            }
+            // SAFETY: the caller's promise.
+            unsafe { self.write_block(tier, row, block, values) };
+        }
+    }
+
+    /// # Safety
+    /// No other worker writes this block of this row meanwhile.
+    unsafe fn write_block(&self, tier: crate::Tier, row: usize, block: usize, values: &[f32]) {
+        let at = block * self.rows + row;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let task = QuantizeBlock {
+                values,
+                codes: self.codes.slice(at * BLOCK, BLOCK),
+                scale: &mut self.scales.slice(at, 1)[0],
+                start_int8: &mut self.starts_int8.slice(at, 1)[0],
+                starts_int4: self.starts_int4.slice(at * GROUPS, GROUPS),
+            };
+            dispatch(tier, task);
         }
     }
 }
@@ -272,10 +279,22 @@ impl Cpu {
             2 * inter,
             gate_up.len()
         );
-        self.rows_quantized(gate_up.len() / (2 * inter), inter, 5 * inter, out, &|tier, row, product| {
-            let (gate, up) = gate_up[row * 2 * inter..(row + 1) * 2 * inter].split_at(inter);
-            // SAFETY: three slices of one length.
-            unsafe { dispatch(tier, SiluMul { gate, up, out: product }) };
+        let (tier, rows) = (self.tier, gate_up.len() / (2 * inter));
+        let out = out.shared(rows, inter);
+        for_row_ranges_on(&mut self.pool, rows, 5 * inter, &|rows, _| {
+            for row in rows {
+                let (gate, up) = gate_up[row * 2 * inter..(row + 1) * 2 * inter].split_at(inter);
+                // Block by block, so that products never leave the first cache.
+                for (block, (gate, up)) in gate.chunks(BLOCK).zip(up.chunks(BLOCK)).enumerate() {
+                    let mut product = [0.0; BLOCK];
+                    let product = &mut product[..gate.len()];
+                    // SAFETY: three slices of one length; rows are disjoint.
+                    unsafe {
+                        dispatch(tier, SiluMul { gate, up, out: product });
+                        out.write_block(tier, row, block, product);
+                    }
+                }
+            }
         });
     }
 
