@@ -26,7 +26,8 @@ for place, peer in enumerate(peers):
 axes.axhline(1, color="grey", linewidth=0.8)
 axes.set_xticks(range(len(groups)), groups, fontsize=8)
 axes.set_ylabel("times as fast as the peer")
-axes.set_title(f"strobe against CPU engines, {result['machine']['machine']['cpu']}, {result['threads']} threads", fontsize=10)
+cpu = result["machine"]["machine"]["cpu"]
+axes.set_title(f"strobe against CPU engines, {cpu}, {result['threads']} threads", fontsize=10)
 axes.legend(fontsize=8)
 figure.tight_layout()
 figure.savefig(path.with_suffix(".svg"))

@@ -4,10 +4,10 @@
     bench/peers/run.py [--only NAME,..] [--peers NAME,..] [--repeats 7] [--strobe target/release/strobe]
 
 Makes a private virtual environment (--venv), installs the engines there by name, makes a TinyLlama of random weights in
-each format (--work, about 20 GB; what is there from an earlier call is used again), and lets strobe and one engine at a time run each workload in turn. Medians over the
-repeats, their spread, and the median of the ratios of each turn go to bench/results/cpu-peers.json and cpu-peers.svg;
-what could not run is listed there with its reason. Needs Python 3.10 or later, a C++ compiler for llama.cpp, and a machine
-that has nothing else to do: about an hour on 2 cores.
+each format (--work, about 20 GB; what an earlier call left there is used again), and lets strobe and one engine at a
+time run each workload in turn. Medians over the repeats, their spread, and the median of the ratios of each turn go to
+bench/results/cpu-peers.json and cpu-peers.svg; what could not run is listed there with its reason. Needs Python 3.10 or
+later, a C++ compiler for llama.cpp, and a machine that has nothing else to do: about an hour on 2 cores.
 
 --rehearse takes a model of two small layers and two repeats: it tests this script and measures nothing worth keeping.
 """
@@ -64,7 +64,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strobe", type=Path, default=ROOT / "target/release/strobe", help="the program to measure")
     parser.add_argument("--venv", type=Path, default=cache_dir() / "venv", help="environment of the peers")
-    parser.add_argument("--torch-python", type=Path, help="a Python that has torch and transformers, instead of --venv's")
+    parser.add_argument("--torch-python", type=Path, help="a Python with torch and transformers instead of --venv's")
     parser.add_argument("--work", type=Path, default=cache_dir() / "work", help="where models and engines go")
     parser.add_argument("--output", type=Path, default=ROOT / "bench/results/cpu-peers.json")
     parser.add_argument("--only", default="", help=f"some of {', '.join(WORKLOADS)}, depth")
@@ -236,8 +236,9 @@ def turn_about(args, strobe, found, shape):
                 results.append({"workload": name, "type": kind, "peer": peer, "peer_type": file_type,
                                 "unit": workload["unit"], "strobe": spread(ours), "peer_result": spread(theirs),
                                 "strobe_is_faster_by": spread(better), "note": workload.get("note")})
-                print(f"{name:10} {kind:8} strobe {statistics.median(ours):9.2f}  {peer} {file_type} "
-                      f"{statistics.median(theirs):9.2f} {workload['unit']}: {statistics.median(better):.2f}x", flush=True)
+                a, b, ratio = (statistics.median(values) for values in (ours, theirs, better))
+                print(f"{name:10} {kind:8} strobe {a:9.2f}  {peer} {file_type} {b:9.2f} {workload['unit']}: "
+                      f"{ratio:.2f}x", flush=True)
             worker.close()
     return results
 
@@ -280,7 +281,7 @@ def main():
     args.work.mkdir(parents=True, exist_ok=True)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     found = install(args)
-    skip("onnxruntime", "it runs graphs that another tool exports from a checkpoint; none here makes one of random weights")
+    skip("onnxruntime", "it runs graphs that other tools export from a checkpoint, and there is no checkpoint here")
     make_model(args, "llama.cpp", "bf16", shape, found)  # what strobe builds its engines from
     strobe = Strobe(args, shape)
     git = ["git", "-C", ROOT]

@@ -110,6 +110,7 @@ impl MeasuredPeaks {
     pub fn better_of(&self, other: &MeasuredPeaks) -> MeasuredPeaks {
         MeasuredPeaks {
             flops_per_s: self.flops_per_s.max(other.flops_per_s),
+            int8_ops_per_s: self.int8_ops_per_s.into_iter().chain(other.int8_ops_per_s).reduce(f64::max),
             read_bytes_per_s: self.read_bytes_per_s.max(other.read_bytes_per_s),
             copy_bytes_per_s: self.copy_bytes_per_s.max(other.copy_bytes_per_s),
             ..self.clone()
@@ -259,10 +260,7 @@ fn remember(peaks: &MeasuredPeaks) {
     let mut all = cached();
     let mut best = peaks.clone();
     if let Some(known) = all.iter().find(|p| p.key == peaks.key) {
-        best.flops_per_s = best.flops_per_s.max(known.flops_per_s);
-        best.int8_ops_per_s = best.int8_ops_per_s.into_iter().chain(known.int8_ops_per_s).reduce(f64::max);
-        best.read_bytes_per_s = best.read_bytes_per_s.max(known.read_bytes_per_s);
-        best.copy_bytes_per_s = best.copy_bytes_per_s.max(known.copy_bytes_per_s);
+        best = best.better_of(known);
     }
     best.bandwidth_measured = once();
     all.retain(|p| p.key != best.key);

@@ -74,10 +74,7 @@ fn a_table_for_people_and_csv_for_programs() {
          [[kernel]]\nop = \"gemm\"\nm = 2\nn = 32\nk = 32\ndtype = \"float16\"\n",
     );
     let done = sandbox.ok_with(&[("COLUMNS", "100")], "bench kernels --shapes s.toml --dtype float32 --repeat 5");
-    assert_names(
-        &done.stdout,
-        &["of roofline", "2x32x32", "float16", "Fused attention against naive", "Peaks were read"],
-    );
+    assert_names(&done.stdout, &["roofline", "2x32x32", "float16", "Fused attention against naive", "Peaks were read"]);
     assert!(done.stdout.lines().all(|line| line.chars().count() <= 100), "{}", done.stdout);
     let csv = sandbox.ok("bench kernels --shapes s.toml --op gemm --repeat 5 --csv").stdout;
     assert_eq!(csv.lines().count(), 2, "{csv}");

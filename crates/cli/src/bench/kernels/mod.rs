@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use strobe_engine::staged_dir::{self, StagedDir};
-use strobe_kernels_cpu::measure;
 use strobe_report::human;
 
 use self::cases::{Case, Kind, Op};
@@ -210,24 +209,23 @@ pub fn run(args: Args) -> Result<()> {
 fn on_cpu(args: &Args, cases: Vec<Case>) -> Result<Outcome> {
     let mut bench = cpu::Bench::new(args.cpu.open()?, args.repeat);
     cases.iter().try_for_each(|case| bench.check(case))?;
-    let before = (machine::measure_peaks(&mut bench.cpu), measure::peak_ops_int8(&mut bench.cpu));
+    let before = machine::measure_peaks(&mut bench.cpu);
     let (lines, mut notes) = measure_all(args, Device::Cpu, bench.cpu.threads(), cases, |case| bench.run(case))?;
     // The machine may be shared: the better of two readings is what it can do.
-    let peaks = before.0.better_of(&machine::measure_peaks(&mut bench.cpu));
-    let int8 = before.1.max(measure::peak_ops_int8(&mut bench.cpu));
+    let peaks = before.better_of(&machine::measure_peaks(&mut bench.cpu));
     notes.push(format!(
-        "Peaks were read before and after, the better counts: {} f32, {} int8, {} read, {} copied.",
+        "Peaks were read before and after, the better counts: {} f32{}, {} read, {} copied.",
         human::flops_per_s(peaks.flops_per_s),
-        human::flops_per_s(int8),
+        peaks.int8_ops_per_s.map(|ops| format!(", {} int8", human::ops_per_s(ops))).unwrap_or_default(),
         human::bytes_per_s(peaks.read_bytes_per_s),
         human::bytes_per_s(peaks.copy_bytes_per_s)
     ));
-    let ops = |kind: &Kind| match kind {
-        Kind::Float32 | Kind::Bfloat16 | Kind::Float16 => (*kind, peaks.flops_per_s),
-        Kind::Int8 | Kind::Int4 => (*kind, int8),
+    let ops = |kind: Kind| match kind {
+        Kind::Float32 | Kind::Bfloat16 | Kind::Float16 => Some((kind, peaks.flops_per_s)),
+        Kind::Int8 | Kind::Int4 => peaks.int8_ops_per_s.map(|ops| (kind, ops)),
     };
     let ceilings = Ceilings {
-        ops: Kind::of(Device::Cpu).iter().map(ops).collect(),
+        ops: Kind::of(Device::Cpu).iter().copied().filter_map(ops).collect(),
         read_bytes_per_s: peaks.read_bytes_per_s,
         copy_bytes_per_s: peaks.copy_bytes_per_s,
     };

@@ -256,7 +256,8 @@ fn roofline_plot(outcome: &Outcome) -> Svg {
             Op::Attention => line.case.kernel.clone(),
             op => format!("{}{rows}", op.name()),
         };
-        let series = line.case.dtype.map_or("activations", |kind| kind.name()).to_string();
+        // Ops between the products work on activations, which are float32.
+        let series = line.case.dtype.unwrap_or(Kind::Float32).name().to_string();
         let share = outcome.share(line);
         match shares.iter_mut().find(|(g, s, _)| *g == group && *s == series) {
             Some((_, _, known)) => known.push(share),
@@ -269,8 +270,8 @@ fn roofline_plot(outcome: &Outcome) -> Svg {
 
 fn attention_plot(outcome: &Outcome) -> Svg {
     let bars = outcome.fused_and_naive().map(|(line, _, gain)| {
-        let series = line.case.dtype.map_or("activations", |kind| kind.name());
-        (format!("{} {}", line.case.kernel, line.case.shape_text()), series.to_string(), gain)
+        let series = line.case.dtype.unwrap_or(Kind::Float32).name().to_string();
+        (format!("{} {}", line.case.kernel, line.case.shape_text()), series, gain)
     });
     grouped(
         "Fused attention against naive: how many times as fast, by KV cache type",
