@@ -460,6 +460,16 @@ DEVICE void rope_kv_write(T *qkv, const float *cos, const float *sin, const int 
     ROPE(SUFFIX, T, _fp8, fp8, 8)                                                                                         \
     ROPE(SUFFIX, T, _fp8_odd, fp8, 4)                                                                                     \
     ROPE(SUFFIX, T, _fp8_any, fp8, 1)
+// Inputs of a step out of page-locked host memory, 16 bytes per thread. They come while the launch before this one still
+// runs. Whatever follows may read them before it waits for anything, so nothing begins before this is done.
+KERNEL copy_inputs(const bytes16 *from, bytes16 *to, u32 count) {
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    bytes16 value = {0, 0, 0, 0};
+    if (i < count) value = load_host(from + i);
+    wait_for_previous();
+    if (i < count) to[i] = value;
+}
+
 ROW_OPS(f32, float)
 ROW_OPS(f16, f16)
 ROW_OPS(bf16, bf16)

@@ -106,9 +106,18 @@ DEVICE Best block_best(Best best, Scratch &s) {
     return warp_best(best);
 }
 
+// Where tokens go: to the GPU for the next step, and to the host unless that is null.
+struct Tokens {
+    u32 *here, *host;
+    DEVICE void put(u32 row, u32 token) const {
+        here[row] = token;
+        if (host) host[row] = token;
+    }
+};
+
 // ---- the maximum ------------------------------------------------------------------------------------------------
 // The row is cut among gridDim.x blocks; the last one to finish combines.
-DEVICE void take_maximum(const Row &row, u32 *out, u64 *partials, u32 *counters, Scratch &s) {
+DEVICE void take_maximum(const Row &row, const Tokens &out, u64 *partials, u32 *counters, Scratch &s) {
     u32 splits = gridDim.x, place = blockIdx.y;
     u32 part = ((row.vocab + splits - 1) / splits + 3) & ~3u;
     u32 begin = blockIdx.x * part, end = begin + part;
@@ -140,7 +149,7 @@ DEVICE void take_maximum(const Row &row, u32 *out, u64 *partials, u32 *counters,
         if (threadIdx.x < WARP) best = warp_best(best);
         if (threadIdx.x == 0) counters[place] = 0;
     }
-    if (threadIdx.x == 0) out[place] = best.id == NOBODY ? 0 : best.id;
+    if (threadIdx.x == 0) out.put(place, best.id == NOBODY ? 0 : best.id);
 }
 
 // ---- draws ------------------------------------------------------------------------------------------------------
@@ -367,16 +376,17 @@ DEVICE u32 draw_token(const Row &row, const Draw &draw, Scratch &s) {
 // ---- kernels ----------------------------------------------------------------------------------------------------
 // grid: splits of a row, rows. `partials` has room for every block, `counters` for every row; the counters are zero
 // between launches.
-KERNEL __launch_bounds__(THREADS) argmax_f32(const float *logits, u32 vocab, u32 *out, u64 *partials, u32 *counters) {
+KERNEL __launch_bounds__(THREADS) argmax_f32(const float *logits, u32 vocab, u32 *out, u32 *host, u64 *partials, u32 *counters) {
     __shared__ Scratch s;
     allow_next();
     wait_for_previous();
-    take_maximum(Row{logits + (u64)blockIdx.y * vocab, vocab, 0}, out, partials, counters, s);
+    take_maximum(Row{logits + (u64)blockIdx.y * vocab, vocab, 0}, Tokens{out, host}, partials, counters, s);
 }
 
 // Only the first block of a row draws; all of them look for a maximum. Dynamic shared memory: scratch, a bit per id.
 KERNEL __launch_bounds__(THREADS)
-    sample_f32(const float *logits, u32 vocab, const Draw *draws, const u32 *banned, u32 *out, u64 *partials, u32 *counters) {
+    sample_f32(const float *logits, u32 vocab, const Draw *draws, const u32 *banned, u32 *out, u32 *host, u64 *partials,
+               u32 *counters) {
     DYNAMIC_SHARED(shared);
     Scratch &s = *(Scratch *)shared;
     allow_next();
@@ -397,9 +407,9 @@ KERNEL __launch_bounds__(THREADS)
         row.forbidden = bits;
     }
     if (greedy) {
-        take_maximum(row, out, partials, counters, s);
+        take_maximum(row, Tokens{out, host}, partials, counters, s);
     } else {
         u32 token = draw_token(row, draw, s);
-        if (threadIdx.x == 0) out[blockIdx.y] = token;
+        if (threadIdx.x == 0) Tokens{out, host}.put(blockIdx.y, token);
     }
 }

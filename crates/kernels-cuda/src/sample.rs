@@ -41,6 +41,8 @@ pub struct SampleArgs {
     pub banned: DevicePtr,
     /// Out: the token of each row (u32).
     pub out: DevicePtr,
+    /// Out: the same in page-locked host memory, or 0.
+    pub host: DevicePtr,
 }
 
 /// Blocks that may share the search for one row's maximum.
@@ -83,10 +85,11 @@ impl SampleOps {
         vocab: usize,
         rows: usize,
         out: DevicePtr,
+        host: DevicePtr,
     ) -> Result<(), CudaError> {
         let Some(shape) = self.shape(gpu, vocab, rows)? else { return Ok(()) };
         let (columns, partials, counters) = (vocab as u32, self.scratch.ptr(), self.counters());
-        gpu.launch(self.argmax, shape, kernel_args![logits, columns, out, partials, counters])
+        gpu.launch(self.argmax, shape, kernel_args![logits, columns, out, host, partials, counters])
     }
 
     /// A token for each row, as its [`Draw`] says.
@@ -94,7 +97,7 @@ impl SampleOps {
         let Some(shape) = self.shape(gpu, args.vocab, args.rows)? else { return Ok(()) };
         let shape = shape.shared(SCRATCH_BYTES + args.vocab.div_ceil(32) * 4);
         let (columns, partials, counters) = (args.vocab as u32, self.scratch.ptr(), self.counters());
-        let list = kernel_args![args.logits, columns, args.draws, args.banned, args.out, partials, counters];
+        let list = kernel_args![args.logits, columns, args.draws, args.banned, args.out, args.host, partials, counters];
         gpu.launch(self.sample, shape, list)
     }
 

@@ -27,6 +27,9 @@ use weights::DeviceWeights;
 pub use start::{CudaBackendOptions, buckets, choose_gemms};
 pub use weights::device_bytes;
 
+/// Inputs of a step beyond this are left to the copy engine.
+const MOST_COPIED_WORDS: usize = 1 << 16;
+
 /// A GPU as an engine is asked to use it.
 #[derive(Clone, Debug)]
 pub struct CudaDevice {
@@ -191,7 +194,12 @@ impl CudaBackend {
         let bounds = Bounds { vocab, blocks, limits, last_sampled };
         debug_assert_eq!(inputs::check(&packed, &stage.packed, &self.pack, &bounds), Ok(()));
         self.gpu.set_tag(u32::MAX);
-        self.gpu.copy_to_device(self.buffers.packed.ptr(), &stage.packed[..packed.words])?;
+        let words = &stage.packed[..packed.words.next_multiple_of(4)];
+        if words.len() > MOST_COPIED_WORDS {
+            self.gpu.copy_to_device(self.buffers.packed.ptr(), words)?;
+        } else {
+            self.rows.copy_inputs(&self.gpu, words, self.buffers.packed.ptr())?;
+        }
         if packed.draws.is_some() && !step.banned.is_empty() {
             let count = step.banned.len();
             if stage.banned.len() < count {
@@ -227,7 +235,6 @@ impl CudaBackend {
         sampled?;
         self.gpu.set_tag(u32::MAX);
         let stage = &mut self.stages[self.next];
-        self.gpu.copy_to_host(&mut stage.tokens[..packed.sampled], self.buffers.tokens.ptr())?;
         stage.done.record(&self.gpu)?;
         stage.sampled = packed.sampled;
         self.next = 1 - self.next;
@@ -280,11 +287,13 @@ impl CudaBackend {
         self.gpu.set_tag(self.nodes.len() as u32 - 1);
         let (logits, vocab, rows) = (self.buffers.logits.ptr(), self.config.vocab_size, packed.sampled);
         let (base, out) = (self.buffers.packed.ptr(), self.buffers.tokens.ptr());
+        // Kernels write page-locked memory of the host as if it were their own: no copy waits for its turn.
+        let host = self.stages[self.next].tokens.as_ptr() as DevicePtr;
         match packed.draws {
-            None => self.sample.argmax(&self.gpu, logits, vocab, rows, out)?,
+            None => self.sample.argmax(&self.gpu, logits, vocab, rows, out, host)?,
             Some(draws) => {
                 let (draws, banned) = (at(base, draws), self.buffers.banned.ptr());
-                self.sample.sample(&self.gpu, &SampleArgs { logits, vocab, rows, draws, banned, out })?;
+                self.sample.sample(&self.gpu, &SampleArgs { logits, vocab, rows, draws, banned, out, host })?;
             }
         }
         self.settled("sample")

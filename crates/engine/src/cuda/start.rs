@@ -112,7 +112,7 @@ impl CudaBackend {
         let sample = SampleOps::new(&gpu, limits.sampled)?;
         let workspace_bytes = before.saturating_sub(gpu.memory()?.0);
         let table = limits.positions.div_ceil(block_tokens);
-        let words = Layout::most(limits, table);
+        let words = Layout::most(limits, table).next_multiple_of(4);
         let buffers = Buffers::new(
             &config,
             limits,

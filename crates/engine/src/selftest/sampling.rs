@@ -89,7 +89,7 @@ fn one_kind(
     let out = rig.output(rows, 4)?;
     let case = format!("{rows} rows of {vocab}, {kind:?}");
 
-    ops.argmax(rig.gpu, device_logits.ptr(), vocab, rows, out.ptr())?;
+    ops.argmax(rig.gpu, device_logits.ptr(), vocab, rows, out.ptr(), 0)?;
     let mut expected = vec![0; rows];
     rig.cpu.argmax_rows(&logits, vocab, &mut expected);
     outcomes.push(Outcome::exact(("argmax", "f32"), &*case, &out.read_u32(rig.gpu)?, &expected));
@@ -102,6 +102,7 @@ fn one_kind(
         draws: device_draws.ptr(),
         banned: device_banned.ptr(),
         out: out.ptr(),
+        host: 0,
     };
     ops.sample(rig.gpu, &args)?;
     let found = out.read_u32(rig.gpu)?;

@@ -145,7 +145,7 @@ fn sampling(gpu: &Gpu, weights: &WeightOps) -> Result<(), CudaError> {
             let report = |name: &str, us: f64| {
                 println!("| {name} | {rows} | {vocab} | {us:.2} | {:.0} |", (rows * vocab * 4) as f64 / us / 1e3);
             };
-            let us = graph_microseconds(gpu, 10, |_| ops.argmax(gpu, logits.ptr(), vocab, rows, out.ptr()))?;
+            let us = graph_microseconds(gpu, 10, |_| ops.argmax(gpu, logits.ptr(), vocab, rows, out.ptr(), 0))?;
             report("argmax", us);
             for (name, draw) in kinds {
                 let all: Vec<Draw> = (0..most as u64).map(|seed| Draw { seed, ..draw }).collect();
@@ -157,6 +157,7 @@ fn sampling(gpu: &Gpu, weights: &WeightOps) -> Result<(), CudaError> {
                     draws: draws.ptr(),
                     banned: out.ptr(),
                     out: out.ptr(),
+                    host: 0,
                 };
                 report(name, graph_microseconds(gpu, 10, |_| ops.sample(gpu, &args))?);
             }
