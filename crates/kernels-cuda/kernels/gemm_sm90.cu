@@ -140,12 +140,15 @@ template <typename T, int N> struct Multiply;
 #define PLACES3 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define PLACES4 "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define PLACES5 "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define PLACES5A "%80,%81,%82,%83,%84,%85,%86,%87"
 #define PLACES6 "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define PLACES7 "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define VALUES16(b)                                                                                                    \
     "+f"(d[b]), "+f"(d[b + 1]), "+f"(d[b + 2]), "+f"(d[b + 3]), "+f"(d[b + 4]), "+f"(d[b + 5]), "+f"(d[b + 6]),           \
         "+f"(d[b + 7]), "+f"(d[b + 8]), "+f"(d[b + 9]), "+f"(d[b + 10]), "+f"(d[b + 11]), "+f"(d[b + 12]),                \
         "+f"(d[b + 13]), "+f"(d[b + 14]), "+f"(d[b + 15])
+#define VALUES8(b)                                                                                                     \
+    "+f"(d[b]), "+f"(d[b + 1]), "+f"(d[b + 2]), "+f"(d[b + 3]), "+f"(d[b + 4]), "+f"(d[b + 5]), "+f"(d[b + 6]), "+f"(d[b + 7])
 #define UNWRAP(...) __VA_ARGS__
 #define MULTIPLY(T, N, KIND, ORDER, PLACES, A, B, KEEP, VALUES)                                                         \
     template <> struct Multiply<T, N> {                                                                                \
@@ -162,6 +165,7 @@ template <typename T, int N> struct Multiply;
     MULTIPLY(T, 64, KIND, ORDER, PLACES0 "," PLACES1, "32", "33", "34", (VALUES16(0), VALUES16(16))) \
     MULTIPLY(T, 128, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3, "64", "65", "66", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48))) \
     MULTIPLY(T, 160, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3 "," PLACES4, "80", "81", "82", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48), VALUES16(64))) \
+    MULTIPLY(T, 176, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3 "," PLACES4 "," PLACES5A, "88", "89", "90", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48), VALUES16(64), VALUES8(80))) \
     MULTIPLY(T, 192, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3 "," PLACES4 "," PLACES5, "96", "97", "98", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48), VALUES16(64), VALUES16(80))) \
     MULTIPLY(T, 256, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3 "," PLACES4 "," PLACES5 "," PLACES6 "," PLACES7, "128", "129", "130", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48), VALUES16(64), VALUES16(80), VALUES16(96), VALUES16(112)))
 #if GEMM_TYPE == 0
@@ -291,22 +295,31 @@ template <int N, bool SMALL, bool SPLIT> struct Epilogue {
             scale_low = low < p.m ? p.x_scales[low * p.x_scale_stride] : 0.0f;
             scale_high = high < p.m ? p.x_scales[high * p.x_scale_stride] : 0.0f;
         }
+        // Groups of 8 columns, four at a time. The last four may begin among those before them, and are written twice then.
+        constexpr int GROUPS = N / 8, HALF = N / 16;
 #pragma unroll
-        for (int chunk = 0; chunk < N / 32; chunk++) {
-            if (p.silu && chunk >= N / 64) break;
+        for (int chunk = 0; chunk < (GROUPS + 3) / 4; chunk++) {
+            if (p.silu && chunk >= (HALF + 3) / 4) break;
             if (SPLIT && chunk % p.split != rank) continue;
             float v[4][4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) fetch(v[i], d, 4 * chunk + i, column + 32 * chunk + 8 * i);
-            if (N % 64 == 0 && chunk < N / 64 && p.silu) {
+            if (p.silu) {
+                constexpr int LAST = HALF - 4;
+                const int first = 4 * chunk < LAST ? 4 * chunk : LAST;
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     float up[4];
-                    fetch(up, d, 4 * chunk + i + N / 16, column_up + 32 * chunk + 8 * i);
+                    fetch(v[i], d, first + i, column + 8 * (first + i));
+                    fetch(up, d, first + i + HALF, column_up + 8 * (first + i));
                     for (int j = 0; j < 4; j++) v[i][j] = silu_of(v[i][j]) * up[j];
                 }
+                write(v, out_column + 8 * first);
+            } else {
+                constexpr int LAST = GROUPS - 4;
+                const int first = 4 * chunk < LAST ? 4 * chunk : LAST;
+#pragma unroll
+                for (int i = 0; i < 4; i++) fetch(v[i], d, first + i, column + 8 * (first + i));
+                write(v, out_column + 8 * first);
             }
-            write(v, out_column + 32 * chunk);
         }
     }
 };
@@ -458,6 +471,129 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
     }
 }
 
+// The same with the two warpgroups taking turns: each multiplies whole tiles, and while it writes one, the other has the
+// tensor cores. Worth it where a multiprocessor has several tiles to do; no clusters.
+DEVICE void wait_for_turn(u32 group) { asm volatile("bar.sync %0, 256;" ::"r"(2 + group) : "memory"); }
+DEVICE void pass_turn_to(u32 group) { asm volatile("bar.arrive %0, 256;" ::"r"(2 + group) : "memory"); }
+
+template <int N, int STAGES>
+DEVICE void gemm_in_turns(const TensorMap &x_map, const TensorMap &w_map, const TensorMap &out_map, const GemmParams &p) {
+    typedef Tile<2, 1, N, STAGES, false> Shape;
+    DYNAMIC_SHARED(memory);
+    const u32 x_tiles = shared_address(memory), w_tiles = x_tiles + STAGES * Shape::X_BYTES;
+    const u32 full = x_tiles + Shape::BARRIERS, empty = full + STAGES * 8;
+    const u32 group = __shfl_sync(FULL_WARP, threadIdx.x / 128, 0), lane = threadIdx.x & 31;
+    if (threadIdx.x == 0) {
+        prefetch_map(&x_map);
+        prefetch_map(&w_map);
+        prefetch_map(&out_map);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(full + 8 * i, 1);
+            barrier_init(empty + 8 * i, 4); // the warps of the group whose tile it is
+        }
+        barriers_are_initialised();
+    }
+    __syncthreads();
+
+    const u32 width = p.silu ? p.n / 2 : p.n, tile_width = p.silu ? N / 2 : N;
+    const u32 column_tiles = (width + tile_width - 1) / tile_width, row_tiles = (p.m + Shape::ROWS - 1) / Shape::ROWS;
+    const u32 tiles = row_tiles * column_tiles;
+    const int k_step = 128 / sizeof(Element);
+
+    if (group == 2) {
+        give_registers_back<24>();
+        if (threadIdx.x == 256) {
+            auto load_w = [&](u32 stage, u32 column_tile, u32 k) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    u32 row = column_tile * tile_width + half * (p.silu ? width : Shape::BOX_ROWS);
+                    load_box(w_tiles + stage * Shape::W_BYTES + half * Shape::BOX_ROWS * 128, &w_map, k * k_step, row, full + 8 * stage);
+                }
+            };
+            // As above: weights first, before waiting for what writes x.
+            u32 early = min((u32)STAGES, p.k_steps);
+            Place at = place_of<Shape::ROWS>(blockIdx.x, row_tiles, column_tiles);
+            for (u32 i = 0; i < early; i++) {
+                barrier_expect(full + 8 * i, Shape::X_BYTES + Shape::W_BYTES);
+                load_w(i, at.column_tile, i);
+            }
+            wait_for_previous();
+            u32 stage = 0, parity = 1;
+            for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+                at = place_of<Shape::ROWS>(tile, row_tiles, column_tiles);
+                for (u32 k = 0; k < p.k_steps; k++) {
+                    if (early) {
+                        early--;
+                    } else {
+                        barrier_wait(empty + 8 * stage, parity);
+                        barrier_expect(full + 8 * stage, Shape::X_BYTES + Shape::W_BYTES);
+                        load_w(stage, at.column_tile, k);
+                    }
+                    load_box(x_tiles + stage * Shape::X_BYTES, &x_map, k * k_step, at.row_tile * Shape::ROWS, full + 8 * stage);
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        parity ^= 1;
+                    }
+                }
+            }
+            allow_next();
+        }
+    } else {
+        take_registers<240>();
+        const u32 warp = (threadIdx.x / 32) & 3;
+        const u64 x_at = tile_descriptor(x_tiles), w_at = tile_descriptor(w_tiles);
+        const u32 staging = x_tiles + Shape::STAGING + (group * 4 + warp) * Shape::WARP_STAGING;
+        float upper[N / 2], lower[N / 2]; // the first 64 rows of a tile, and the others
+        u32 stage = 0, parity = 0, turn = 0;
+        auto skip_tile = [&] {
+            u32 steps = stage + p.k_steps;
+            parity ^= (steps / STAGES) & 1;
+            stage = steps % STAGES;
+        };
+        if (group == 1) {
+            skip_tile();
+            pass_turn_to(0);
+        }
+        wait_for_previous();
+        for (u32 tile = blockIdx.x + group * gridDim.x; tile < tiles; tile += 2 * gridDim.x) {
+            Place at = place_of<Shape::ROWS>(tile, row_tiles, column_tiles);
+            wait_for_turn(group);
+            u32 before = 0;
+            for (u32 k = 0; k < p.k_steps; k++) {
+                barrier_wait(full + 8 * stage, parity);
+                multiply_begin();
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const u64 x = x_at + (stage * Shape::X_BYTES + 32 * i) / 16, w = w_at + (stage * Shape::W_BYTES + 32 * i) / 16;
+                    Multiply<Element, N>::run(upper, x, w, i > 0 || k > 0);
+                    Multiply<Element, N>::run(lower, x + 64 * 128 / 16, w, i > 0 || k > 0);
+                }
+                multiply_commit();
+                if (k > 0) {
+                    multiply_wait<1>();
+                    if (lane == 0) barrier_arrive(empty + 8 * before);
+                }
+                before = stage;
+                if (++stage == STAGES) {
+                    stage = 0;
+                    parity ^= 1;
+                }
+            }
+            pass_turn_to(1 - group);
+            multiply_wait<0>();
+            if (lane == 0) barrier_arrive(empty + 8 * before);
+            skip_tile();
+            const u32 column = at.column_tile * tile_width, row = at.row_tile * Shape::ROWS + warp * 16;
+            Epilogue<N, false, false> rest{p, &out_map, staging, 0, 0, row, column, width + column, lane, turn, 1.0f, 1.0f};
+            rest.run(upper, column);
+            rest.row += 64;
+            rest.run(lower, column);
+            turn = rest.turn;
+        }
+        if (lane == 0) stores_wait<0>();
+    }
+}
+
 #define GEMM(NAME, WM, WN, N, STAGES, SMALL)                                                                            \
     KERNEL __launch_bounds__(SMALL ? 288 : 384, SMALL ? 2 : 1)                                                                        \
         NAME(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,                           \
@@ -475,9 +611,19 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
 #endif
 GEMM(NAME(128x256), 2, 1, 256, 4, false)
 GEMM(NAME(128x192), 2, 1, 192, 4, false)
+GEMM(NAME(128x176), 2, 1, 176, 5, false)
 GEMM(NAME(128x160), 2, 1, 160, 5, false)
 GEMM(NAME(128x128), 2, 1, 128, 6, false)
 GEMM(NAME(64x256), 1, 2, 128, 4, false)
 GEMM(NAME(small_128x128), 2, 1, 128, 3, true)
 GEMM(NAME(small_128x64), 2, 1, 64, 4, true)
 GEMM(NAME(small_64x128), 1, 2, 64, 4, true)
+#define GEMM_IN_TURNS(NAME, N, STAGES)                                                                                  \
+    KERNEL __launch_bounds__(384, 1) NAME(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, \
+                                          const __grid_constant__ TensorMap out_map, const __grid_constant__ GemmParams p) { \
+        gemm_in_turns<N, STAGES>(x_map, w_map, out_map, p);                                                              \
+    }
+GEMM_IN_TURNS(NAME(turns_128x192), 192, 4)
+GEMM_IN_TURNS(NAME(turns_128x176), 176, 5)
+GEMM_IN_TURNS(NAME(turns_128x160), 160, 5)
+GEMM_IN_TURNS(NAME(turns_128x128), 128, 6)

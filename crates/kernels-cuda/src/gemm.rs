@@ -142,6 +142,9 @@ pub struct GemmVariant {
     pub hopper: bool,
     /// Hopper only: so little memory that a multiprocessor runs two blocks at once, of this launch or of its neighbours.
     pub small: bool,
+    /// Hopper only: one warpgroup writes its tile while the other multiplies the next.
+    #[serde(default)]
+    pub turns: bool,
     /// Rows of a tile.
     pub rows: u32,
     /// Columns of a tile.
@@ -152,10 +155,11 @@ pub struct GemmVariant {
 
 impl fmt::Display for GemmVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match (self.hopper, self.small) {
-            (false, _) => "any ",
-            (true, true) => "small ",
-            (true, false) => "",
+        let kind = match (self.hopper, self.small, self.turns) {
+            (false, ..) => "any ",
+            (true, true, _) => "small ",
+            (true, _, true) => "turns ",
+            (true, ..) => "",
         };
         write!(f, "{kind}{}x{}", self.rows, self.columns)?;
         match self.cluster {
@@ -176,6 +180,8 @@ struct HopperTile {
     stages: usize,
     /// See [`GemmVariant::small`].
     small: bool,
+    /// See [`GemmVariant::turns`].
+    turns: bool,
     names: [&'static str; 3],
 }
 
@@ -183,7 +189,11 @@ impl HopperTile {
     const fn new(rows: usize, columns: usize, stages: usize, small: bool, names: [&'static str; 3]) -> HopperTile {
         // Two warpgroups of 64 rows each, side by side where there are only 64.
         let worker_columns = if rows == 64 { columns / 2 } else { columns };
-        HopperTile { rows, columns, worker_columns, stages, small, names }
+        HopperTile { rows, columns, worker_columns, stages, small, turns: false, names }
+    }
+
+    const fn in_turns(columns: usize, stages: usize, names: [&'static str; 3]) -> HopperTile {
+        HopperTile { turns: true, ..HopperTile::new(128, columns, stages, false, names) }
     }
 
     /// As laid out by the kernel: tiles, buffers of each warp that multiplies, barriers.
@@ -203,12 +213,17 @@ impl HopperTile {
 }
 
 const HOPPER_FILES: [&str; 3] = ["gemm_sm90_bf16.cu", "gemm_sm90_f16.cu", "gemm_sm90_fp8.cu"];
-const HOPPER_TILES: [HopperTile; 8] = [
+const HOPPER_TILES: [HopperTile; 13] = [
     HopperTile::new(128, 256, 4, false, ["gemm_128x256_bf16", "gemm_128x256_f16", "gemm_128x256_fp8"]),
     HopperTile::new(128, 192, 4, false, ["gemm_128x192_bf16", "gemm_128x192_f16", "gemm_128x192_fp8"]),
+    HopperTile::new(128, 176, 5, false, ["gemm_128x176_bf16", "gemm_128x176_f16", "gemm_128x176_fp8"]),
     HopperTile::new(128, 160, 5, false, ["gemm_128x160_bf16", "gemm_128x160_f16", "gemm_128x160_fp8"]),
     HopperTile::new(128, 128, 6, false, ["gemm_128x128_bf16", "gemm_128x128_f16", "gemm_128x128_fp8"]),
     HopperTile::new(64, 256, 4, false, ["gemm_64x256_bf16", "gemm_64x256_f16", "gemm_64x256_fp8"]),
+    HopperTile::in_turns(192, 4, ["gemm_turns_128x192_bf16", "gemm_turns_128x192_f16", "gemm_turns_128x192_fp8"]),
+    HopperTile::in_turns(176, 5, ["gemm_turns_128x176_bf16", "gemm_turns_128x176_f16", "gemm_turns_128x176_fp8"]),
+    HopperTile::in_turns(160, 5, ["gemm_turns_128x160_bf16", "gemm_turns_128x160_f16", "gemm_turns_128x160_fp8"]),
+    HopperTile::in_turns(128, 6, ["gemm_turns_128x128_bf16", "gemm_turns_128x128_f16", "gemm_turns_128x128_fp8"]),
     HopperTile::new(128, 128, 3, true, ["gemm_small_128x128_bf16", "gemm_small_128x128_f16", "gemm_small_128x128_fp8"]),
     HopperTile::new(128, 64, 4, true, ["gemm_small_128x64_bf16", "gemm_small_128x64_f16", "gemm_small_128x64_fp8"]),
     HopperTile::new(64, 128, 4, true, ["gemm_small_64x128_bf16", "gemm_small_64x128_f16", "gemm_small_64x128_fp8"]),
@@ -356,11 +371,15 @@ impl OwnGemm {
                 let with = |cluster| GemmVariant {
                     hopper: true,
                     small: tile.small,
+                    turns: tile.turns,
                     rows: tile.rows as u32,
                     columns: tile.columns as u32,
                     cluster,
                 };
                 all.push(with(GemmCluster::None));
+                if tile.turns {
+                    continue;
+                }
                 if args.m > tile.rows {
                     all.push(with(GemmCluster::Pair));
                 }
@@ -377,6 +396,7 @@ impl OwnGemm {
             all.push(GemmVariant {
                 hopper: false,
                 small: false,
+                turns: false,
                 rows: rows as u32,
                 columns: columns as u32,
                 cluster: GemmCluster::None,
@@ -390,6 +410,7 @@ impl OwnGemm {
         let any = |(rows, columns, _): (usize, usize, [&str; 4])| GemmVariant {
             hopper: false,
             small: false,
+            turns: false,
             rows: rows as u32,
             columns: columns as u32,
             cluster: GemmCluster::None,
@@ -435,7 +456,9 @@ impl OwnGemm {
         // A split's partial sums pass from block to block.
         let finish = area / 16.0 / split as f64 + if split > 1 { 1000.0 + area / 4.0 } else { 0.0 };
         let each = steps * multiply.max(load);
-        let all = if tile.small { waves * each + finish + begin } else { waves * (each + finish) + begin };
+        // Where warpgroups take turns, only the last tile's writing is not hidden.
+        let hidden = tile.small || tile.turns;
+        let all = if hidden { waves * each + finish + begin } else { waves * (each + finish) + begin };
         // A pair saves loads, but waits for its other half.
         if together > 1 { all * 1.5 } else { all }
     }
@@ -468,7 +491,9 @@ impl OwnGemm {
         let found = HOPPER_TILES.iter().zip(&self.hopper).find(|(tile, _)| is_tile(tile, variant));
         let split = if let GemmCluster::Split(parts) = variant.cluster { parts as usize } else { 1 };
         let usable = self.hopper_fits(args) && (1..=8).contains(&split) && split <= k_steps(args);
-        let Some((tile, functions)) = found.filter(|(tile, _)| usable && tile_fits(tile, args)) else {
+        let alone = variant.cluster == GemmCluster::None;
+        let fits = |tile: &HopperTile| usable && tile_fits(tile, args) && (alone || !tile.turns);
+        let Some((tile, functions)) = found.filter(|(tile, _)| fits(tile)) else {
             return Err(no_variant(args, variant));
         };
         let pair = variant.cluster == GemmCluster::Pair;
@@ -623,12 +648,12 @@ fn tiles(tile: &HopperTile, args: &GemmArgs, together: usize) -> usize {
     args.m.div_ceil(tile.rows * together) * args.n.div_ceil(tile.columns)
 }
 
-/// Gate and up columns of a warpgroup are written in pieces of 32.
+/// Columns are written in pieces of 32; where those don't fill a tile some are written twice, which must not add them twice.
 fn tile_fits(tile: &HopperTile, args: &GemmArgs) -> bool {
-    args.epilogue != GemmEpilogue::SiluMul || tile.worker_columns.is_multiple_of(64)
+    args.epilogue != GemmEpilogue::AddResidual || tile.worker_columns.is_multiple_of(32)
 }
 
 fn is_tile(tile: &HopperTile, variant: GemmVariant) -> bool {
-    let shape = (tile.rows as u32, tile.columns as u32, tile.small);
-    variant.hopper && shape == (variant.rows, variant.columns, variant.small)
+    let shape = (tile.rows as u32, tile.columns as u32, tile.small, tile.turns);
+    variant.hopper && shape == (variant.rows, variant.columns, variant.small, variant.turns)
 }
