@@ -32,6 +32,8 @@ struct GemmParams {
 #define OUT_ADD_F32 3
 
 // ---- barriers in shared memory ----------------------------------------------------------------------------------
+// In the scope of a block, also between blocks: they only say when the copy engine may write and has written. In a wider
+// scope every wait would throw all of L1 away, and every arrival wait for memory.
 DEVICE void barrier_init(u32 bar, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
@@ -43,15 +45,15 @@ DEVICE u32 in_block(u32 address, u32 rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
     return mapped;
 }
-DEVICE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+DEVICE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DEVICE void barrier_arrive_in(u32 bar, u32 rank) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(in_block(bar, rank)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(bar, rank)) : "memory");
 }
 DEVICE void barrier_wait(u32 bar, u32 parity) {
     asm volatile("{\n"
                  ".reg .pred done;\n"
                  "again:\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@done bra finished;\n"
                  "bra again;\n"
                  "finished:\n"
