@@ -21,8 +21,6 @@ const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 const LONG_SPAN: usize = 4096;
 /// Most blocks per multiprocessor then.
 const MAX_BLOCKS_PER_MULTIPROCESSOR: usize = 8;
-/// Fewest warps of a block of `decode`.
-const MIN_WARPS: usize = 2;
 /// Rows of a block of the kernels without tensor cores.
 const PLAIN_ROWS: usize = 8;
 
@@ -429,8 +427,10 @@ impl Attention {
         // Splits that a span has no keys for come last, where they hold nothing up.
         let grid = (self.blocks_per_span() as u32, args.span_count as u32, splits as u32);
         let launch = Launch { grid, ..Launch::grid(1, 32 * warps as u32) };
-        let launch = launch.shared(self.shape.decode_shared(warps)).overlapping();
-        gpu.launch(function, launch, kernel_args![params])
+        let launch = launch.shared(self.shape.decode_shared(warps));
+        // Where blocks wait for places anyway there is nothing to begin early, and those that do slow the launch down.
+        let at_once = runs_at_once(pairs, warps, self.multiprocessors, self.shape.max_warps);
+        gpu.launch(function, if at_once { launch.overlapping() } else { launch }, kernel_args![params])
     }
 
     fn plain(&self, gpu: &Gpu, function: Function, tiles: usize, params: PrefillParams) -> Result<(), CudaError> {
@@ -455,8 +455,11 @@ fn splits_for(pairs: usize, multiprocessors: usize, max_kv: usize) -> usize {
 /// Warps of a block: as many as possible while all blocks run at once, for a short way to the result. Where they can't,
 /// small blocks follow each other with fewer gaps.
 fn warps_for(pairs: usize, multiprocessors: usize, max_warps: usize) -> usize {
-    let fits = |warps: &usize| pairs * warps <= 2 * max_warps * multiprocessors;
-    (MIN_WARPS..=max_warps).rev().find(fits).unwrap_or(MIN_WARPS)
+    (1..=max_warps).rev().find(|warps| runs_at_once(pairs, *warps, multiprocessors, max_warps)).unwrap_or(1)
+}
+
+fn runs_at_once(pairs: usize, warps: usize, multiprocessors: usize, max_warps: usize) -> bool {
+    pairs * warps <= 2 * max_warps * multiprocessors
 }
 
 /// Whether the kernels without tensor cores are used: 32 bits, or heads that don't come in pieces of 16 bytes.
@@ -521,7 +524,7 @@ mod tests {
 
     #[test]
     fn blocks_run_at_once_where_they_can() {
-        for (pairs, warps) in [(4, 8), (256, 8), (264, 8), (512, 4), (1024, 2), (4096, 2), (12_000, 2)] {
+        for (pairs, warps) in [(4, 8), (256, 8), (264, 8), (512, 4), (1024, 2), (4096, 1), (12_000, 1)] {
             assert_eq!(warps_for(pairs, 132, 8), warps, "{pairs} pairs");
         }
         assert_eq!(warps_for(300, 132, 6), 5);

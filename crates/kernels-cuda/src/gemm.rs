@@ -460,7 +460,7 @@ impl OwnGemm {
         let hidden = tile.small || tile.turns;
         let all = if hidden { waves * each + finish + begin } else { waves * (each + finish) + begin };
         // A pair saves loads, but waits for its other half.
-        if together > 1 { all * 1.5 } else { all }
+        if together > 1 { all * 1.02 } else { all }
     }
 
     /// Compute it in the way that should be fastest.

@@ -9,7 +9,7 @@ mod weights;
 use std::sync::Arc;
 
 use strobe_kernels_cuda::{
-    Attention, CacheReport, CapturedGraph, CudaError, DeviceBuffer, DeviceInfo, Event, GemmChoices, Gpu,
+    Attention, CacheReport, CapturedGraph, CudaError, DeviceBuffer, DeviceInfo, DevicePtr, Event, GemmChoices, Gpu,
     KernelTimeline, KvDtype, Linear, NvtxChoice, PinnedBuffer, Profiler, RowOps, SampleArgs, SampleOps,
     UnfusedAttention,
 };
