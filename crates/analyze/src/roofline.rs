@@ -11,6 +11,7 @@ use std::collections::{HashMap, HashSet};
 use serde::Serialize;
 use strobe_trace::{NONE, OpKind, RangeSource, StrId, Trace};
 
+pub(crate) use amounts::data_type_of_kernel;
 pub use amounts::{Amounts, DataType, Shape, of_kernel_name, of_operator};
 use amounts::{Operator, Sequences};
 pub use peaks::{DevicePeaks, of_device};
@@ -494,6 +495,9 @@ fn peaks_sentence(peaks: &DevicePeaks) -> String {
                 text += &format!(", {} {:.1} TFLOP/s", data_type.as_str(), flops / 1e12);
             }
         }
+    }
+    if let Some(ops) = peaks.measured_int8 {
+        text += &format!(", int8 {:.1} GOP/s (measured)", ops / 1e9);
     }
     text
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use strobe_trace::{IterationKind, Peaks, StrId, Work};
 
 use crate::context::Context;
-use crate::roofline::Bound;
+use crate::roofline::{Bound, DataType, data_type_of_kernel};
 use crate::stats::Summary;
 
 /// All executions of one op with one implementation.
@@ -80,7 +80,8 @@ fn summarize(context: &Context, only: Option<IterationKind>) -> Vec<OpSummary> {
         let work = trace.work_of(index);
         let key = (work.map_or(kernel, |work| work.op), context.categories.of_op[index], kernel);
         let in_iteration = context.iterations.of_op.get(index).is_some_and(|&i| i != strobe_trace::NONE);
-        groups.entry(key).or_default().add(context.own_ns(index), work, in_iteration, peaks);
+        let ceilings = peaks.map(|peaks| (flops_per_s(peaks, trace.text(kernel)), peaks.bytes_per_s));
+        groups.entry(key).or_default().add(context.own_ns(index), work, in_iteration, ceilings);
     }
     let all: f64 = groups.values().map(|g| g.total_ns as f64).sum();
     let mut rows: Vec<OpSummary> = groups
@@ -101,6 +102,12 @@ fn summarize(context: &Context, only: Option<IterationKind>) -> Vec<OpSummary> {
     rows
 }
 
+/// Operations per second that a kernel can reach at most.
+fn flops_per_s(peaks: &Peaks, kernel: &str) -> f64 {
+    let int8 = peaks.int8_ops_per_s.filter(|ops| ops.is_finite() && *ops > 0.0);
+    int8.filter(|_| data_type_of_kernel(kernel) == Some(DataType::Int8)).unwrap_or(peaks.flops_per_s)
+}
+
 fn usable(peaks: &Peaks) -> bool {
     [peaks.flops_per_s, peaks.bytes_per_s].iter().all(|p| p.is_finite() && *p > 0.0)
 }
@@ -118,7 +125,7 @@ struct Group {
 }
 
 impl Group {
-    fn add(&mut self, ns: i64, work: Option<&Work>, in_iteration: bool, peaks: Option<&Peaks>) {
+    fn add(&mut self, ns: i64, work: Option<&Work>, in_iteration: bool, ceilings: Option<(f64, f64)>) {
         self.durations.push(ns as f64);
         self.total_ns = self.total_ns.saturating_add(ns);
         if in_iteration {
@@ -127,9 +134,9 @@ impl Group {
         let Some(work) = work else { return };
         self.flops = self.flops.saturating_add(work.flops);
         self.bytes = self.bytes.saturating_add(work.bytes);
-        if let Some(peaks) = peaks {
-            let compute = work.flops as f64 / peaks.flops_per_s;
-            let memory = work.bytes as f64 / peaks.bytes_per_s;
+        if let Some((flops_per_s, bytes_per_s)) = ceilings {
+            let compute = work.flops as f64 / flops_per_s;
+            let memory = work.bytes as f64 / bytes_per_s;
             if compute > memory {
                 self.compute_s += compute;
             } else {

@@ -90,7 +90,8 @@ fn an_operator_counts_once_whatever_it_launches() {
 #[test]
 fn recorded_work_and_measured_peaks_come_first() {
     let mut builder = Builder::new();
-    builder.trace.meta.peaks = Some(Peaks { flops_per_s: 1e12, bytes_per_s: 1e11, note: String::new() });
+    builder.trace.meta.peaks =
+        Some(Peaks { flops_per_s: 1e12, int8_ops_per_s: None, bytes_per_s: 1e11, note: String::new() });
     let (op, category) = (builder.name("qkv_proj"), builder.name("gemm"));
     builder.trace.works.push(Work { op, category, layer: Some(0), shape: [1, 64, 32], bytes: 4000, flops: 4096 });
     builder.kernel("gemv_f32", 0, 100, 0);
@@ -100,6 +101,29 @@ fn recorded_work_and_measured_peaks_come_first() {
     let row = &result.rows[0];
     assert_eq!((row.op.as_str(), row.source, row.bound), ("qkv_proj", AmountSource::Recorded, Some(Bound::Memory)));
     assert!((row.share().unwrap() - 0.4).abs() < 1e-9); // 4000 B at 100 GB/s take 40 ns of 100
+}
+
+#[test]
+fn products_of_integers_have_a_ceiling_of_their_own() {
+    let mut builder = Builder::new();
+    let note = String::new();
+    builder.trace.meta.peaks = Some(Peaks { flops_per_s: 1e12, int8_ops_per_s: Some(4e12), bytes_per_s: 1e11, note });
+    let (op, category) = (builder.name("qkv_proj"), builder.name("gemm"));
+    builder.trace.works.push(Work { op, category, layer: Some(0), shape: [9, 9, 9], bytes: 1, flops: 200_000 });
+    for (index, kernel) in ["gemm_packed_int4_x", "gemm_packed_f32_x", "paged_attention_int8_x"].iter().enumerate() {
+        builder.kernel(kernel, 1000 * index as i64, 1000 * index as i64 + 200, 0);
+        builder.trace.ops.work[index] = 0;
+    }
+    let trace = builder.build();
+    let result = roofline(&context(&trace));
+    let share = |kernel: &str| result.rows.iter().find(|row| row.kernel.starts_with(kernel)).unwrap().share().unwrap();
+    assert!((share("gemm_packed_int4") - 0.25).abs() < 1e-9);
+    assert!((share("gemm_packed_f32") - 1.0).abs() < 1e-9);
+    assert!((share("paged_attention_int8") - 1.0).abs() < 1e-9, "only the cache is of integers");
+    let rows = strobe_analyze::top_ops::top_ops(&context(&trace));
+    let top = |kernel: &str| rows.iter().find(|row| row.kernel.starts_with(kernel)).unwrap().roofline.unwrap().share;
+    assert!((top("gemm_packed_int4") - 0.25).abs() < 1e-9);
+    assert!((top("paged_attention_int8") - 1.0).abs() < 1e-9);
 }
 
 #[test]

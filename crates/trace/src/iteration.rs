@@ -140,6 +140,8 @@ pub struct Window {
 pub struct Peaks {
     /// Floating-point operations per second.
     pub flops_per_s: f64,
+    /// The same of products of 8-bit integers, where they run at another rate and it is known.
+    pub int8_ops_per_s: Option<f64>,
     /// Memory bandwidth in bytes per second.
     pub bytes_per_s: f64,
     /// How they were obtained, e.g. `measured, 2 threads, f32`.

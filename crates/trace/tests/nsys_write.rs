@@ -512,7 +512,12 @@ fn random_trace() -> impl Strategy<Value = Trace> {
         meta.session_start_utc_ns = start;
         meta.partial = partial;
         meta.producer = "test 1".to_owned();
-        meta.peaks = peaks.map(|(flops_per_s, bytes_per_s)| Peaks { flops_per_s, bytes_per_s, note: "n".to_owned() });
+        meta.peaks = peaks.map(|(flops_per_s, bytes_per_s)| Peaks {
+            flops_per_s,
+            int8_ops_per_s: partial.then_some(bytes_per_s),
+            bytes_per_s,
+            note: "n".to_owned(),
+        });
         meta.graph_mode = [None, Some(GraphMode::Graph), Some(GraphMode::Node)][usize::from(mode)];
         meta.windows = vec![Window { index: 1, first: 2, last: u64::MAX, complete: partial }];
         meta.extra.insert("key".to_owned(), "value".to_owned());

@@ -535,8 +535,11 @@ pub fn of_kernel_name(name: &str) -> Option<Amounts> {
 }
 
 /// The type of the inputs of a GEMM or attention kernel, where its name says it.
-pub(super) fn data_type_of_kernel(name: &str) -> Option<DataType> {
-    const WORDS: [(&str, DataType); 13] = [
+pub(crate) fn data_type_of_kernel(name: &str) -> Option<DataType> {
+    const WORDS: [(&str, DataType); 15] = [
+        // Products of strobe on a CPU; weights of 4 bits are multiplied as 8-bit integers.
+        ("gemm_packed_int8", DataType::Int8),
+        ("gemm_packed_int4", DataType::Int8),
         ("e4m3", DataType::Fp8),
         ("e5m2", DataType::Fp8),
         ("fp8", DataType::Fp8),

@@ -22,12 +22,15 @@ pub struct DevicePeaks {
     pub by_type: BTreeMap<DataType, f64>,
     /// The same whatever the type, where it was measured.
     pub measured: Option<f64>,
+    /// The same of products of 8-bit integers, where they were measured apart.
+    pub measured_int8: Option<f64>,
 }
 
 impl DevicePeaks {
     /// Floating-point operations per second for inputs of a type, where known.
     pub fn flops_per_s(&self, data_type: Option<DataType>) -> Option<f64> {
-        self.measured.or_else(|| self.by_type.get(&data_type?).copied())
+        let measured_int8 = self.measured_int8.filter(|_| data_type == Some(DataType::Int8));
+        measured_int8.or(self.measured).or_else(|| self.by_type.get(&data_type?).copied())
     }
 }
 
@@ -72,6 +75,7 @@ pub fn of_device(trace: &Trace, device: &Device) -> DevicePeaks {
         && let Some((flops, bytes)) = usable(measured.flops_per_s).zip(usable(measured.bytes_per_s))
     {
         peaks.measured = Some(flops);
+        peaks.measured_int8 = measured.int8_ops_per_s.and_then(usable);
         peaks.bytes_per_s = Some(bytes);
         peaks.bandwidth_from = "measured";
     }

@@ -395,6 +395,9 @@ fn meta_rows(trace: &Trace) -> Vec<(String, String)> {
     }
     if let Some(peaks) = &meta.peaks {
         add("peaks.flops_per_s", peaks.flops_per_s.to_string());
+        if let Some(ops) = peaks.int8_ops_per_s {
+            add("peaks.int8_ops_per_s", ops.to_string());
+        }
         add("peaks.bytes_per_s", peaks.bytes_per_s.to_string());
         add("peaks.note", peaks.note.clone());
     }

@@ -313,6 +313,7 @@ impl Own {
         let number = |name: &str| self.facts.get(name)?.parse().ok();
         Some(Peaks {
             flops_per_s: number(key::PEAK_FLOPS)?,
+            int8_ops_per_s: number(key::PEAK_INT8),
             bytes_per_s: number(key::PEAK_BYTES)?,
             note: self.facts.get(key::PEAK_NOTE).cloned().unwrap_or_default(),
         })

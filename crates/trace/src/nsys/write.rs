@@ -723,6 +723,7 @@ impl<'a> Writer<'a> {
         if let Some(peaks) = &meta.peaks {
             // `{}` of a float prints the shortest text that reads back as the same number.
             facts.push((key::PEAK_FLOPS.to_owned(), peaks.flops_per_s.to_string()));
+            facts.extend(peaks.int8_ops_per_s.map(|ops| (key::PEAK_INT8.to_owned(), ops.to_string())));
             facts.push((key::PEAK_BYTES.to_owned(), peaks.bytes_per_s.to_string()));
             facts.push((key::PEAK_NOTE.to_owned(), peaks.note.clone()));
         }
