@@ -117,10 +117,21 @@ impl MeasuredPeaks {
         }
     }
 
+    /// Operations per second at which the products of an engine run at best, and of which type they are: the denominator
+    /// of MFU.
+    pub fn of_products(&self, build: &BuildConfig) -> (f64, &str) {
+        match self.int8_ops_per_s.filter(|_| build.quantization.is_integer()) {
+            Some(ops) => (ops, "int8"),
+            None if self.flops_of == fma_chains() => (self.flops_per_s, "f32"),
+            None => (self.flops_per_s, &self.flops_of),
+        }
+    }
+
     /// For a trace's roofline.
     pub fn for_trace(&self) -> Peaks {
         Peaks {
             flops_per_s: self.flops_per_s,
+            int8_ops_per_s: self.int8_ops_per_s,
             bytes_per_s: self.read_bytes_per_s,
             note: format!("measured: {} ({})", self.flops_of, self.key),
         }

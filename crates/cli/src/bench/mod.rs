@@ -75,7 +75,7 @@ fn shortest_seconds(spec: &Spec, model: &LoadedModel, info: &EngineInfo, peaks: 
     let flops = 2.0 * model.config.model.active_parameters_per_token() as f64 * (prompts + outputs) as f64;
     let together = spec.jobs.len().min(info.limits.runtime.0).min(spec.load.concurrency).max(1);
     let bytes = info.memory.weights_bytes as f64 * (outputs / together) as f64;
-    (flops / peaks.flops_per_s).max(bytes / peaks.read_bytes_per_s)
+    (flops / peaks.of_products(&model.config.build).0).max(bytes / peaks.read_bytes_per_s)
 }
 
 /// Run a benchmark: start the engine, check every request, warm up, measure, stop.
@@ -109,6 +109,7 @@ pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec:
         }
         DeviceFacts::Cuda(_) => None,
     };
+    let (ops_per_s, _) = peaks.of_products(&model.config.build);
     let mut samples = None;
     let mut framed = peaks.clone();
     let mut repeats = Vec::new();
@@ -136,7 +137,7 @@ pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec:
         if !run.partial
             && let Ok(metrics) = metrics(&run.records, &options)
         {
-            let utilization = utilization::by_kind(&run.iterations, &framed);
+            let utilization = utilization::by_kind(&run.iterations, &framed, ops_per_s);
             repeats.push(RepeatFigures::of(&metrics, &utilization, &run.iterations));
         }
         // A run that the user did not stop and that is not whole was ended by the engine.
@@ -182,7 +183,7 @@ pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec:
     let machine = Machine::of(&info.device);
     Ok(Outcome {
         metrics: metrics.map_err(anyhow::Error::from),
-        utilization: utilization::by_kind(&run.iterations, peaks),
+        utilization: utilization::by_kind(&run.iterations, peaks, ops_per_s),
         config: model.config.clone(),
         engine_dir: model.dir.clone(),
         mapped: model.weights.is_mapped(),

@@ -188,6 +188,8 @@ impl Outcome {
         put("machine", json!(self.machine));
         put("build_config", self.config.to_json()["build_config"].clone());
         put("peaks", json!(self.peaks));
+        let (ops_per_s, of_type) = self.peaks.of_products(build);
+        put("mfu_denominator", json!({"ops_per_s": ops_per_s, "type": of_type}));
         put("utilization", json!(self.utilization));
         if let Some(full) = FullBatchDecode::of(&self.run.iterations) {
             put("full_batch_decode", json!(full));

@@ -68,7 +68,7 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
         DeviceFacts::Cpu { tier, threads } => rows.push(("SIMD tier, threads:", format!("{}, {threads}", tier.name()))),
         DeviceFacts::Cuda(facts) => rows.extend(gpu_rows(outcome, facts)),
     }
-    let peak_of = if outcome.machine.gpu.is_some() { peaks.flops_of.as_str() } else { "f32" };
+    let (ops_per_s, of_type) = peaks.of_products(build);
     rows.extend([
         (
             "Build:",
@@ -81,7 +81,7 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             ),
         ),
         ("Arrivals:", outcome.arrival.clone()),
-        ("Peak FLOP/s (denominator of MFU):", format!("{} {peak_of}, measured", human::flops_per_s(peaks.flops_per_s))),
+        ("Peak FLOP/s (denominator of MFU):", format!("{} {of_type}, measured", human::flops_per_s(ops_per_s))),
         (
             "Bandwidth (denominator of MBU):",
             format!("{} read, measured {}", human::bytes_per_s(peaks.read_bytes_per_s), peaks.bandwidth_measured),
@@ -361,9 +361,12 @@ fn profile(text: &mut String, outcome: &Outcome, trace: &Trace, width: usize) {
     heading(text, "TOP OPS");
     text.push_str(&ops_table(&top_ops(&context), 12).render(width));
     if let Some(peaks) = &trace.meta.peaks {
+        let integers = outcome.config.build.quantization.is_integer();
+        let int8 = peaks.int8_ops_per_s.filter(|_| integers);
+        let int8 = int8.map_or(String::new(), |ops| format!(" (integer products {})", human::flops_per_s(ops)));
         let _ = writeln!(
             text,
-            "roofline = max(FLOPs / {}, bytes / {}) / time; above 100 % an op's data came from a cache",
+            "roofline = max(FLOPs / {}{int8}, bytes / {}) / time; above 100 % an op's data came from a cache",
             human::flops_per_s(peaks.flops_per_s),
             human::bytes_per_s(peaks.bytes_per_s)
         );

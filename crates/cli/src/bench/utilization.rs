@@ -88,8 +88,8 @@ pub fn bytes_per_s(iterations: &[IterationRecord]) -> f64 {
     IterationKind::ALL.into_iter().map(rate).fold(0.0, f64::max)
 }
 
-/// One row per kind that occurred, and one for all.
-pub fn by_kind(iterations: &[IterationRecord], peaks: &MeasuredPeaks) -> Vec<Utilization> {
+/// One row per kind that occurred, and one for all; `ops_per_s` is what the engine's products reach at best.
+pub fn by_kind(iterations: &[IterationRecord], peaks: &MeasuredPeaks, ops_per_s: f64) -> Vec<Utilization> {
     let total_ns: u64 = iterations.iter().map(IterationRecord::wall_ns).sum();
     let row = |kind: &'static str, wanted: &dyn Fn(&IterationRecord) -> bool| {
         let chosen: Vec<_> = iterations.iter().filter(|i| wanted(i)).collect();
@@ -115,7 +115,7 @@ pub fn by_kind(iterations: &[IterationRecord], peaks: &MeasuredPeaks) -> Vec<Uti
             tokens_per_s: tokens as f64 / seconds,
             flops,
             bytes,
-            mfu: flops / (seconds * peaks.flops_per_s),
+            mfu: flops / (seconds * ops_per_s),
             bytes_per_s: bytes / seconds,
             mbu: bytes / (seconds * peaks.read_bytes_per_s),
             recomputed_tokens,
