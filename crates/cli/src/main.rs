@@ -72,6 +72,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    bench::start::since_beginning_ms();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {

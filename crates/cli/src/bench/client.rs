@@ -60,11 +60,11 @@ impl RunData {
 /// How often the progress line changes and an interrupt is looked for.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Random requests before the measurement, shaped like the first of the run.
-pub fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingParams) -> Result<()> {
-    let Some(first) = jobs.first() else { return Ok(()) };
+/// Random requests before the measurement, shaped like the first of the run. Says when the first token was drawn.
+pub fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingParams) -> Result<Option<u64>> {
+    let Some(first) = jobs.first() else { return Ok(None) };
     if count == 0 {
-        return Ok(());
+        return Ok(None);
     }
     let spinner = progress::spinner("warming up");
     let vocab = engine.info().vocab_size as u64;
@@ -77,8 +77,10 @@ pub fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingPar
     engine.submit((0..count).map(request));
     let mut outbox = engine.outbox();
     let mut finished = 0;
+    let mut first_token = None;
     while finished < count {
         let alive = engine.wait(&mut outbox, TICK);
+        first_token = first_token.or(outbox.tokens.first().map(|token| token.time_ns));
         finished += outbox.finished.len() + outbox.rejected.len();
         if interrupt::requested() {
             bail!(interrupt::Interrupted);
@@ -88,7 +90,7 @@ pub fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingPar
         }
     }
     spinner.finish_and_clear();
-    Ok(())
+    Ok(first_token)
 }
 
 /// Send `jobs` and collect what the engine says until all have ended.

@@ -5,6 +5,7 @@ pub mod html;
 pub mod kernels;
 pub mod outcome;
 pub mod overhead;
+pub mod start;
 pub mod text;
 pub mod utilization;
 pub mod write;
@@ -24,6 +25,7 @@ use crate::machine::{BandwidthFrame, Machine, MeasuredPeaks};
 use crate::{interrupt, output, progress, recording};
 use client::{Job, Load, RunData};
 use outcome::{Outcome, RepeatFigures};
+use start::Start;
 
 /// Everything that decides a run, checked and resolved.
 pub struct Spec {
@@ -78,8 +80,15 @@ fn shortest_seconds(spec: &Spec, model: &LoadedModel, info: &EngineInfo, peaks: 
     (flops / peaks.of_products(&model.config.build).0).max(bytes / peaks.read_bytes_per_s)
 }
 
-/// Run a benchmark: start the engine, check every request, warm up, measure, stop.
-pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec: &Spec) -> Result<Outcome> {
+/// Run a benchmark: start the engine, check every request, warm up, measure, stop. The ceilings are asked for once the
+/// engine is warm: measuring them is no part of its start, which is given where this is the first thing a process does.
+pub fn execute(
+    device: Device,
+    model: &LoadedModel,
+    peaks: impl FnOnce() -> Result<MeasuredPeaks>,
+    spec: &Spec,
+    mut start: Option<Start>,
+) -> Result<Outcome> {
     let engine = match device {
         Device::Cpu(mut cpu) => {
             model.weights.warm(&mut cpu);
@@ -99,7 +108,14 @@ pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec:
         let place = || format!("request {index} (task_id {})", job.task_id);
         info.check(job.prompt.len(), job.output_tokens as usize).with_context(place)?;
     }
-    client::warm_up(&engine, &spec.jobs, spec.warmup, &spec.load.params)?;
+    if let Some(start) = &mut start {
+        start.engine_ms = start::since_beginning_ms();
+    }
+    let first_token = client::warm_up(&engine, &spec.jobs, spec.warmup, &spec.load.params)?;
+    if let Some((start, first_token)) = start.as_mut().zip(first_token) {
+        start.first_token_at(&info, first_token);
+    }
+    let peaks = &peaks()?;
 
     let options = MetricOptions { rule: spec.rule, world_size: 1, streaming: spec.streaming };
     // A GPU's memory is its own: nobody else takes from its bandwidth.
@@ -131,6 +147,10 @@ pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec:
             }
             _ => None,
         };
+        let first_token = run.records.iter().filter_map(|r| r.token_times_ns.first()).min();
+        if let Some((start, first_token)) = start.as_mut().zip(first_token) {
+            start.first_token_at(&info, *first_token);
+        }
         if let Some(frame) = frame.as_mut().filter(|_| !interrupt::requested()) {
             framed = frame.close(peaks, utilization::bytes_per_s(&run.iterations));
         }
@@ -187,6 +207,7 @@ pub fn execute(device: Device, model: &LoadedModel, peaks: &MeasuredPeaks, spec:
         config: model.config.clone(),
         engine_dir: model.dir.clone(),
         mapped: model.weights.is_mapped(),
+        start,
         peaks: peaks.clone(),
         samples,
         machine,

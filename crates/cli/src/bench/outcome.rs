@@ -18,6 +18,7 @@ use strobe_workload::{
 
 use super::client::RunData;
 use super::overhead::{self, Overhead};
+use super::start::Start;
 use super::utilization::{FullBatchDecode, Utilization, prefill_tokens_per_s};
 use crate::machine::{Machine, MeasuredPeaks};
 use crate::recording;
@@ -98,6 +99,8 @@ pub struct Outcome {
     pub engine_dir: Option<PathBuf>,
     /// Whether the weights were read from the mapped file.
     pub mapped: bool,
+    /// How long the process took to its first token, where it did nothing else before.
+    pub start: Option<Start>,
     pub info: EngineInfo,
     pub machine: Machine,
     pub peaks: MeasuredPeaks,
@@ -193,6 +196,9 @@ impl Outcome {
         put("utilization", json!(self.utilization));
         if let Some(full) = FullBatchDecode::of(&self.run.iterations) {
             put("full_batch_decode", json!(full));
+        }
+        if let Some(start) = &self.start {
+            put("start", json!(start));
         }
         put(
             "memory",

@@ -87,6 +87,7 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             format!("{} read, measured {}", human::bytes_per_s(peaks.read_bytes_per_s), peaks.bandwidth_measured),
         ),
     ]);
+    rows.extend(outcome.start.as_ref().map(|start| ("Start to first token:", start.to_string())));
     let resident = outcome.peak_resident().map_or(human::NOT_KNOWN.into(), human::bytes);
     let on_gpu = outcome.info.device.cuda().is_some();
     rows.push((if on_gpu { "Peak host memory (RSS):" } else { "Peak memory (RSS):" }, resident));

@@ -14,13 +14,15 @@ use strobe_workload::{Arrival, MetricOptions, PercentileRule, Sample, arrival_ti
 
 use crate::bench::client::Load;
 use crate::bench::outcome::RepeatFigures;
+use crate::bench::start::{Start, since_beginning_ms};
 use crate::bench::write::{self, Files};
 use crate::bench::{self, Spec, text};
 use crate::build_args::{BuildArgs, Switch};
 use crate::device::{Device, DeviceArgs};
+use crate::machine::{self, MeasuredPeaks};
 use crate::model_args::{CpuArgs, CudaArgs, ModelArgs, Target};
 use crate::runtime::{self, Runtime};
-use crate::{machine, output, progress, run_dir};
+use crate::{output, progress, run_dir};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe bench throughput --engine-dir E --dataset d.jsonl
@@ -303,8 +305,10 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         }
         Device::Cuda(index) => Target::Cuda(args.cuda.device(index, profiled || args.measure_profiler_overhead)),
     };
+    let mut start = Start { device_ms: since_beginning_ms(), ..Start::default() };
     let overlap = args.cuda.overlap_scheduler.map_or(matches!(target, Target::Cuda(_)), Switch::on);
     let mut model = args.model.load(&mut target, &args.build, args.max_batch_size, args.max_num_tokens)?;
+    start.model_ms = since_beginning_ms();
     let vocab = model.config.model.vocab_size;
     if let Some(id) = args.stop_ids.iter().find(|&&id| id as usize >= vocab) {
         bail!("--stop-ids: {id} is outside the vocabulary of {vocab}");
@@ -316,13 +320,21 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     if let Target::Cpu(cpu) = &mut target {
         settle_weights(&mut model, args.weights_memory, cpu)?;
     }
+    start.weights_ms = since_beginning_ms();
     let staged = output_dir
         .as_ref()
         .map(|dir| StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory"))
         .transpose()?;
-    let peaks = match &mut target {
-        Target::Cpu(cpu) => machine::peaks(cpu),
-        Target::Cuda(device) => machine::gpu_peaks(device.index, &model.config.build)?,
+    let peaks: Box<dyn FnOnce() -> Result<MeasuredPeaks>> = match &target {
+        Target::Cpu(cpu) => {
+            let (tier, threads) = (cpu.tier(), cpu.threads());
+            Box::new(move || Ok(machine::peaks(&mut Cpu::new(tier, threads))))
+        }
+        // A GPU is measured before its memory is taken.
+        Target::Cuda(device) => {
+            let peaks = machine::gpu_peaks(device.index, &model.config.build)?;
+            Box::new(|| Ok(peaks))
+        }
     };
     let in_words = describe_load(&arrival, concurrency, args.random_seed);
     let spec = Spec {
@@ -365,7 +377,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         Target::Cpu(cpu) => cpu.into(),
         Target::Cuda(device) => device.into(),
     };
-    let outcome = bench::execute(device, &model, &peaks, &spec)?;
+    let outcome = bench::execute(device, &model, peaks, &spec, Some(start))?;
     let report = outcome.report();
     // The directory first: the files may go into it, and it must not be lost to a file that can't be written.
     if let Some(staged) = staged {

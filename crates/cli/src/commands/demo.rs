@@ -262,7 +262,7 @@ fn measure(args: &Args, engine: &Path, dataset: &Path, peaks: &MeasuredPeaks, si
         ),
         arrival: "all at once, no concurrency limit".into(),
     };
-    bench::execute(args.cpu.open()?.into(), &model, peaks, &spec)
+    bench::execute(args.cpu.open()?.into(), &model, || Ok(peaks.clone()), &spec, None)
 }
 
 struct Verdict {
