@@ -9,9 +9,9 @@ use common::{build, load, model_name, names_in, says, scratch};
 use serde_json::{Value, json};
 use strobe_engine::engine_dir::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, build as build_dir};
 use strobe_engine::staged_dir::{StagedDir, check_target};
-use strobe_engine::{BuildConfig, EngineError, LoadedModel, ModelRef, WeightsOrigin};
+use strobe_engine::{BuildConfig, EngineError, KvCacheType, LoadedModel, ModelRef, Quantization, WeightsOrigin, eval};
 use strobe_kernels_cpu::{Cpu, Elems, Layout, Tier};
-use strobe_model::{DType, weight_list};
+use strobe_model::{DType, WeightId, weight_list};
 
 fn cpu() -> Cpu {
     Cpu::new(Tier::detect(), 2)
@@ -93,6 +93,71 @@ fn what_is_built_is_opened_in_every_type_and_layout() {
             }
         }
     }
+}
+
+/// Integer matrices survive their file, with a table of their own where the head is tied; the build knows what rounding
+/// took; and weights moved to memory are the same weights.
+#[test]
+fn integer_engines_are_opened_as_built_and_may_move_to_memory() {
+    let parent = scratch("integers");
+    let kinds = [(Quantization::Int8, 0.003, 0.02), (Quantization::Int4, 0.03, 0.15)];
+    for name in ["llama", "llama3-rope-tied", "micro"] {
+        for (quantization, least, most) in kinds {
+            let what = format!("{name}-{}", quantization.name());
+            let options = BuildConfig { quantization, ..build(DType::Bf16) };
+            let dir = parent.join(&what);
+            let model = ModelRef::open(&model_name(name), 7).unwrap();
+            let config = model.engine_config(options.clone()).unwrap();
+            let summary = build_dir(&mut cpu(), &model, &config, &dir, false, &[], &mut |_| true).unwrap();
+            let layers = config.model.num_hidden_layers;
+            assert_eq!(summary.errors.len(), 4 * layers + 1, "{what}: every matrix but the table");
+            for (id, error) in &summary.errors {
+                let least = if *id == WeightId::LmHead { 0.003 } else { least };
+                assert!((least..most).contains(&error.relative()), "{what} {id}: {}", error.relative());
+            }
+            let opened = LoadedModel::open(&dir).unwrap();
+            assert_eq!(opened.config, config, "{what}");
+            let table = opened.weights.matrix(WeightId::Embed).unwrap();
+            assert!(matches!(table.data, Elems::Bf16(_)) && table.layout == Layout::RowMajor, "{what}");
+            let head = opened.weights.matrix(WeightId::LmHead).unwrap();
+            assert!(matches!(head.data, Elems::Int8(_)), "{what}");
+
+            let logits = |model: &LoadedModel| eval::logits(cpu(), model, &[3, 9, 27], 2).unwrap().decode_logits;
+            let expected = logits(&load(name, options));
+            assert_eq!(logits(&opened), expected, "{what}");
+            assert!(opened.weights.is_mapped());
+            opened.weights.move_to_memory(&mut cpu()).unwrap();
+            assert!(!opened.weights.is_mapped());
+            assert_eq!(opened.weights.total_bytes(), summary.weight_bytes, "{what}");
+            assert_eq!(logits(&opened), expected, "{what}");
+        }
+    }
+    // What the configuration says of the matrices must be what is in the file.
+    let dir = parent.join("llama-int8");
+    edit_config(&dir, "/pretrained_config/quantization/quant_algo", Value::Null);
+    says(LoadedModel::open(&dir), &["rank0.engine", "U8", "BF16"]);
+    edit_config(&dir, "/pretrained_config/quantization/quant_algo", json!("W4A8"));
+    says(LoadedModel::open(&dir), &["rank0.engine", "shape"]);
+}
+
+#[test]
+fn devices_refuse_what_they_lack_in_one_line() {
+    let model = load("llama", build(DType::F32));
+    for (change, pieces) in [
+        (BuildConfig { quantization: Quantization::Fp8, ..build(DType::F32) }, ["--quantization fp8", "GPU"]),
+        (BuildConfig { kv_cache: KvCacheType::Fp8, ..build(DType::F32) }, ["--kv-cache-dtype fp8", "GPU"]),
+    ] {
+        let model = common::rebuilt(&model, |b| *b = change.clone());
+        says(eval::logits(cpu(), &model, &[3], 0), &pieces);
+    }
+    let int4 = BuildConfig { quantization: Quantization::Int4, ..build(DType::Bf16) };
+    says(int4.check_gpu(), &["--quantization int4", "--device cpu"]);
+    let cache = BuildConfig { kv_cache: KvCacheType::Int8, ..build(DType::Bf16) };
+    says(cache.check_gpu(), &["--kv-cache-dtype int8", "CPU"]);
+    let own = BuildConfig { kv_cache: KvCacheType::Float(DType::Bf16), ..build(DType::Bf16) };
+    assert!(own.check_gpu().is_ok() && build(DType::F16).check_gpu().is_ok());
+    let plain = BuildConfig { gemm_plugin: false, ..int4 };
+    says(plain.validate(&model.config.model), &["--gemm-plugin", "int4"]);
 }
 
 #[test]

@@ -88,6 +88,13 @@ impl SafeTensors {
         let _ = self.map.advise(memmap2::Advice::Sequential);
     }
 
+    /// Tells the system that the file's pages are not needed for now; they can be read again all the same.
+    pub fn advise_unused(&self) {
+        // SAFETY: the map is a read-only one of a file, so that dropped pages come back with the file's content.
+        #[cfg(unix)]
+        let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+    }
+
     /// Tells the system that all of the file will be needed soon, so that it reads ahead while the caller goes on.
     pub fn advise_will_need(&self) {
         #[cfg(unix)]

@@ -17,6 +17,7 @@ use strobe_engine::device::{Device, DeviceFacts};
 use strobe_engine::engine_dir::LoadedModel;
 use strobe_engine::window::Window;
 use strobe_engine::{Engine, EngineInfo, EngineOptions};
+use strobe_kernels_cpu::Cpu;
 use strobe_kernels_cuda::NvmlSampler;
 use strobe_model::Tokenizer;
 use strobe_workload::{MetricOptions, PercentileRule, Prompt, Sample, check_ids, metrics};
@@ -32,6 +33,8 @@ pub struct Spec {
     pub jobs: Vec<Job>,
     pub load: Load,
     pub engine: EngineOptions,
+    /// Move mapped weights to memory before the measurement (on a CPU).
+    pub move_weights: bool,
     pub warmup: usize,
     pub repeat: usize,
     pub windows: Vec<Window>,
@@ -114,6 +117,11 @@ pub fn execute(
     let first_token = client::warm_up(&engine, &spec.jobs, spec.warmup, &spec.load.params)?;
     if let Some((start, first_token)) = start.as_mut().zip(first_token) {
         start.first_token_at(&info, first_token);
+    }
+    if let (DeviceFacts::Cpu { tier, threads }, true) = (&info.device, spec.move_weights && model.weights.is_mapped()) {
+        let spinner = progress::spinner("moving weights to memory");
+        model.weights.move_to_memory(&mut Cpu::new(*tier, *threads))?;
+        spinner.finish_and_clear();
     }
     let peaks = &peaks()?;
 

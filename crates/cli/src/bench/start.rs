@@ -21,8 +21,6 @@ pub struct Start {
     pub device_ms: f64,
     /// The model mapped (from an engine directory) or built.
     pub model_ms: f64,
-    /// Requests read and weights where they stay.
-    pub weights_ms: f64,
     /// The engine ready for requests.
     pub engine_ms: f64,
     /// The first token drawn, of the warm-up or of the run.
@@ -42,12 +40,7 @@ impl std::fmt::Display for Start {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let time = |ms: f64| human::ns(ms * 1e6);
         f.write_str(&self.first_token_ms.map_or(human::NOT_KNOWN.to_string(), time))?;
-        let phases = [
-            ("device", self.device_ms),
-            ("model", self.model_ms),
-            ("weights", self.weights_ms),
-            ("engine", self.engine_ms),
-        ];
+        let phases = [("device", self.device_ms), ("model", self.model_ms), ("engine", self.engine_ms)];
         let phases = phases.map(|(name, ms)| format!("{name} at {}", time(ms)));
         write!(f, "; {}", phases.join(", "))
     }

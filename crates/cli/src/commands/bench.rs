@@ -1,7 +1,6 @@
 //! `strobe bench`: throughput and latency of an engine.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::{Subcommand, ValueEnum};
@@ -22,7 +21,7 @@ use crate::device::{Device, DeviceArgs};
 use crate::machine::{self, MeasuredPeaks};
 use crate::model_args::{CpuArgs, CudaArgs, ModelArgs, Target};
 use crate::runtime::{self, Runtime};
-use crate::{output, progress, run_dir};
+use crate::{output, run_dir};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe bench throughput --engine-dir E --dataset d.jsonl
@@ -90,7 +89,7 @@ enum ArrivalChoice {
 enum WeightsMemory {
     /// Copy if that leaves half of the memory free
     Auto,
-    /// Copy into huge pages
+    /// Copy into huge pages, after the warm-up
     Copy,
     /// Stay with the pages of the file
     Map,
@@ -307,7 +306,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     };
     let mut start = Start { device_ms: since_beginning_ms(), ..Start::default() };
     let overlap = args.cuda.overlap_scheduler.map_or(matches!(target, Target::Cuda(_)), Switch::on);
-    let mut model = args.model.load(&mut target, &args.build, args.max_batch_size, args.max_num_tokens)?;
+    let model = args.model.load(&mut target, &args.build, args.max_batch_size, args.max_num_tokens)?;
     start.model_ms = since_beginning_ms();
     let vocab = model.config.model.vocab_size;
     if let Some(id) = args.stop_ids.iter().find(|&&id| id as usize >= vocab) {
@@ -317,10 +316,6 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         bail!("--eos-id: expected -1 or an id below {vocab}, found {}", args.eos_id);
     }
     let jobs = bench::jobs(&args.dataset, samples, vocab, model.tokenizer.as_ref())?;
-    if let Target::Cpu(cpu) = &mut target {
-        settle_weights(&mut model, args.weights_memory, cpu)?;
-    }
-    start.weights_ms = since_beginning_ms();
     let staged = output_dir
         .as_ref()
         .map(|dir| StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory"))
@@ -364,6 +359,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
             overlap,
             eos_ids: u32::try_from(args.eos_id).into_iter().collect(),
         },
+        move_weights: moves_weights(&model, args.weights_memory),
         warmup: args.warmup,
         repeat: args.repeat,
         windows,
@@ -532,16 +528,11 @@ pub fn command_line() -> String {
     std::iter::once("strobe".to_string()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
-fn settle_weights(model: &mut LoadedModel, memory: WeightsMemory, cpu: &mut Cpu) -> Result<()> {
+/// Whether mapped weights are to be moved to memory of their own.
+fn moves_weights(model: &LoadedModel, memory: WeightsMemory) -> bool {
     let bytes = model.weights.total_bytes();
     let roomy = strobe_engine::memory::available().is_none_or(|available| available.bytes / 2 > bytes);
-    let copy = memory == WeightsMemory::Copy || (memory == WeightsMemory::Auto && roomy);
-    if copy && model.weights.is_mapped() {
-        let spinner = progress::spinner("loading weights");
-        model.weights = Arc::new(model.weights.copied(cpu)?);
-        spinner.finish_and_clear();
-    }
-    Ok(())
+    memory == WeightsMemory::Copy || (memory == WeightsMemory::Auto && roomy)
 }
 
 fn windows(args: &BenchArgs) -> Result<Vec<strobe_engine::window::Window>> {

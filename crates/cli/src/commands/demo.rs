@@ -250,6 +250,7 @@ fn measure(args: &Args, engine: &Path, dataset: &Path, peaks: &MeasuredPeaks, si
         },
         jobs,
         engine: EngineOptions::default(),
+        move_weights: false,
         warmup: 1,
         repeat: 1,
         windows: vec![WINDOW],
