@@ -233,6 +233,13 @@ fn unknown_flag_values_list_the_known_ones() {
         ("build --model micro --output-dir e --dtype int3", ["int3", "--dtype", "bfloat16"]),
         ("build --model micro --output-dir e --context-fmha maybe", ["maybe", "--context-fmha", "disable"]),
         ("build --model micro --output-dir e --gemm-plugin fp8", ["fp8", "--gemm-plugin", "auto"]),
+        ("build --model micro --output-dir e --quantization int3", ["int3", "--quantization", "int8"]),
+        ("build --model micro --output-dir e --kv-cache-dtype int4", ["int4", "--kv-cache-dtype", "int8"]),
+        (
+            "build --model micro --output-dir e --gemm-plugin disable --quantization int8",
+            ["--gemm-plugin", "--quantization", "int8"],
+        ),
+        (&format!("{bench} --device cpu --kv-cache-dtype fp8"), ["--kv-cache-dtype fp8", "GPU", "cuda"]),
         ("build --model micro --output-dir e --paged-kv-cache 1", ["1", "--paged-kv-cache", "enable"]),
         (&format!("{bench} --scheduler-policy x"), ["x", "--scheduler-policy", "max_utilization"]),
         (&format!("{bench} --arrival often --request-rate 1"), ["often", "--arrival", "poisson"]),

@@ -58,6 +58,55 @@ fn gemm_plugin_selects_the_gemm() {
 }
 
 #[test]
+fn quantization_selects_integer_products_and_every_report_says_so() {
+    let plain = built("");
+    for (name, algorithm, layers) in [("int8", "INT8", "gemm_packed_int8"), ("int4", "W4A8", "gemm_packed_int4")] {
+        let run = built(&format!("--quantization {name} --kv-cache-dtype int8"));
+        for op in ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"] {
+            assert!(run.trace.kernels(op).iter().all(|k| k.starts_with(layers)), "{:?}", run.trace.kernels(op));
+        }
+        let kernel = |op: &str, name: &str| {
+            let kernels = run.trace.kernels(op);
+            assert!(!kernels.is_empty() && kernels.iter().all(|k| k.starts_with(name)), "{op}: {kernels:?}");
+        };
+        kernel("lm_head", "gemm_packed_int8");
+        kernel("post_norm", "add_rms_norm_int8");
+        kernel("silu_mul", "silu_mul_int8");
+        kernel("attention", "paged_attention_int8");
+        let report = &run.report;
+        assert_eq!(report["engine"]["quantization"], algorithm);
+        assert_eq!(report["engine"]["kv_cache_dtype"], "int8");
+        assert_eq!(report["strobe"]["mfu_denominator"]["type"], "int8");
+        let bytes = |run: &Run| int(&run.report, "/strobe/memory/weights_bytes");
+        assert!(bytes(&run) < bytes(&plain) / 2, "{} of {}", bytes(&run), bytes(&plain));
+        assert!(int(report, "/strobe/memory/kv_cache_reserved_bytes") > 0);
+        let read = |run: &Run| int(&run.iterations[9], "/strobe/bytes");
+        assert!(read(&run) < read(&plain) / 3, "a step of {} bytes, not of {}", read(&run), read(&plain));
+        let start = |phase: &str| report["strobe"]["start"][phase].as_f64().unwrap();
+        let phases = ["device_ms", "model_ms", "engine_ms", "first_token_ms"].map(start);
+        assert!(phases.is_sorted() && phases[0] > 0.0, "{phases:?}");
+    }
+    assert_eq!(plain.report["strobe"]["mfu_denominator"]["type"], "f32");
+}
+
+#[test]
+fn a_build_of_integers_says_what_rounding_took() {
+    let sandbox = sandbox();
+    let built = sandbox.ok("build --model micro --output-dir e --quantization int4 --json");
+    let summary: Value = serde_json::from_str(&built.stdout).unwrap();
+    let errors = summary["weight_errors"].as_array().unwrap();
+    let names: Vec<_> = errors.iter().map(|e| e["weight"].as_str().unwrap()).collect();
+    assert_eq!(names, ["qkv.weight", "o.weight", "gate_up.weight", "down.weight", "lm_head"]);
+    for error in errors {
+        let relative = error["relative_rms"].as_f64().unwrap();
+        let expected = if error["weight"] == "lm_head" { 0.003..0.01 } else { 0.04..0.12 };
+        assert!(expected.contains(&relative), "{error}");
+    }
+    let text = sandbox.ok("build --model micro --output-dir e --overwrite --quantization int8").stdout;
+    assert_names(&text, &["matrices in int8", "qkv.weight", "worst in layer"]);
+}
+
+#[test]
 fn context_fmha_selects_the_attention_of_prompts() {
     let (fused, unfused) = (built(""), built("--context-fmha disable"));
     let names = |run: &Run, context: bool| {
