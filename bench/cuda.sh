@@ -54,15 +54,15 @@ cd "$work"
 # The workloads: a model, requests of input/output tokens, and the iterations to record in each.
 if [[ -z "$rehearsal" ]]; then
   small=(--model tinyllama-1.1b --dtype bfloat16) big=(--model llama-3.1-8b --quantization fp8 --kv-cache-dtype fp8)
-  batches=(1 64 256 1024) requests=3000 seed_lengths=(128 128)
+  batches=(1 64 256 1024) decode_lengths=(64 256) requests=3000 seed_lengths=(128 128)
   prompts=32 long_prompt=2047 ablation_prompts=64 ablation_lengths=(2032 16)
   big_requests=2000 big_long_requests=600 big_long=(1000 1000)
-  decode_window=60-70 throughput_windows=20-24,60-69 prefill_window=8-11 ablation_window=2-9
+  decode_window=120-130 throughput_windows=20-24,60-69 prefill_window=8-11 ablation_window=2-9
   big_windows=30-32,150-154 big_long_windows=30-32,500-504
   peer_batch=1024 hf_requests=1024
 else
   small=(--model micro) big=(--model micro --dtype bfloat16)
-  batches=(1 4) requests=40 seed_lengths=(16 16)
+  batches=(1 4) decode_lengths=(8 32) requests=40 seed_lengths=(16 16)
   prompts=4 long_prompt=127 ablation_prompts=8 ablation_lengths=(120 8)
   big_requests=16 big_long_requests=4 big_long=(32 32)
   decode_window=6-8 throughput_windows=2-3,10-12 prefill_window=1-2 ablation_window=1-3
@@ -100,18 +100,20 @@ keep() {
   results collect "$out/cuda-$1.json" "$commit" "bench/cuda.sh $1" "$work" "${runs[@]}"
   runs=()
 }
+# Long answers to short prompts: decoding in a steady state, at a mean context of 192 tokens.
+decode_dataset() { dataset decode.jsonl "${small[1]}" "${batches[-1]}" "${decode_lengths[@]}"; }
 seed_dataset() { dataset seed.jsonl "${small[1]}" "$requests" "${seed_lengths[@]}"; }
 # decode_load BATCH: the mode and load that decode at this batch size, all requests at once.
 decode_load() {
   if [[ "$1" == 1 ]]; then
-    echo "latency --dataset seed.jsonl --num-requests 3 --max-batch-size 1"
+    echo "latency --dataset decode.jsonl --num-requests 3 --max-batch-size 1"
   else
-    echo "throughput --dataset seed.jsonl --num-requests $1 --max-batch-size $1"
+    echo "throughput --dataset decode.jsonl --num-requests $1 --max-batch-size $1"
   fi
 }
 
 decode() {
-  seed_dataset
+  decode_dataset
   for batch in "${batches[@]}"; do
     # shellcheck disable=SC2046 # words on purpose
     run "decode-$batch" $(decode_load "$batch") "${small[@]}" --repeat 5 --profile "$decode_window"
@@ -134,6 +136,7 @@ fp8() {
     --profile "$big_long_windows"
 }
 peers() {
+  decode_dataset
   seed_dataset
   local graph=(--runtime pytorch-graph --python "$python")
   for batch in "${batches[@]}"; do
