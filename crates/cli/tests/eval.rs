@@ -127,6 +127,28 @@ fn an_engine_directory_gives_the_same_logits() {
 }
 
 #[test]
+fn logits_are_held_against_a_file_of_others() {
+    let sandbox = Sandbox::new();
+    let ids = ints(&golden("llama", "golden.json"), "/prompt").iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    let golden = format!("{FIXTURES}/llama/golden.json");
+    let against = |options: &str| {
+        let words = format!("--ids {ids} --output l.json --against {golden} {options}");
+        let said = sandbox.ok(&format!("eval logits --model {FIXTURES}/llama {words}")).stdout;
+        let percent = said.split("relative RMS ").nth(1).unwrap().split(' ').next().unwrap().parse::<f64>().unwrap();
+        assert!(said.contains("same best token at"), "{said}");
+        percent
+    };
+    assert!(against("--dtype float32") < 0.01);
+    let int8 = against("--quantization int8");
+    assert!((0.1..5.0).contains(&int8) && against("--quantization int4") > int8, "{int8}");
+    let other = sandbox.refused(&format!("eval logits --model micro --ids 1,2 --output m.json --against {golden}"));
+    common::assert_names(&other, &["--against", "positions", "512"]);
+    sandbox.write("bad.json", "{\"logits\": 3}");
+    let bad = sandbox.refused("eval logits --model micro --ids 1,2 --output m.json --against bad.json");
+    common::assert_names(&bad, &["--against", "bad.json", "logits"]);
+}
+
+#[test]
 fn the_document_has_the_promised_shape() {
     let sandbox = Sandbox::new();
     let printed = sandbox.ok("eval logits --model micro --ids 1,2,3 --output -").stdout;

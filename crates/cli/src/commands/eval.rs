@@ -1,5 +1,6 @@
 //! `strobe eval`: the checks of results that anyone can run.
 
+mod against;
 mod perplexity;
 
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use crate::{output, run_dir};
 const EXAMPLES: &str = "EXAMPLES:
   strobe eval logits --model ./tiny-llama --ids 5,9,17 --decode 16 --output logits.json
   strobe eval logits --model micro --ids 1,2,3 --dtype bfloat16 --output logits.json
+  strobe eval logits --model micro --ids 1,2,3 --quantization int8 --output int8.json --against logits.json
   strobe eval perplexity --engine-dir engine --text book.txt";
 
 #[derive(clap::Args)]
@@ -48,6 +50,9 @@ struct LogitsArgs {
     /// Where to write {"logits", "greedy", "decode_logits"}; `-` is standard output
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
+    /// Also compare the logits of the prompt with those of this file, written by `eval logits` or another implementation
+    #[arg(long, value_name = "FILE")]
+    against: Option<PathBuf>,
     #[command(flatten)]
     build: BuildArgs,
     #[command(flatten)]
@@ -75,13 +80,16 @@ fn logits(args: LogitsArgs) -> Result<()> {
     if !to_stdout {
         run_dir::check_writable(&args.output)?;
     }
+    let expected = args.against.as_deref().map(against::Expected::read).transpose()?;
     let mut target = open_device(&args.device, &args.build, &args.cpu)?;
     let model: LoadedModel = args.model.load(&mut target, &args.build, None, None)?;
     let tier = target.describe();
     let result = eval::logits(target, &model, &args.ids, args.decode)?;
+    let difference = expected.map(|expected| expected.compare(&result.logits)).transpose()?;
     let text = serde_json::to_string(&result).context("the logits can't be written as JSON")?;
     if to_stdout {
         output::line(&text);
+        difference.iter().for_each(|line| output::note(line));
         return Ok(());
     }
     run_dir::write_whole(&args.output, text.as_bytes())?;
@@ -94,5 +102,8 @@ fn logits(args: LogitsArgs) -> Result<()> {
         model.config.build.describe_weights(),
         model.config.weights.describe(),
     ));
+    if let Some(difference) = difference {
+        output::line(&difference);
+    }
     Ok(())
 }
