@@ -80,6 +80,8 @@ def arguments():
         if unknown:
             parser.error(f"--{option}: there is no `{unknown[0]}`; there are {', '.join(known)}")
         setattr(args, option, names or list(known))
+    # Programs run in --work.
+    args.strobe, args.work, args.output = args.strobe.resolve(), args.work.resolve(), args.output.resolve()
     if not args.strobe.is_file():
         parser.error(f"{args.strobe} is not there; build it with `cargo build --release`, or name it with --strobe")
     if args.rehearse:
@@ -153,7 +155,7 @@ class Strobe:
     """The program as a user calls it, one process per measurement."""
 
     def __init__(self, args, shape):
-        self.args, self.shape, self.commands = args, shape, {}
+        self.args, self.shape, self.commands, self.shares = args, shape, {}, {}
 
     def call(self, *words):
         done = subprocess.run([self.args.strobe, *words], capture_output=True, text=True, cwd=self.args.work)
@@ -192,7 +194,13 @@ class Strobe:
         mode = ["throughput", "--concurrency", str(workload["batch"])] if "batch" in workload else ["latency"]
         words = ["bench", *mode, "--engine-dir", engine, "--dataset", data, "--warmup", "1", "--json", *threads]
         self.commands[name] = "strobe " + " ".join(words)
-        metrics = json.loads(self.call(*words))["strobe"]["metrics"]
+        report = json.loads(self.call(*words))["strobe"]
+        metrics = report["metrics"]
+        iterations = {entry["kind"]: entry for entry in report.get("utilization", [])}
+        of, what = ("prefill", "mfu") if workload["output"] == 1 else ("decode", "mbu")
+        share = iterations.get(of, {}).get(what)
+        if share is not None:
+            self.shares.setdefault(f"{kind} {name}", []).append(share)
         if "batch" in workload:
             return metrics["output_throughput_tok_s"]
         if workload["output"] == 1:
@@ -300,7 +308,9 @@ def main():
             result["depth"] = depth(args, strobe, shape)
         except RuntimeError as why:
             skip("depth", str(why))
-    result.update(strobe_commands=strobe.commands, skipped=skipped)
+    # Of the machine's measured peak in prefill, of its measured read bandwidth in decoding; one value per turn.
+    shares = {name: spread(values) for name, values in strobe.shares.items()}
+    result.update(strobe_commands=strobe.commands, strobe_shares=shares, skipped=skipped)
     partial = args.output.with_suffix(".partial")
     partial.write_text(json.dumps(result, indent=1) + "\n")
     partial.rename(args.output)
