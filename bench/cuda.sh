@@ -17,6 +17,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root="$PWD"
+if [[ "${1:-}" == docs ]]; then
+  exec python3 bench/cuda_results.py docs "$(realpath -m "${OUT_DIR:-bench/results}")"
+fi
 device="${STROBE_BENCH_DEVICE:-cuda}"
 strobe="$(realpath "${STROBE:-target/release/strobe}")"
 work="$(realpath -m "${WORK:-$(mktemp -d)}")"
@@ -34,9 +37,6 @@ if [[ -z "${COMMIT:-}" && "$commit" != unknown ]]; then
 fi
 results() { python3 "$root/bench/cuda_results.py" "$@"; }
 
-if [[ "${1:-}" == docs ]]; then
-  exec python3 bench/cuda_results.py docs "$out"
-fi
 sections=("$@")
 [[ $# -gt 0 ]] || sections=(decode throughput prefill fp8 peers ablation)
 for section in "${sections[@]}"; do

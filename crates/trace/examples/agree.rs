@@ -21,29 +21,31 @@ struct Kernels {
     sum_ns: i64,
 }
 
-/// The kernels of every step. A step begins with the copy of its inputs to the device, in both recordings.
+/// The kernel with which a step begins: it fetches the step's inputs from the host.
+const FIRST: &str = "copy_inputs";
+
+/// The kernels of every step, in both recordings.
 fn kernels(path: &Path) -> Result<Kernels, Box<dyn std::error::Error>> {
     let trace: Trace = strobe_trace::nsys::read(path, &mut |_, _| {})?;
     let ops = &trace.ops;
     let mut found = Kernels { steps: Vec::new(), ran_ns: 0, sum_ns: 0 };
     let mut last_end = i64::MIN;
-    let upload = strobe_trace::nsys::copy_name(1);
     for op in 0..ops.len() {
-        if trace.op_name(op) == upload {
-            found.steps.push(BTreeMap::new());
-        }
         if ops.kind[op] != OpKind::Kernel {
             continue;
+        }
+        if trace.op_name(op) == FIRST {
+            found.steps.push(BTreeMap::new());
         }
         found.sum_ns += ops.duration(op);
         found.ran_ns += (ops.end[op] - ops.start[op].max(last_end)).max(0);
         last_end = last_end.max(ops.end[op]);
-        let Some(step) = found.steps.last_mut() else { return Err("a kernel before the first upload".into()) };
+        let Some(step) = found.steps.last_mut() else { return Err(format!("a kernel before the first {FIRST}").into()) };
         *step.entry(short_name(trace.op_name(op)).to_owned()).or_default() += 1;
     }
     let recorded: std::collections::BTreeSet<u32> = ops.iteration.iter().copied().filter(|&i| i != NONE).collect();
     if !recorded.is_empty() && recorded.len() != found.steps.len() {
-        return Err(format!("{} iterations were recorded, {} uploads found", recorded.len(), found.steps.len()).into());
+        return Err(format!("{} iterations were recorded, {} steps found", recorded.len(), found.steps.len()).into());
     }
     Ok(found)
 }
