@@ -1,0 +1,40 @@
+"""Puts bench/results/cpu-peers.json into the README: bench/peers/docs.py [RESULT]"""
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+from cuda_results import replace  # noqa: E402
+
+WORKLOADS = {"prefill": "prefill, 512 tokens", "decode": "decode, batch 1",
+             "throughput": "64 requests of 128/128, 32 at a time", "start": "start to first token, warm page cache"}
+
+
+def value(spread, unit):
+    digits = 2 if unit == "s" else 0 if spread["median"] >= 100 else 1
+    return f"{spread['median']:.{digits}f} {unit}"
+
+
+def main():
+    result = json.loads(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "bench/results/cpu-peers.json").read_text())
+    lines = ["| | type | strobe | of the limit | peer | strobe is faster by |", "|---|---|---|---|---|---|"]
+    for entry in result["results"]:
+        share = result["strobe_shares"].get(f"{entry['type']} {entry['workload']}")
+        of = {"prefill": "peak", "decode": "read bandwidth"}.get(entry["workload"])
+        limit = f"{share['median']:.0%} of {of} ({share['min']:.0%} to {share['max']:.0%})" if share and of else ""
+        unit, ratio = entry["unit"], entry["strobe_is_faster_by"]
+        lines.append(f"| {WORKLOADS[entry['workload']]} | {entry['type']} | **{value(entry['strobe'], unit)}** | {limit} | "
+                     f"{entry['peer']} {entry['peer_type']} {value(entry['peer_result'], unit)} | "
+                     f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f}) |")
+    if depth := result.get("depth"):
+        near, far = depth["context"]
+        lines.append(f"\nDecoding at {far:,} tokens of context takes {depth['slowdown']['median']:.2f} times as long as at {near}; the "
+                     f"bytes alone would make it {depth['bytes_implied_slowdown']:.2f}.")
+    lines.append(f"\nMedians of {result['repeats']} turns, {result['threads']} threads, commit {result['commit'][:7]}.")
+    replace(ROOT / "README.md", "cpu-peers", "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
