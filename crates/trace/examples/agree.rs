@@ -40,7 +40,9 @@ fn kernels(path: &Path) -> Result<Kernels, Box<dyn std::error::Error>> {
         found.sum_ns += ops.duration(op);
         found.ran_ns += (ops.end[op] - ops.start[op].max(last_end)).max(0);
         last_end = last_end.max(ops.end[op]);
-        let Some(step) = found.steps.last_mut() else { return Err(format!("a kernel before the first {FIRST}").into()) };
+        let Some(step) = found.steps.last_mut() else {
+            return Err(format!("a kernel before the first {FIRST}").into());
+        };
         *step.entry(short_name(trace.op_name(op)).to_owned()).or_default() += 1;
     }
     let recorded: std::collections::BTreeSet<u32> = ops.iteration.iter().copied().filter(|&i| i != NONE).collect();
