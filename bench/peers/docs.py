@@ -1,4 +1,4 @@
-"""Puts bench/results/cpu-peers.json into the README: bench/peers/docs.py [RESULT]"""
+"""Puts bench/results/cpu-peers*.json into the README."""
 
 import json
 import sys
@@ -17,22 +17,30 @@ def value(spread, unit):
     return f"{spread['median']:.{digits}f} {unit}"
 
 
-def main():
-    result = json.loads(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "bench/results/cpu-peers.json").read_text())
-    lines = ["| | type | strobe | of the limit | peer | strobe is faster by |", "|---|---|---|---|---|---|"]
+def rows(result):
     for entry in result["results"]:
         share = result["strobe_shares"].get(f"{entry['type']} {entry['workload']}")
         of = {"prefill": "peak", "decode": "read bandwidth"}.get(entry["workload"])
         limit = f"{share['median']:.0%} of {of} ({share['min']:.0%} to {share['max']:.0%})" if share and of else ""
         unit, ratio = entry["unit"], entry["strobe_is_faster_by"]
-        lines.append(f"| {WORKLOADS[entry['workload']]} | {entry['type']} | **{value(entry['strobe'], unit)}** | {limit} | "
-                     f"{entry['peer']} {entry['peer_type']} {value(entry['peer_result'], unit)} | "
-                     f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f}) |")
-    if depth := result.get("depth"):
+        yield (f"| {WORKLOADS[entry['workload']]} | {entry['type']} | **{value(entry['strobe'], unit)}** | {limit} | "
+               f"{entry['peer']} {entry['peer_type']} {value(entry['peer_result'], unit)} | "
+               f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f}) |")
+
+
+def main():
+    results = [json.loads(path.read_text()) for path in sorted((ROOT / "bench/results").glob("cpu-peers*.json"))]
+    lines = ["| | type | strobe | of the limit | peer | strobe is faster by |", "|---|---|---|---|---|---|"]
+    lines += [row for result in results for row in rows(result)]
+    for depth in (result["depth"] for result in results if "depth" in result):
         near, far = depth["context"]
         lines.append(f"\nDecoding at {far:,} tokens of context takes {depth['slowdown']['median']:.2f} times as long as at {near}; the "
                      f"bytes alone would make it {depth['bytes_implied_slowdown']:.2f}.")
-    lines.append(f"\nMedians of {result['repeats']} turns, {result['threads']} threads, commit {result['commit'][:7]}.")
+    turns = sorted({result["repeats"] for result in results})
+    commits = sorted({result["commit"][:7] for result in results})
+    threads = sorted({result["threads"] for result in results})
+    several = [" or ".join(map(str, values)) for values in (turns, threads, commits)]
+    lines.append("\nMedians of {} turns, {} threads, commit {}.".format(*several))
     replace(ROOT / "README.md", "cpu-peers", "\n".join(lines))
 
 
