@@ -26,7 +26,7 @@ pub struct Args {
     /// Measure only these ops [default: all that the device has]
     #[arg(long, value_enum, value_name = "OP,..", value_delimiter = ',')]
     op: Vec<Op>,
-    /// Shapes of a preset, or of a file: a JSON list of {"op", "m", "n", "k", ..}, or TOML with [[kernel]] tables
+    /// Shapes of a preset, or of a file: a JSON list of {"op", "m", "n", "k", ..}, or TOML with one `kernel` table each
     #[arg(long, value_name = "PRESET|FILE", default_value = "tinyllama-1.1b")]
     shapes: String,
     /// Types of weights and KV cache [default: all]
