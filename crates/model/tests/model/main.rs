@@ -5,6 +5,7 @@ mod config;
 mod gguf;
 mod parity;
 mod rope;
+mod routing;
 mod safetensors;
 mod support;
 mod tokenizer;
