@@ -6,7 +6,6 @@
 //! The scheduler never touches a device, a clock or a file. The loop owns an OS thread and allocates nothing once it
 //! is warm. With profiling off an op costs nothing extra: no clock is read and nothing is stored.
 
-pub mod block_pool;
 pub mod clock;
 pub mod cpu;
 pub mod cuda;
@@ -22,7 +21,6 @@ pub mod perplexity;
 pub mod quantization;
 pub mod recorder;
 pub mod sampling;
-pub mod scheduler;
 pub mod selftest;
 mod sequence;
 pub mod staged_dir;
@@ -41,3 +39,4 @@ pub use iteration::{IterationLimits, IterationRecord};
 pub use quantization::{KvCacheType, Quantization};
 pub use sampling::SamplingParams;
 pub use scheduler::{Policy, RequestId};
+pub use strobe_scheduler::{block_pool, scheduler};

@@ -154,9 +154,9 @@ impl Core {
             record.completed += 1;
             mailbox.news = true;
             // It left with this step, is in the batch (or paused), or left with the next step, which it won't need.
-            let in_batch = || self.scheduler.abort(row.request).map(|entry| entry.facts());
-            let later = || self.flights.iter().flat_map(|f| &f.left).find(|e| e.id == row.request).map(Entry::facts);
-            let ended = left.map(|place| flight.left[place].facts()).or_else(in_batch).or_else(later);
+            let in_batch = || self.scheduler.abort(row.request).map(|entry| EntryFacts::of(&entry));
+            let later = || self.flights.iter().flat_map(|f| &f.left).find(|e| e.id == row.request).map(EntryFacts::of);
+            let ended = left.map(|place| EntryFacts::of(&flight.left[place])).or_else(in_batch).or_else(later);
             if let Some(facts) = ended {
                 outbox.finished.push(finish_event(&mut self.active, &mut self.free_slots, facts, reason));
             }
@@ -209,9 +209,9 @@ pub(super) struct EntryFacts {
     reused: u32,
 }
 
-impl Entry {
-    pub(super) fn facts(&self) -> EntryFacts {
-        EntryFacts { id: self.id, slot: self.slot, pauses: self.pauses, reused: self.reused as u32 }
+impl EntryFacts {
+    pub(super) fn of(entry: &Entry) -> EntryFacts {
+        EntryFacts { id: entry.id, slot: entry.slot, pauses: entry.pauses, reused: entry.reused as u32 }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::recorder::{Recorder, StepTimes};
 use crate::scheduler::{Entry, Phase, Rejection, RequestId};
 use crate::step::execute;
 
-use super::flight::{finish_event, gpu_recording};
+use super::flight::{EntryFacts, finish_event, gpu_recording};
 use super::{Active, Command, Core, FinishReason, Request, Shared};
 
 impl Core {
@@ -107,7 +107,8 @@ impl Core {
                 Command::Abort(id) => {
                     if let Some(entry) = self.scheduler.abort(id) {
                         let reason = FinishReason::Aborted;
-                        let event = finish_event(&mut self.active, &mut self.free_slots, entry.facts(), reason);
+                        let event =
+                            finish_event(&mut self.active, &mut self.free_slots, EntryFacts::of(&entry), reason);
                         let mut mailbox = self.shared.lock();
                         mailbox.outbox.finished.push(event);
                         mailbox.news = true;

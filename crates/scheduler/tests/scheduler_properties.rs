@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use strobe_engine::block_pool::BlockPool;
-use strobe_engine::scheduler::{Entry, Phase, Plan, Policy, Reason, Scheduler, SchedulerConfig};
+use strobe_scheduler::block_pool::BlockPool;
+use strobe_scheduler::scheduler::{Entry, Phase, Plan, Policy, Reason, Scheduler, SchedulerConfig};
 
 #[derive(Clone, Debug)]
 enum Event {
