@@ -4,6 +4,7 @@ mod checkpoint;
 mod config;
 mod gguf;
 mod parity;
+mod perfect_router;
 mod rope;
 mod routing;
 mod safetensors;
