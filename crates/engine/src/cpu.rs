@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use memmap2::MmapMut;
 use strobe_kernels_cpu::{
-    AttnBatch, Cpu, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind, QuantRows, RopeTable,
+    AttnBatch, Cpu, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind, QuantRows, RopeTable,
 };
 use strobe_model::program::{Buf, Node, OpKind, Rows};
-use strobe_model::{DType, ModelConfig, WeightId};
+use strobe_model::{DType, LayerWeight, ModelConfig, MoeConfig, WeightId};
 
 use crate::engine_config::BuildConfig;
 use crate::error::EngineError;
@@ -58,6 +58,7 @@ pub struct CpuBackend {
     /// The input of the next product, in an engine of integer matrices: ops that make such an input write it here, other
     /// inputs are brought here by the product itself.
     codes: QuantRows,
+    experts: Option<ExpertState>,
     sampled: Vec<f32>,
     logits: Vec<f32>,
     tokens: Vec<u32>,
@@ -71,6 +72,41 @@ pub struct CpuBackend {
     dtype: DType,
     /// Whether matrices are integers.
     integers: bool,
+}
+
+/// What a model of experts needs besides.
+struct ExpertState {
+    pairs: ExpertPairs,
+    router_logits: Vec<f32>,
+    /// The rows of all pairs: before the first product those of their tokens, after the second what the experts answer.
+    rows: Vec<f32>,
+    /// Tokens sent to each expert in the last step, `[layers][experts]`.
+    counts: Vec<u32>,
+    /// Experts with at least one token, `[layers]`.
+    used: Vec<u32>,
+}
+
+impl ExpertState {
+    fn new(config: &ModelConfig, tokens: usize) -> Option<ExpertState> {
+        let moe = config.moe.as_ref()?;
+        Some(ExpertState {
+            pairs: ExpertPairs::new(moe.num_experts, moe.experts_per_token, tokens),
+            router_logits: vec![0.0; tokens * moe.num_experts],
+            rows: vec![0.0; tokens * moe.experts_per_token * config.hidden_size],
+            counts: vec![0; config.num_hidden_layers * moe.num_experts],
+            used: vec![0; config.num_hidden_layers],
+        })
+    }
+
+    /// Keep how many tokens each expert of a layer got.
+    fn count(&mut self, layer: usize) {
+        let experts = self.pairs.experts();
+        let counts = &mut self.counts[layer * experts..(layer + 1) * experts];
+        for (expert, count) in counts.iter_mut().enumerate() {
+            *count = self.pairs.of_expert(expert).len() as u32;
+        }
+        self.used[layer] = counts.iter().filter(|count| **count > 0).count() as u32;
+    }
 }
 
 /// How a backend is set up.
@@ -113,13 +149,14 @@ impl CpuBackend {
         let rows = |width: usize| vec![0f32; limits.tokens * width];
         let scores =
             if options.context_fmha { None } else { Some(aligned_bytes(unfused_score_bytes(&config, limits))?) };
-        let widest = config.hidden_size.max(config.intermediate_size).max(shape.heads * shape.head_dim);
+        let widest = widest_input(&config);
         let integers = weights.matrix(WeightId::LmHead).is_some_and(|head| head.data.quant_kind().is_some());
         let mut codes = QuantRows::new();
         if integers {
-            codes.reserve(limits.tokens.max(limits.sampled), widest);
-        } else {
-            cpu.reserve(limits.tokens.max(limits.sampled), widest);
+            codes.reserve(widest_step(&config, limits), widest);
+        }
+        if !integers || config.moe.is_some() {
+            cpu.reserve(widest_step(&config, limits), if integers { config.hidden_size } else { widest });
         }
         cpu.reserve_attention(shape, limits.positions);
         Ok(CpuBackend {
@@ -129,8 +166,9 @@ impl CpuBackend {
             qkv: rows((shape.heads + 2 * shape.kv_heads) * shape.head_dim),
             attn: rows(shape.heads * shape.head_dim),
             proj: rows(config.hidden_size),
-            gate_up: rows(2 * config.intermediate_size),
-            act: if integers { Vec::new() } else { rows(config.intermediate_size) },
+            gate_up: rows(2 * activated_width(&config)),
+            act: if integers { Vec::new() } else { rows(activated_width(&config)) },
+            experts: ExpertState::new(&config, limits.tokens),
             codes,
             integers,
             sampled: vec![0f32; limits.sampled * config.hidden_size],
@@ -163,7 +201,11 @@ impl CpuBackend {
             &self.sampled,
             &self.logits,
         ];
-        let activation_bytes: usize = activations.iter().map(|b| b.len() * 4).sum();
+        let experts = self.config.moe.as_ref().map_or(0, |moe| {
+            let tokens = self.normed.len() / self.config.hidden_size;
+            expert_bytes(&self.config, moe, tokens)
+        });
+        let activation_bytes: usize = activations.iter().map(|b| b.len() * 4).sum::<usize>() + experts;
         MemoryByPool {
             weights_bytes: self.weights.total_bytes(),
             kv_cache_bytes: (self.geometry.bytes_per_layer() * self.cache.len()) as u64,
@@ -178,14 +220,26 @@ impl CpuBackend {
         &mut self.cpu
     }
 
+    /// Tokens sent to each expert in the last step, `[layers][experts]`; empty for a model without.
+    pub fn expert_counts(&self) -> &[u32] {
+        self.experts.as_ref().map_or(&[], |experts| &experts.counts)
+    }
+
     /// Whether an op writes codes for the product that follows it, instead of floats.
     fn makes_codes(&self, node: &Node) -> bool {
         match node.kind {
+            // Rows before experts go to the router, which is not quantised, and each to several experts.
+            OpKind::RmsNorm { weight: WeightId::Layer(layer, LayerWeight::PostNorm) }
+            | OpKind::AddRmsNorm { weight: WeightId::Layer(layer, LayerWeight::PostNorm) }
+                if self.config.experts(usize::from(layer)).is_some() =>
+            {
+                false
+            }
             // Of the final norm's rows only some go on to the head.
             OpKind::RmsNorm { weight } | OpKind::AddRmsNorm { weight } => {
                 self.integers && weight != WeightId::FinalNorm
             }
-            OpKind::SiluMul => self.integers,
+            OpKind::SiluMul | OpKind::ExpertSiluMul => self.integers,
             _ => false,
         }
     }
@@ -204,6 +258,33 @@ pub fn qkv_shape(config: &ModelConfig) -> QkvShape {
     QkvShape { heads: config.num_attention_heads, kv_heads: config.num_key_value_heads, head_dim: config.head_dim }
 }
 
+/// The widest input of a layer's product.
+fn widest_input(config: &ModelConfig) -> usize {
+    let inter = config.moe.as_ref().map_or(0, |moe| moe.intermediate_size).max(config.intermediate_size);
+    config.hidden_size.max(inter).max(config.num_attention_heads * config.head_dim)
+}
+
+/// Rows of the largest product of a step.
+fn widest_step(config: &ModelConfig, limits: StepLimits) -> usize {
+    let pairs = config.moe.as_ref().map_or(1, |moe| moe.experts_per_token);
+    (limits.tokens * pairs).max(limits.sampled)
+}
+
+/// Activated values of a token: of its dense block, or of all its experts.
+fn activated_width(config: &ModelConfig) -> usize {
+    let dense = match &config.moe {
+        Some(moe) if moe.dense_layers.is_empty() => 0,
+        _ => config.intermediate_size,
+    };
+    config.moe.as_ref().map_or(0, |moe| moe.experts_per_token * moe.intermediate_size).max(dense)
+}
+
+/// Bytes of what only a model of experts has.
+fn expert_bytes(config: &ModelConfig, moe: &MoeConfig, tokens: usize) -> usize {
+    let floats = tokens * (moe.num_experts + moe.experts_per_token * config.hidden_size);
+    4 * floats + ExpertPairs::bytes_of(moe.num_experts, moe.experts_per_token, tokens)
+}
+
 /// Bytes of the score matrix that unfused attention writes to memory.
 pub fn unfused_score_bytes(config: &ModelConfig, limits: StepLimits) -> usize {
     config.num_attention_heads * limits.tokens * limits.positions * 4
@@ -215,15 +296,15 @@ pub fn activation_bytes(config: &ModelConfig, limits: StepLimits, build: &BuildC
         [limits.tokens, limits.sampled, limits.requests, limits.positions].map(|n| n as u64);
     let heads = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim;
     let codes = build.quantization.is_integer();
-    let inter = if codes { 2 } else { 3 } * config.intermediate_size;
+    let inter = if codes { 2 } else { 3 } * activated_width(config);
     let width = (3 * config.hidden_size + heads + inter) as u64;
     let rows = tokens * width + sampled * (config.hidden_size + config.vocab_size) as u64;
     let tables =
         2 * requests * positions.div_ceil(build.cache_block_tokens() as u64) + positions * config.head_dim as u64;
     let scores = if build.context_fmha { 0 } else { unfused_score_bytes(config, limits) as u64 };
-    let widest = config.hidden_size.max(config.intermediate_size).max(config.num_attention_heads * config.head_dim);
-    let codes = if codes { QuantRows::bytes_of(limits.tokens.max(limits.sampled), widest) as u64 } else { 0 };
-    (rows + tables) * 4 + scores + codes
+    let codes = if codes { QuantRows::bytes_of(widest_step(config, limits), widest_input(config)) as u64 } else { 0 };
+    let experts = config.moe.as_ref().map_or(0, |moe| expert_bytes(config, moe, limits.tokens) as u64);
+    (rows + tables) * 4 + scores + codes + experts
 }
 
 impl Backend for CpuBackend {
@@ -283,10 +364,11 @@ impl Backend for CpuBackend {
                     Buf::Qkv => &mut *qkv,
                     Buf::GateUp => &mut self.gate_up,
                     Buf::Logits => &mut self.logits,
+                    Buf::RouterLogits => self.experts.as_mut().map_or(&mut [][..], |e| &mut e.router_logits),
                     _ => &mut self.proj,
                 };
                 let out = &mut out[..rows * matrix.n];
-                if self.integers {
+                if matrix.data.quant_kind().is_some() {
                     if !made {
                         self.cpu.quantize_rows(&x[..rows * matrix.k], matrix.k, &mut self.codes);
                     }
@@ -327,6 +409,47 @@ impl Backend for CpuBackend {
                     true => self.cpu.silu_mul_quantized(gate_up, inter, &mut self.codes),
                     false => self.cpu.silu_mul(gate_up, inter, &mut self.act[..m * inter]),
                 }
+            }
+            OpKind::Route => {
+                let (Some(state), Some(moe)) = (&mut self.experts, &self.config.moe) else { return };
+                let (logits, experts) = (&state.router_logits, moe.num_experts);
+                self.cpu.route(&mut state.pairs, m, |token, chosen, weights| {
+                    moe.routing.route(&logits[token * experts..(token + 1) * experts], None, chosen, weights);
+                });
+                state.count(layer);
+            }
+            OpKind::ExpertLinear { x, weight, .. } => {
+                let Some(state) = &mut self.experts else { return };
+                let (matrix, pairs) = (Self::matrix(weights, weight), &state.pairs);
+                let rows = &mut state.rows[..pairs.len() * hidden];
+                if x == Buf::Normed {
+                    let (x, out) = (&self.normed[..m * hidden], &mut self.gate_up[..pairs.len() * matrix.n]);
+                    if self.integers {
+                        self.cpu.quantize_gathered_rows(x, hidden, pairs.tokens(), &mut self.codes);
+                        self.cpu.expert_linear_quantized(&self.codes, pairs, matrix, out);
+                    } else {
+                        self.cpu.gather_rows(x, hidden, pairs.tokens(), rows);
+                        self.cpu.expert_linear(rows, pairs, matrix, out);
+                    }
+                } else if self.integers {
+                    self.cpu.expert_linear_quantized(&self.codes, pairs, matrix, rows);
+                } else {
+                    self.cpu.expert_linear(&self.act[..pairs.len() * matrix.k], pairs, matrix, rows);
+                }
+            }
+            OpKind::ExpertSiluMul => {
+                let (Some(state), Some(moe)) = (&self.experts, &self.config.moe) else { return };
+                let (inter, pairs) = (moe.intermediate_size, state.pairs.len());
+                let gate_up = &self.gate_up[..pairs * 2 * inter];
+                match self.integers {
+                    true => self.cpu.silu_mul_quantized(gate_up, inter, &mut self.codes),
+                    false => self.cpu.silu_mul(gate_up, inter, &mut self.act[..pairs * inter]),
+                }
+            }
+            OpKind::ExpertSum => {
+                let Some(state) = &self.experts else { return };
+                let x = &state.rows[..state.pairs.len() * hidden];
+                self.cpu.expert_sum(x, &state.pairs, hidden, &mut self.proj[..m * hidden]);
             }
             OpKind::Gather => {
                 self.sampled_rows = step.sampled.len();
@@ -373,7 +496,7 @@ impl Backend for CpuBackend {
         };
         let codes = if self.makes_codes(node) { "_int8" } else { "" };
         match node.kind {
-            OpKind::Linear { weight, .. } => {
+            OpKind::Linear { weight, .. } | OpKind::ExpertLinear { weight, .. } => {
                 let matrix = Self::matrix(&self.weights, weight);
                 let dtype = match matrix.data.quant_kind() {
                     Some(QuantKind::Int8) => "int8",
@@ -381,7 +504,8 @@ impl Backend for CpuBackend {
                     None => dtype,
                 };
                 let layout = if matrix.layout == Layout::Packed { "packed" } else { "plain" };
-                format!("gemm_{layout}_{dtype}_{tier}")
+                let grouped = if matches!(node.kind, OpKind::ExpertLinear { .. }) { "grouped_" } else { "" };
+                format!("{grouped}gemm_{layout}_{dtype}_{tier}")
             }
             OpKind::Embed { .. } => format!("embed_{dtype}"),
             OpKind::RmsNorm { .. } => format!("rms_norm{codes}_{tier}"),
@@ -392,7 +516,9 @@ impl Backend for CpuBackend {
             OpKind::AttnScores => format!("unfused_scores_{kv}_{tier}"),
             OpKind::AttnSoftmax => format!("unfused_softmax_{tier}"),
             OpKind::AttnValues => format!("unfused_values_{kv}_{tier}"),
-            OpKind::SiluMul => format!("silu_mul{codes}_{tier}"),
+            OpKind::SiluMul | OpKind::ExpertSiluMul => format!("silu_mul{codes}_{tier}"),
+            OpKind::Route => "moe_route".to_string(),
+            OpKind::ExpertSum => format!("moe_sum_{tier}"),
             OpKind::Gather => "gather_rows".to_string(),
             OpKind::Sample => format!("sample_{tier}"),
         }
@@ -404,5 +530,9 @@ impl Backend for CpuBackend {
 
     fn tokens(&self) -> &[u32] {
         &self.tokens[..self.sampled_rows]
+    }
+
+    fn experts_used(&self) -> &[u32] {
+        self.experts.as_ref().map_or(&[], |experts| &experts.used)
     }
 }

@@ -70,4 +70,12 @@ impl Runner {
             Runner::Cuda(backend) => backend.memory(),
         }
     }
+
+    /// Experts that some token of the last step was sent to, layer by layer.
+    pub fn experts_used(&self) -> &[u32] {
+        match self {
+            Runner::Cpu(backend) => crate::step::Backend::experts_used(&**backend),
+            Runner::Cuda(_) => &[],
+        }
+    }
 }

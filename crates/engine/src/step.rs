@@ -160,6 +160,7 @@ impl StepInputs {
             tokens: self.tokens.len() as u64,
             sampled: self.sampled.len() as u64,
             operands: self.operands,
+            experts_used: &[],
         }
     }
 }
@@ -174,6 +175,10 @@ pub trait Backend {
     fn logits(&self) -> &[f32];
     /// The token of each sampled row; chosen by the `Sample` op.
     fn tokens(&self) -> &[u32];
+    /// Experts that some token of the last step was sent to, layer by layer; empty for a model without.
+    fn experts_used(&self) -> &[u32] {
+        &[]
+    }
 }
 
 /// Run `nodes[range]` in order. This is the seam: with a recorder every op leaves its time and cost, without one
@@ -195,7 +200,7 @@ pub(crate) fn execute<B: Backend>(
                 let start = clock.now();
                 backend.run(node, step);
                 let end = clock.now();
-                let cost = node.cost(config, &shape);
+                let cost = node.cost(config, &StepShape { experts_used: backend.experts_used(), ..shape });
                 recorder.op(OpEvent { node: index as u32, iteration, start, end, cost });
             }
         }

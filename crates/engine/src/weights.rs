@@ -10,8 +10,8 @@ use strobe_kernels_cpu::{
     Cpu, Elems, Layout, Matrix, PANEL, QuantKind, pack_panels, packed_bytes, packed_len, packed_shape,
 };
 use strobe_model::{
-    DType, ModelConfig, ModelError, SafeTensors, TensorSpec, TensorType, WeightId, WeightInfo, WeightSource,
-    embedding_table, weight_list,
+    DType, LayerWeight, ModelConfig, ModelError, SafeTensors, TensorSpec, TensorType, WeightId, WeightInfo,
+    WeightSource, embedding_table, weight_list,
 };
 
 use crate::engine_config::BuildConfig;
@@ -52,13 +52,16 @@ pub struct StoredWeight {
 }
 
 impl StoredWeight {
-    /// Vectors stay in f32 and the embedding table, which is looked up by row, in the engine's type; the head keeps 8
-    /// bits also where the layers have 4, because every logit feels its error.
+    /// Vectors stay in f32; the embedding table, which is looked up by row, in the engine's type, and so do routers, which
+    /// are small and choose between experts by small differences; the head keeps 8 bits also where the layers have 4,
+    /// because every logit feels its error.
     fn new(info: WeightInfo, build: &BuildConfig) -> StoredWeight {
         let matrix = !info.vector && info.id != WeightId::Embed;
+        let router = matches!(info.id, WeightId::Layer(_, LayerWeight::Router));
         let layout = if build.gemm_plugin && matrix { Layout::Packed } else { Layout::RowMajor };
         let kind = match build.quantization {
             _ if info.vector => WeightType::Float(DType::F32),
+            _ if router => WeightType::Float(build.dtype),
             Quantization::Int4 if matches!(info.id, WeightId::Layer(..)) => WeightType::Quantized(QuantKind::Int4),
             Quantization::Int8 | Quantization::Int4 if matrix => WeightType::Quantized(QuantKind::Int8),
             _ => WeightType::Float(build.dtype),
@@ -68,6 +71,11 @@ impl StoredWeight {
 
     /// Bytes, padding included.
     pub fn bytes(&self) -> usize {
+        self.info.experts * self.bytes_of_one()
+    }
+
+    /// Bytes of one of the weights that lie one after the other.
+    fn bytes_of_one(&self) -> usize {
         let WeightInfo { rows, cols, .. } = self.info;
         match (self.kind, self.layout) {
             (WeightType::Quantized(kind), _) => packed_bytes(kind, rows, cols),
@@ -78,13 +86,16 @@ impl StoredWeight {
 
     /// The tensor of an engine's file that holds it.
     pub fn tensor(&self) -> TensorSpec {
-        let WeightInfo { rows, cols, vector, .. } = self.info;
-        let (dtype, shape) = match (self.kind, self.layout) {
+        let WeightInfo { experts, rows, cols, vector, .. } = self.info;
+        let (dtype, mut shape) = match (self.kind, self.layout) {
             (WeightType::Quantized(kind), _) => (TensorType::U8, packed_shape(kind, rows, cols).to_vec()),
             (WeightType::Float(dtype), Layout::Packed) => (dtype.into(), vec![rows.div_ceil(PANEL), cols, PANEL]),
             (WeightType::Float(dtype), Layout::RowMajor) if vector => (dtype.into(), vec![cols]),
             (WeightType::Float(dtype), Layout::RowMajor) => (dtype.into(), vec![rows, cols]),
         };
+        if experts > 1 {
+            shape.insert(0, experts);
+        }
         TensorSpec { name: self.name.clone(), dtype, shape }
     }
 
@@ -134,33 +145,38 @@ impl Element for bf16 {
 
 /// Fill `out` with a weight, on all threads of `cpu`.
 pub fn fill(cpu: &mut Cpu, source: &WeightSource, weight: &StoredWeight, out: &mut [u8]) -> Result<(), EngineError> {
-    let (info, layout) = (&weight.info, weight.layout);
-    match weight.kind {
-        WeightType::Float(DType::F32) => fill_as::<f32>(cpu, source, info, layout, out),
-        WeightType::Float(DType::F16) => fill_as::<f16>(cpu, source, info, layout, out),
-        WeightType::Float(DType::Bf16) => fill_as::<bf16>(cpu, source, info, layout, out),
-        WeightType::Quantized(kind) => {
-            let rows = SourceRows::new(source, info);
-            cpu.quantize(kind, |row, to| rows.fill(row, to), info.rows, info.cols, out);
-            rows.end()
+    let layout = weight.layout;
+    for (expert, out) in out.chunks_mut(weight.bytes_of_one().max(1)).enumerate() {
+        let rows = SourceRows::new(source, &weight.info, expert);
+        match weight.kind {
+            WeightType::Float(DType::F32) => fill_as::<f32>(cpu, &rows, layout, out),
+            WeightType::Float(DType::F16) => fill_as::<f16>(cpu, &rows, layout, out),
+            WeightType::Float(DType::Bf16) => fill_as::<bf16>(cpu, &rows, layout, out),
+            WeightType::Quantized(kind) => {
+                cpu.quantize(kind, |row, to| rows.fill(row, to), weight.info.rows, weight.info.cols, out);
+            }
         }
+        rows.end()?;
     }
+    Ok(())
 }
 
-/// Rows of a weight read by many threads; the first failure is kept for the end.
+/// Rows of a weight, or of that of one expert, read by many threads; the first failure is kept for the end.
 struct SourceRows<'a> {
     source: &'a WeightSource,
     info: &'a WeightInfo,
+    /// The weight's first row among those of all experts.
+    first: usize,
     failure: Mutex<Option<ModelError>>,
 }
 
 impl<'a> SourceRows<'a> {
-    fn new(source: &'a WeightSource, info: &'a WeightInfo) -> SourceRows<'a> {
-        SourceRows { source, info, failure: Mutex::new(None) }
+    fn new(source: &'a WeightSource, info: &'a WeightInfo, expert: usize) -> SourceRows<'a> {
+        SourceRows { source, info, first: expert * info.rows, failure: Mutex::new(None) }
     }
 
     fn fill(&self, row: usize, to: &mut [f32]) {
-        if let Err(error) = self.source.fill_row_f32(self.info, row, to) {
+        if let Err(error) = self.source.fill_row_f32(self.info, self.first + row, to) {
             self.failure.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(error);
         }
     }
@@ -173,22 +189,15 @@ impl<'a> SourceRows<'a> {
     }
 }
 
-fn fill_as<T: Element>(
-    cpu: &mut Cpu,
-    source: &WeightSource,
-    info: &WeightInfo,
-    layout: Layout,
-    out: &mut [u8],
-) -> Result<(), EngineError> {
+fn fill_as<T: Element>(cpu: &mut Cpu, source: &SourceRows<'_>, layout: Layout, out: &mut [u8]) {
     let out: &mut [T] = bytemuck::cast_slice_mut(out);
-    let cols = info.cols;
+    let (rows, cols) = (source.info.rows, source.info.cols);
     // Whole panels per task in both layouts; each task owns its part of the output behind its own lock.
     let parts: Vec<Mutex<&mut [T]>> = out.chunks_mut(cols * PANEL).map(Mutex::new).collect();
-    let source = SourceRows::new(source, info);
     cpu.parallel_for(parts.len(), &|task| {
         let mut part = parts[task].lock().unwrap_or_else(|e| e.into_inner());
         let first = task * PANEL;
-        let here = PANEL.min(info.rows - first);
+        let here = PANEL.min(rows - first);
         let fill_row = |row: usize, to: &mut [T]| {
             let mut values = vec![0f32; cols];
             source.fill(first + row, &mut values);
@@ -199,7 +208,6 @@ fn fill_as<T: Element>(
             Layout::RowMajor => part.chunks_mut(cols).enumerate().for_each(|(row, to)| fill_row(row, to)),
         }
     });
-    source.end()
 }
 
 /// What rounding a weight to few bits took from it.
@@ -232,14 +240,23 @@ pub fn error_of(
     weight: &StoredWeight,
     bytes: &[u8],
 ) -> Result<Option<WeightError>, EngineError> {
-    let WeightInfo { rows: n, cols: k, .. } = weight.info;
     let WeightType::Quantized(kind) = weight.kind else { return Ok(None) };
-    let data = match kind {
-        QuantKind::Int8 => Elems::Int8(bytes),
-        QuantKind::Int4 => Elems::Int4(bytes),
-    };
+    let mut total = WeightError::default();
+    for (expert, bytes) in bytes.chunks(weight.bytes_of_one().max(1)).enumerate() {
+        let data = match kind {
+            QuantKind::Int8 => Elems::Int8(bytes),
+            QuantKind::Int4 => Elems::Int4(bytes),
+        };
+        let source = SourceRows::new(source, &weight.info, expert);
+        total += error_of_one(cpu, &source, data);
+        source.end()?;
+    }
+    Ok(Some(total))
+}
+
+fn error_of_one(cpu: &mut Cpu, source: &SourceRows<'_>, data: Elems<'_>) -> WeightError {
+    let (n, k) = (source.info.rows, source.info.cols);
     let matrix = Matrix { data, n, k, layout: Layout::Packed };
-    let source = SourceRows::new(source, &weight.info);
     // One sum per panel, added up in order: the figure is the same with any number of threads.
     let sums: Vec<Mutex<WeightError>> = (0..n.div_ceil(PANEL)).map(|_| Mutex::default()).collect();
     cpu.parallel_for(sums.len(), &|panel| {
@@ -254,10 +271,9 @@ pub fn error_of(
         }
         *sums[panel].lock().unwrap_or_else(|e| e.into_inner()) = sum;
     });
-    source.end()?;
     let mut total = WeightError::default();
     sums.into_iter().for_each(|sum| total += sum.into_inner().unwrap_or_else(|e| e.into_inner()));
-    Ok(Some(total))
+    total
 }
 
 enum Backing {
@@ -297,7 +313,7 @@ pub fn fill_rows(source: &WeightSource, info: &WeightInfo, dtype: DType, out: &m
         T::convert(values, &mut out[row * values.len()..(row + 1) * values.len()]);
     }
     let mut values = vec![0f32; info.cols];
-    for row in 0..info.rows {
+    for row in 0..info.experts * info.rows {
         source.fill_row_f32(info, row, &mut values)?;
         match dtype {
             DType::F32 => convert::<f32>(&values, row, out),
@@ -406,7 +422,7 @@ impl WeightStore {
         }
     }
 
-    /// A matrix; `None` when the model has no such weight.
+    /// A matrix, or those of all experts one after the other; `None` when the model has no such weight.
     pub fn matrix(&self, id: WeightId) -> Option<Matrix<'_>> {
         let weight = self.stored.get(&id)?;
         let bytes = self.bytes(weight);

@@ -129,7 +129,7 @@ fn random_schedule(
 
 #[test]
 fn logits_are_the_same_to_the_last_bit_in_any_company() {
-    for name in ["llama", "mistral-window", "qwen3", "llama3-rope-tied", "micro"] {
+    for name in ["llama", "mistral-window", "qwen3", "llama3-rope-tied", "micro", "mixtral", "qwen3-moe"] {
         for (what, model) in combinations(name) {
             let mut random = Random(5);
             let vocab = model.config.model.vocab_size;
@@ -344,7 +344,7 @@ fn tokens_are_the_same_with_and_without_reuse() {
 /// The texts must be able to tell a change. (Greedy texts of random weights tend to go in circles; drawn ones do not.)
 #[test]
 fn the_texts_are_lively_enough_to_tell() {
-    for name in ["llama", "mistral-window", "micro"] {
+    for name in ["llama", "mistral-window", "micro", "mixtral"] {
         let model = load(name, build(DType::F32));
         let requests = requests(model.config.model.vocab_size, 0);
         let texts = tokens_alone(Tier::detect(), &model, &requests);

@@ -219,9 +219,21 @@ fn mixed(model: &LoadedModel, options: EngineOptions, what: &str) -> Seen {
 fn steps_allocate_nothing_once_warm() {
     EXEMPT.set(true);
     check_the_counter();
-    let floats = [("llama", DType::F32), ("micro", DType::Bf16), ("qwen3", DType::F16)];
+    let floats = [
+        ("llama", DType::F32),
+        ("micro", DType::Bf16),
+        ("qwen3", DType::F16),
+        ("mixtral", DType::F32),
+        ("qwen3-moe", DType::Bf16),
+    ];
     let floats = floats.map(|(name, dtype)| (name, build(dtype)));
-    let integers = [("micro", Quantization::Int8), ("qwen3", Quantization::Int4)].map(|(name, quantization)| {
+    let integers = [
+        ("micro", Quantization::Int8),
+        ("qwen3", Quantization::Int4),
+        ("moe-tiny", Quantization::Int8),
+        ("qwen3-moe", Quantization::Int4),
+    ]
+    .map(|(name, quantization)| {
         (name, BuildConfig { quantization, kv_cache: KvCacheType::Int8, ..build(DType::Bf16) })
     });
     for (name, build) in floats.into_iter().chain(integers) {

@@ -35,10 +35,23 @@ impl Cpu {
     /// # Panics
     /// When the weight is not quantised, or a length does not fit the shape.
     pub fn linear_quantized(&mut self, x: &QuantRows, w: Matrix<'_>, bias: Option<&[f32]>, out: &mut [f32]) {
+        self.linear_quantized_rows(x, 0..x.rows(), w, bias, out);
+    }
+
+    /// Only `rows` of [`Cpu::linear_quantized`]; `out` has the rows of `x` all the same.
+    pub(crate) fn linear_quantized_rows(
+        &mut self,
+        x: &QuantRows,
+        rows: Range<usize>,
+        w: Matrix<'_>,
+        bias: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
         w.check();
-        let m = x.rows();
+        let (first, m) = (rows.start, rows.len());
+        assert!(rows.end <= x.rows(), "rows {rows:?} of {} quantised rows", x.rows());
         assert_eq!(x.k(), w.k, "k of the rows and of the weight of linear");
-        assert_eq!(out.len(), m * w.n, "out of linear: m * n with m = {m}, n = {}", w.n);
+        assert_eq!(out.len(), x.rows() * w.n, "out of linear: m * n with m = {}, n = {}", x.rows(), w.n);
         if let Some(bias) = bias {
             assert_eq!(bias.len(), w.n, "bias of linear: n");
         }
@@ -72,7 +85,7 @@ impl Cpu {
             let (results, rest) = scratch.split_at_mut(results);
             let task = QuantGemm {
                 x,
-                rows: m * row_task / row_tasks..m * (row_task + 1) / row_tasks,
+                rows: first + m * row_task / row_tasks..first + m * (row_task + 1) / row_tasks,
                 kind,
                 data,
                 n: w.n,

@@ -70,7 +70,24 @@ pub struct Matrix<'a> {
     pub layout: Layout,
 }
 
-impl Matrix<'_> {
+impl<'a> Matrix<'a> {
+    /// Weight number `index` where the data is that of several weights of this shape, one after the other.
+    ///
+    /// # Panics
+    /// When there is no such weight.
+    pub fn nth(&self, index: usize) -> Matrix<'a> {
+        let len = self.len_of_one();
+        let range = index * len..(index + 1) * len;
+        let data = match self.data {
+            Elems::F32(values) => Elems::F32(&values[range]),
+            Elems::F16(values) => Elems::F16(&values[range]),
+            Elems::Bf16(values) => Elems::Bf16(&values[range]),
+            Elems::Int8(bytes) => Elems::Int8(&bytes[range]),
+            Elems::Int4(bytes) => Elems::Int4(&bytes[range]),
+        };
+        Matrix { data, ..*self }
+    }
+
     /// Element (row, column) as f32.
     pub fn get(&self, row: usize, column: usize) -> f32 {
         match self.data {
@@ -95,18 +112,22 @@ impl Matrix<'_> {
         }
     }
 
-    /// # Panics
-    /// When the element count does not fit shape and layout.
-    pub(crate) fn check(&self) {
-        let expected = match (self.data.quant_kind(), self.layout) {
+    /// Elements of a weight of this shape and layout; of quantised weights, bytes.
+    fn len_of_one(&self) -> usize {
+        match (self.data.quant_kind(), self.layout) {
             (None, Layout::Packed) => packed_len(self.n, self.k),
             (None, Layout::RowMajor) => self.n * self.k,
             (Some(kind), Layout::Packed) => packed_bytes(kind, self.n, self.k),
             (Some(kind), Layout::RowMajor) => panic!("a weight of kind {kind:?} must be packed"),
-        };
+        }
+    }
+
+    /// # Panics
+    /// When the element count does not fit shape and layout.
+    pub(crate) fn check(&self) {
         assert_eq!(
             self.data.len(),
-            expected,
+            self.len_of_one(),
             "elements of a {:?} weight with n = {}, k = {}",
             self.layout,
             self.n,

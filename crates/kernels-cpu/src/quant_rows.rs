@@ -225,6 +225,22 @@ impl Cpu {
         });
     }
 
+    /// `out[i] = x[rows[i]]`, quantised, for rows of `k` values.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn quantize_gathered_rows(&mut self, x: &[f32], k: usize, rows: &[u32], out: &mut QuantRows) {
+        let tier = self.tier;
+        let out = out.shared(rows.len(), k);
+        for_row_ranges_on(&mut self.pool, rows.len(), k, &|range, _| {
+            for i in range {
+                let source = rows[i] as usize * k;
+                // SAFETY: rows are disjoint.
+                unsafe { out.write(tier, i, &x[source..source + k]) };
+            }
+        });
+    }
+
     /// [`Cpu::rms_norm`], quantised.
     ///
     /// # Panics

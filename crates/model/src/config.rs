@@ -5,11 +5,18 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ModelError;
+use crate::moe::MoeConfig;
 use crate::weights::weight_list;
 
 /// The architectures this crate can describe, by the names `config.json` uses.
-pub const SUPPORTED_ARCHITECTURES: [&str; 4] =
-    ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"];
+pub const SUPPORTED_ARCHITECTURES: [&str; 6] = [
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen3MoeForCausalLM",
+];
 
 /// The floating-point types weights and caches are stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -98,7 +105,7 @@ pub enum RopeScaling {
     },
 }
 
-/// A dense Llama-like decoder: every number needed to lay out its weights and run it.
+/// A Llama-like decoder: every number needed to lay out its weights and run it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// The class name in `config.json`, e.g. `LlamaForCausalLM`.
@@ -142,6 +149,9 @@ pub struct ModelConfig {
     /// The attention window of each layer: a query sees itself and the `window - 1` positions before it.
     /// Empty: no layer has one.
     pub sliding_window: Vec<Option<usize>>,
+    /// The experts that stand in place of the feed-forward block, if the model has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moe: Option<MoeConfig>,
     /// The token a text begins with, if the model has one.
     pub bos_token_id: Option<u32>,
     /// The tokens that end a text; possibly none.
@@ -172,18 +182,25 @@ impl ModelConfig {
         self.sliding_window.get(layer).copied().flatten()
     }
 
+    /// The experts of a layer, or `None` where it has a dense feed-forward block.
+    pub fn experts(&self, layer: usize) -> Option<&MoeConfig> {
+        self.moe.as_ref().filter(|moe| moe.in_layer(layer))
+    }
+
     /// Number of parameters; a tied table counts once.
     pub fn parameter_count(&self) -> u64 {
         weight_list(self).iter().map(|w| w.elements()).sum()
     }
 
-    /// Parameters that take part in a matrix product for each token: every projection and the output head, but not the
-    /// embedding lookup, norms or biases. Twice this is the floating-point work per token outside attention.
+    /// Parameters that take part in a matrix product for each token: every projection, those of the experts it is sent
+    /// to, and the output head, but not the embedding lookup, norms or biases. Twice this is the floating-point work per
+    /// token outside attention.
     pub fn active_parameters_per_token(&self) -> u64 {
+        let chosen = self.moe.as_ref().map_or(0, |moe| moe.experts_per_token);
         weight_list(self)
             .iter()
             .filter(|w| !w.vector && w.id != crate::weights::WeightId::Embed)
-            .map(|w| w.elements())
+            .map(|w| w.elements() / w.experts as u64 * if w.experts > 1 { chosen as u64 } else { 1 })
             .sum()
     }
 
@@ -246,6 +263,9 @@ impl ModelConfig {
         }
         if self.sliding_window.contains(&Some(0)) {
             return Err(("sliding_window", "must be at least 1 or null, found 0".to_string()));
+        }
+        if let Some(moe) = &self.moe {
+            moe.first_problem(self.num_hidden_layers)?;
         }
         if !SUPPORTED_ARCHITECTURES.contains(&self.architecture.as_str()) {
             return Err((

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{DType, ModelConfig, RopeScaling, SUPPORTED_ARCHITECTURES};
+use crate::config_moe;
 use crate::error::{ModelError, excerpt};
 
 /// A configuration, and whether the file said which dtype the weights have.
@@ -47,7 +48,8 @@ pub(crate) fn parse(text: &str, origin: &Path) -> Result<Parsed, ModelError> {
     let hidden_size = fields.required_size("hidden_size")?;
     let num_hidden_layers = fields.required_size("num_hidden_layers")?;
     let max_position_embeddings = fields.size("max_position_embeddings")?.unwrap_or(family.max_positions());
-    let (rope_theta, rope_scaling) = rope(&fields, max_position_embeddings)?;
+    let (rope_theta, rope_scaling) = rope(&fields, family, max_position_embeddings)?;
+    let intermediate_size = fields.required_size("intermediate_size")?;
     let attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
     let dtype = dtype(&fields)?;
     let config = ModelConfig {
@@ -56,7 +58,7 @@ pub(crate) fn parse(text: &str, origin: &Path) -> Result<Parsed, ModelError> {
         dtype: dtype.unwrap_or(DType::F32),
         vocab_size: fields.required_size("vocab_size")?,
         hidden_size,
-        intermediate_size: fields.required_size("intermediate_size")?,
+        intermediate_size,
         num_hidden_layers,
         num_attention_heads: heads,
         num_key_value_heads: match map.get("num_key_value_heads") {
@@ -69,16 +71,18 @@ pub(crate) fn parse(text: &str, origin: &Path) -> Result<Parsed, ModelError> {
         rope_theta,
         rope_scaling,
         qkv_bias: match family {
-            Family::Llama | Family::Qwen3 => attention_bias,
+            Family::Llama | Family::Qwen3 | Family::Qwen3Moe => attention_bias,
             Family::Qwen2 => true,
-            Family::Mistral => false,
+            Family::Mistral | Family::Mixtral => false,
         },
-        o_bias: matches!(family, Family::Llama | Family::Qwen3) && attention_bias,
+        o_bias: matches!(family, Family::Llama | Family::Qwen3 | Family::Qwen3Moe) && attention_bias,
         mlp_bias: family == Family::Llama && fields.flag("mlp_bias")?.unwrap_or(false),
-        qk_norm: family == Family::Qwen3,
-        // The class default of all four families.
+        qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
+        // The class default of all families.
         tie_word_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
         sliding_window: sliding_window(&fields, family, num_hidden_layers)?,
+        // The number of layers is not validated yet.
+        moe: config_moe::experts(&fields, family, num_hidden_layers.min(1 << 16), intermediate_size)?,
         bos_token_id: match map.get("bos_token_id") {
             None => family.token_ids().map(|(bos, _)| bos),
             Some(_) => fields.token_ids("bos_token_id")?.first().copied(),
@@ -92,13 +96,15 @@ pub(crate) fn parse(text: &str, origin: &Path) -> Result<Parsed, ModelError> {
     Ok(Parsed { config, dtype_given: dtype.is_some() })
 }
 
-/// The model families, each with the defaults of its class in `transformers`.
+/// The model families, in the order of [`SUPPORTED_ARCHITECTURES`], each with the defaults of its class in `transformers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
+pub(crate) enum Family {
     Llama,
     Mistral,
     Qwen2,
     Qwen3,
+    Mixtral,
+    Qwen3Moe,
 }
 
 impl Family {
@@ -106,12 +112,14 @@ impl Family {
     fn key_value_heads(self) -> Option<usize> {
         match self {
             Family::Llama => None,
-            Family::Mistral => Some(8),
+            Family::Mistral | Family::Mixtral => Some(8),
             Family::Qwen2 | Family::Qwen3 => Some(32),
+            Family::Qwen3Moe => Some(4),
         }
     }
 
-    const ALL: [Family; 4] = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3];
+    const ALL: [Family; 6] =
+        [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3, Family::Mixtral, Family::Qwen3Moe];
 
     /// By `architectures`; files without it are known by `model_type`.
     fn of(fields: &Fields<'_>) -> Result<Family, ModelError> {
@@ -139,20 +147,20 @@ impl Family {
     }
 
     fn model_type(self) -> &'static str {
-        ["llama", "mistral", "qwen2", "qwen3"][self as usize]
+        ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"][self as usize]
     }
 
     fn max_positions(self) -> usize {
         match self {
             Family::Llama => 2048,
-            Family::Mistral => 131_072,
-            Family::Qwen2 | Family::Qwen3 => 32_768,
+            Family::Mistral | Family::Mixtral => 131_072,
+            Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => 32_768,
         }
     }
 
     /// Begin and end of text where the file does not say.
     fn token_ids(self) -> Option<(u32, u32)> {
-        matches!(self, Family::Llama | Family::Mistral).then_some((1, 2))
+        matches!(self, Family::Llama | Family::Mistral | Family::Mixtral).then_some((1, 2))
     }
 }
 
@@ -200,9 +208,8 @@ fn head_dim(fields: &Fields<'_>, family: Family, hidden_size: usize, heads: usiz
 }
 
 /// Theta and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
-fn rope(fields: &Fields<'_>, max_positions: usize) -> Result<(f64, RopeScaling), ModelError> {
-    const DEFAULT_THETA: f64 = 10_000.0;
-    let theta = fields.number("rope_theta")?.unwrap_or(DEFAULT_THETA);
+fn rope(fields: &Fields<'_>, family: Family, max_positions: usize) -> Result<(f64, RopeScaling), ModelError> {
+    let theta = fields.number("rope_theta")?.unwrap_or(if family == Family::Mixtral { 1e6 } else { 1e4 });
     full_rotation(fields)?;
     let parameters = fields.object("rope_parameters")?;
     let Some(rope) = parameters.or(fields.object("rope_scaling")?) else {
@@ -242,17 +249,21 @@ fn full_rotation(fields: &Fields<'_>) -> Result<(), ModelError> {
 }
 
 fn sliding_window(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
-    // Both families that have windows default to this many positions.
+    // All families that have windows but Mixtral default to this many positions.
     const DEFAULT_WINDOW: usize = 4096;
     let window = match fields.map.get("sliding_window") {
-        None => Some(DEFAULT_WINDOW),
+        None => (family != Family::Mixtral).then_some(DEFAULT_WINDOW),
         Some(_) => fields.size("sliding_window")?,
     };
     // Before anything is made per layer: the number of layers is not validated yet.
     let layers = layers.min(1 << 16);
     match family {
         Family::Llama => Ok(Vec::new()),
-        Family::Mistral => Ok(window.map(|w| vec![Some(w); layers]).unwrap_or_default()),
+        Family::Mistral | Family::Mixtral => Ok(window.map(|w| vec![Some(w); layers]).unwrap_or_default()),
+        Family::Qwen3Moe => {
+            let used = fields.flag("use_sliding_window")?.unwrap_or(false);
+            Ok(window.filter(|_| used).map(|w| vec![Some(w); layers]).unwrap_or_default())
+        }
         Family::Qwen2 | Family::Qwen3 => {
             if window.is_none() || !fields.flag("use_sliding_window")?.unwrap_or(false) {
                 return Ok(Vec::new());
@@ -293,7 +304,7 @@ fn sliding_layers(fields: &Fields<'_>, layers: usize) -> Result<Vec<bool>, Model
 
 /// Typed access to the members of an object, with errors that name the field.
 #[derive(Clone, Copy)]
-struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,
     origin: &'a Path,
     /// What stands before a field's name in errors.
@@ -302,15 +313,15 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// A member that is there and not null.
-    fn get(&self, field: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    fn error(&self, field: &str, problem: impl Into<String>) -> ModelError {
+    pub(crate) fn error(&self, field: &str, problem: impl Into<String>) -> ModelError {
         ModelError::config(self.origin, format!("{}{field}", self.prefix), problem)
     }
 
-    fn wrong(&self, field: &str, expected: &str, found: &Value) -> ModelError {
+    pub(crate) fn wrong(&self, field: &str, expected: &str, found: &Value) -> ModelError {
         self.error(field, format!("expected {expected}, found {}", excerpt(&found.to_string())))
     }
 
@@ -326,37 +337,37 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn text(&self, field: &str) -> Result<Option<&'a str>, ModelError> {
+    pub(crate) fn text(&self, field: &str) -> Result<Option<&'a str>, ModelError> {
         self.get(field).map(|value| value.as_str().ok_or_else(|| self.wrong(field, "a text", value))).transpose()
     }
 
-    fn flag(&self, field: &str) -> Result<Option<bool>, ModelError> {
+    pub(crate) fn flag(&self, field: &str) -> Result<Option<bool>, ModelError> {
         let wrong = |value| self.wrong(field, "true or false", value);
         self.get(field).map(|value| value.as_bool().ok_or_else(|| wrong(value))).transpose()
     }
 
-    fn number(&self, field: &str) -> Result<Option<f64>, ModelError> {
+    pub(crate) fn number(&self, field: &str) -> Result<Option<f64>, ModelError> {
         self.get(field).map(|value| value.as_f64().ok_or_else(|| self.wrong(field, "a number", value))).transpose()
     }
 
-    fn required_number(&self, field: &str) -> Result<f64, ModelError> {
+    pub(crate) fn required_number(&self, field: &str) -> Result<f64, ModelError> {
         self.number(field)?.ok_or_else(|| self.error(field, "is missing; expected a number"))
     }
 
-    fn whole(&self, field: &str) -> Result<Option<usize>, ModelError> {
+    pub(crate) fn whole(&self, field: &str) -> Result<Option<usize>, ModelError> {
         let wrong = |value| self.wrong(field, "a whole number", value);
         self.get(field).map(|value| whole(value).ok_or_else(|| wrong(value))).transpose()
     }
 
     /// A whole number of at least one, and of no more than any size of a model can be.
-    fn size(&self, field: &str) -> Result<Option<usize>, ModelError> {
+    pub(crate) fn size(&self, field: &str) -> Result<Option<usize>, ModelError> {
         const MOST: usize = 1 << 30;
         let wrong = |value| self.wrong(field, &format!("a whole number from 1 to {MOST}"), value);
         let size = |value| whole(value).filter(|n| (1..=MOST).contains(n));
         self.get(field).map(|value| size(value).ok_or_else(|| wrong(value))).transpose()
     }
 
-    fn required_size(&self, field: &str) -> Result<usize, ModelError> {
+    pub(crate) fn required_size(&self, field: &str) -> Result<usize, ModelError> {
         self.size(field)?.ok_or_else(|| self.error(field, "is missing; expected a whole number of at least 1"))
     }
 

@@ -236,6 +236,7 @@ impl<'a> Fields<'a> {
             qk_norm: self.family == "qwen3",
             tie_word_embeddings: !present("output.weight"),
             sliding_window: Vec::new(),
+            moe: None,
             bos_token_id: file.whole("tokenizer.ggml.bos_token_id")?.and_then(|id| u32::try_from(id).ok()),
             eos_token_ids,
         })

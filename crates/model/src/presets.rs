@@ -1,6 +1,8 @@
 //! Models by name: true shapes, to be filled with random weights.
 
 use crate::config::{DType, ModelConfig, RopeScaling};
+use crate::moe::MoeConfig;
+use crate::routing::RoutingMethod;
 use crate::tokenizer::Tokenizer;
 
 /// A model that can be built without any file.
@@ -13,10 +15,22 @@ pub struct Preset {
     shape: Shape,
 }
 
+/// What differs between architectures besides numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    Llama,
+    Qwen3,
+    /// Experts in every layer: how many, and how many of them each token is sent to.
+    Mixtral {
+        experts: usize,
+        chosen: usize,
+    },
+}
+
 /// The numbers in which presets differ.
 #[derive(Clone, Debug)]
 struct Shape {
-    qwen3: bool,
+    family: Family,
     dtype: DType,
     vocab: usize,
     hidden: usize,
@@ -35,7 +49,7 @@ struct Shape {
 
 /// What most Llama-like models share; each preset overrides the rest.
 const LLAMA: Shape = Shape {
-    qwen3: false,
+    family: Family::Llama,
     dtype: DType::F32,
     vocab: 32_000,
     hidden: 0,
@@ -52,7 +66,7 @@ const LLAMA: Shape = Shape {
     eos: &[2],
 };
 
-static PRESETS: [Preset; 6] = [
+static PRESETS: [Preset; 9] = [
     Preset {
         name: "micro",
         summary: "4 small layers for demos and tests: runs in seconds on any CPU",
@@ -69,9 +83,38 @@ static PRESETS: [Preset; 6] = [
         },
     },
     Preset {
+        name: "moe-tiny",
+        summary: "4 small layers of 8 experts, 2 per token: runs in seconds on any CPU",
+        shape: Shape {
+            family: Family::Mixtral { experts: 8, chosen: 2 },
+            vocab: 512,
+            hidden: 128,
+            intermediate: 192,
+            layers: 4,
+            heads: 8,
+            kv_heads: 4,
+            head_dim: 32,
+            ..LLAMA
+        },
+    },
+    Preset {
         name: "llama-110m",
         summary: "a 12-layer Llama the size of GPT-2, with grouped-query attention",
         shape: Shape { hidden: 768, intermediate: 2048, layers: 12, heads: 12, kv_heads: 4, ..LLAMA },
+    },
+    Preset {
+        name: "mixtral-small",
+        summary: "a Mixtral of 148 M parameters, 72 M of them active: 8 layers of 8 experts, 2 per token",
+        shape: Shape {
+            family: Family::Mixtral { experts: 8, chosen: 2 },
+            hidden: 512,
+            intermediate: 1024,
+            layers: 8,
+            heads: 8,
+            kv_heads: 4,
+            positions: 4096,
+            ..LLAMA
+        },
     },
     Preset {
         name: "tinyllama-1.1b",
@@ -130,7 +173,7 @@ static PRESETS: [Preset; 6] = [
         name: "qwen3-0.6b",
         summary: "Qwen3 0.6B: q/k norm, tied head, large vocabulary",
         shape: Shape {
-            qwen3: true,
+            family: Family::Qwen3,
             dtype: DType::Bf16,
             vocab: 151_936,
             hidden: 1024,
@@ -147,9 +190,26 @@ static PRESETS: [Preset; 6] = [
             ..LLAMA
         },
     },
+    Preset {
+        name: "mixtral-8x7b",
+        summary: "Mixtral 8x7B: 47 B parameters, 13 B of them active",
+        shape: Shape {
+            family: Family::Mixtral { experts: 8, chosen: 2 },
+            dtype: DType::Bf16,
+            hidden: 4096,
+            intermediate: 14_336,
+            layers: 32,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            positions: 32_768,
+            theta: 1_000_000.0,
+            ..LLAMA
+        },
+    },
 ];
 
-/// All presets, the smallest first.
+/// All presets.
 pub fn presets() -> &'static [Preset] {
     &PRESETS
 }
@@ -163,8 +223,12 @@ impl Preset {
     /// Its configuration, as a checkpoint of this model would give it.
     pub fn config(&self) -> ModelConfig {
         let s = &self.shape;
-        let (architecture, model_type) =
-            if s.qwen3 { ("Qwen3ForCausalLM", "qwen3") } else { ("LlamaForCausalLM", "llama") };
+        let (architecture, model_type) = match s.family {
+            Family::Llama => ("LlamaForCausalLM", "llama"),
+            Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
+            Family::Mixtral { .. } => ("MixtralForCausalLM", "mixtral"),
+        };
+        let qwen3 = s.family == Family::Qwen3;
         ModelConfig {
             architecture: architecture.to_string(),
             model_type: model_type.to_string(),
@@ -183,9 +247,19 @@ impl Preset {
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,
-            qk_norm: s.qwen3,
-            tie_word_embeddings: s.qwen3,
+            qk_norm: qwen3,
+            tie_word_embeddings: qwen3,
             sliding_window: Vec::new(),
+            moe: match s.family {
+                Family::Mixtral { experts, chosen } => Some(MoeConfig {
+                    num_experts: experts,
+                    experts_per_token: chosen,
+                    intermediate_size: s.intermediate,
+                    routing: RoutingMethod::TopKSoftmax,
+                    dense_layers: Vec::new(),
+                }),
+                _ => None,
+            },
             bos_token_id: Some(s.bos),
             eos_token_ids: s.eos.to_vec(),
         }

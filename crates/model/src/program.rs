@@ -5,6 +5,7 @@
 //! needs to know what an op costs (trace, roofline, MFU, simulator) asks [`Node::cost`].
 
 use crate::config::ModelConfig;
+use crate::moe::MoeConfig;
 use crate::weights::{LayerWeight, WeightId};
 
 /// Activations of a step, each `[rows][width]` and owned by the backend, which also chooses their type.
@@ -24,6 +25,14 @@ pub enum Buf {
     GateUp,
     /// Activated hidden of the MLP.
     Act,
+    /// One logit per token and expert.
+    RouterLogits,
+    /// Fused gate and up projections of each pair of token and expert, sorted by expert.
+    ExpertGateUp,
+    /// Activated hidden of each pair.
+    ExpertAct,
+    /// What the expert of each pair answers.
+    ExpertOut,
     /// The rows whose logits are wanted, gathered.
     Sampled,
     /// One row of logits per sampled row.
@@ -92,6 +101,22 @@ pub enum OpKind {
     AttnValues,
     /// `act = silu(gate) * up`.
     SiluMul,
+    /// Choose the experts of each token and their weights by the router's logits, and sort the pairs of token and expert
+    /// by expert.
+    Route,
+    /// `out[pair] = x . weight[expert]^T`; x is the row of the pair's token or, after the first product, of the pair.
+    ExpertLinear {
+        /// Input rows.
+        x: Buf,
+        /// One `[n][k]` weight for each expert.
+        weight: WeightId,
+        /// Output rows.
+        out: Buf,
+    },
+    /// [`OpKind::SiluMul`] of every pair.
+    ExpertSiluMul,
+    /// `proj[token] = sum of weight * out[pair]` over the token's pairs, the best expert first.
+    ExpertSum,
     /// Collect the rows whose logits are wanted.
     Gather,
     /// Turn logits into tokens.
@@ -153,6 +178,16 @@ pub fn program(config: &ModelConfig, options: ProgramOptions) -> Vec<Node> {
         let o_bias = config.o_bias.then_some(LayerWeight::OBias);
         push(layer, "o_proj", linear(Buf::Attn, LayerWeight::O, o_bias, Buf::Proj));
         push(layer, "post_norm", OpKind::AddRmsNorm { weight: w(LayerWeight::PostNorm) });
+        if config.experts(usize::from(index)).is_some() {
+            let expert = |x, weight, out| OpKind::ExpertLinear { x, weight: w(weight), out };
+            push(layer, "router", linear(Buf::Normed, LayerWeight::Router, None, Buf::RouterLogits));
+            push(layer, "route", OpKind::Route);
+            push(layer, "expert_gate_up", expert(Buf::Normed, LayerWeight::ExpertGateUp, Buf::ExpertGateUp));
+            push(layer, "expert_silu_mul", OpKind::ExpertSiluMul);
+            push(layer, "expert_down", expert(Buf::ExpertAct, LayerWeight::ExpertDown, Buf::ExpertOut));
+            push(layer, "expert_sum", OpKind::ExpertSum);
+            continue;
+        }
         let up_bias = config.mlp_bias.then_some(LayerWeight::GateUpBias);
         push(layer, "gate_up_proj", linear(Buf::Normed, LayerWeight::GateUp, up_bias, Buf::GateUp));
         push(layer, "silu_mul", OpKind::SiluMul);
@@ -188,6 +223,16 @@ pub struct StepShape<'a> {
     pub sampled: u64,
     /// How what the ops read and write is stored.
     pub operands: Operands,
+    /// Experts that some token was sent to, layer by layer. Where it is not known, as before a step has run, costs take
+    /// the most that can be: as many as there are pairs, and no more than all.
+    pub experts_used: &'a [u32],
+}
+
+impl StepShape<'_> {
+    fn used(&self, moe: &MoeConfig, layer: usize) -> u64 {
+        let most = (moe.num_experts as u64).min(self.tokens * moe.experts_per_token as u64);
+        self.experts_used.get(layer).map_or(most, |used| u64::from(*used))
+    }
 }
 
 /// How a matrix is stored, as far as cost is concerned.
@@ -252,7 +297,12 @@ impl Operands {
     }
 
     fn matrix(&self, weight: WeightId) -> MatrixType {
-        if matches!(weight, WeightId::Layer(..)) { self.layers } else { self.head }
+        match weight {
+            // Routers are not quantised.
+            WeightId::Layer(_, LayerWeight::Router) => MatrixType::Plain(self.table),
+            WeightId::Layer(..) => self.layers,
+            _ => self.head,
+        }
     }
 }
 
@@ -322,7 +372,9 @@ impl Node {
             OpKind::Linear { .. } => "gemm",
             OpKind::RopeKvWrite => "rope",
             OpKind::Attention { .. } | OpKind::AttnScores | OpKind::AttnSoftmax | OpKind::AttnValues => "attention",
-            OpKind::SiluMul => "activation",
+            OpKind::SiluMul | OpKind::ExpertSiluMul => "activation",
+            OpKind::Route | OpKind::ExpertSum => "moe_routing",
+            OpKind::ExpertLinear { .. } => "moe_gemm",
             OpKind::Gather => "gather",
             OpKind::Sample => "sampling",
         }
@@ -358,8 +410,17 @@ impl Node {
         let attention = |rows| attention_work(step, rows, window);
         let cost = |shape: [u64; 3], flops, bytes| Cost { shape, flops, bytes };
         let kv_token = kv_heads * step.operands.kv_head(dim);
-        // The final norm's rows are gathered first.
-        let normed = |weight| if weight == WeightId::FinalNorm { act } else { input };
+        let layer = self.layer.map_or(0, usize::from);
+        let experts = config.experts(layer).filter(|_| self.layer.is_some());
+        let pairs = m * experts.map_or(0, |moe| moe.experts_per_token as u64);
+        let count = experts.map_or(0, |moe| moe.num_experts as u64);
+        let expert_inter = experts.map_or(0, |moe| moe.intermediate_size as u64);
+        // The final norm's rows are gathered first, and those before experts go to the router and to several experts.
+        let normed = |weight| match weight {
+            WeightId::FinalNorm => act,
+            WeightId::Layer(_, LayerWeight::PostNorm) if experts.is_some() => act,
+            _ => input,
+        };
         match self.kind {
             OpKind::Embed { .. } => cost([m, hidden, 0], 0, m * hidden * (step.operands.table + F32)),
             OpKind::RmsNorm { weight } => {
@@ -377,7 +438,8 @@ impl Node {
                 let rows = if x == Buf::Sampled { step.sampled } else { m };
                 let (n, k) = linear_shape(config, weight);
                 let out = if x == Buf::Sampled { F32 } else { act };
-                let x = if matches!(x, Buf::Normed | Buf::Act) { input } else { act };
+                let made = matches!(x, Buf::Normed | Buf::Act) && !is_router(weight);
+                let x = if made { input } else { act };
                 let matrix = step.operands.matrix(weight).bytes(n, k);
                 cost([rows, n, k], 2 * rows * n * k, matrix + rows * (n * out + k * x))
             }
@@ -410,6 +472,22 @@ impl Node {
                 cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
             }
             OpKind::SiluMul => cost([m, inter, 0], 5 * m * inter, m * inter * (2 * act + input)),
+            OpKind::Route => cost([m, count, 0], 5 * m * count, m * count * act + 2 * pairs * F32),
+            OpKind::ExpertLinear { x, weight, .. } => {
+                let (n, k) = linear_shape(config, weight);
+                let used = experts.map_or(0, |moe| step.used(moe, layer));
+                let x = if x == Buf::Normed { m * k * act } else { pairs * k * input };
+                let matrices = used * step.operands.matrix(weight).bytes(n, k);
+                cost([pairs, n, k], 2 * pairs * n * k, matrices + pairs * n * act + x)
+            }
+            OpKind::ExpertSiluMul => {
+                let elements = pairs * expert_inter;
+                cost([pairs, expert_inter, 0], 5 * elements, elements * (2 * act + input))
+            }
+            OpKind::ExpertSum => {
+                let bytes = (pairs + m) * hidden * act + 2 * pairs * F32;
+                cost([m, hidden, pairs / m.max(1)], 2 * pairs * hidden, bytes)
+            }
             OpKind::Gather => cost([step.sampled, hidden, 0], 0, 2 * step.sampled * hidden * act),
             OpKind::Sample => {
                 let vocab = config.vocab_size as u64;
@@ -419,24 +497,32 @@ impl Node {
     }
 }
 
-/// Rows and columns of a projection.
+fn is_router(weight: WeightId) -> bool {
+    matches!(weight, WeightId::Layer(_, LayerWeight::Router))
+}
+
+/// Rows and columns of a projection; of one expert, where each has its own.
 pub fn linear_shape(config: &ModelConfig, weight: WeightId) -> (u64, u64) {
     let hidden = config.hidden_size as u64;
     let inter = config.intermediate_size as u64;
     let dim = config.head_dim as u64;
     let q = config.num_attention_heads as u64 * dim;
     let kv = config.num_key_value_heads as u64 * dim;
+    let experts = config.moe.as_ref().map_or((0, 0), |moe| (moe.num_experts as u64, moe.intermediate_size as u64));
     match weight {
         WeightId::Layer(_, LayerWeight::Qkv) => (q + 2 * kv, hidden),
         WeightId::Layer(_, LayerWeight::O) => (hidden, q),
         WeightId::Layer(_, LayerWeight::GateUp) => (2 * inter, hidden),
         WeightId::Layer(_, LayerWeight::Down) => (hidden, inter),
+        WeightId::Layer(_, LayerWeight::Router) => (experts.0, hidden),
+        WeightId::Layer(_, LayerWeight::ExpertGateUp) => (2 * experts.1, hidden),
+        WeightId::Layer(_, LayerWeight::ExpertDown) => (hidden, experts.1),
         _ => (config.vocab_size as u64, hidden),
     }
 }
 
 /// The work of a whole step by the definitions of MFU and MBU: matrix products and attention count as operations,
-/// weights once plus the cache read and written count as bytes.
+/// weights once (of experts, those that were used) plus the cache read and written count as bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepWork {
     /// `2 * weights used + 4 * layers * heads * head_dim * keys` over all rows.
@@ -451,14 +537,27 @@ pub fn step_work(config: &ModelConfig, step: &StepShape<'_>) -> StepWork {
     let heads = config.num_attention_heads as u64;
     let dim = config.head_dim as u64;
     let kv_row = 2 * config.num_key_value_heads as u64 * step.operands.kv_head(dim);
-    let shapes = [LayerWeight::Qkv, LayerWeight::O, LayerWeight::GateUp, LayerWeight::Down]
-        .map(|part| linear_shape(config, WeightId::Layer(0, part)));
-    let layer_weights: u64 = shapes.iter().map(|(n, k)| n * k).sum();
-    let layer_bytes: u64 = shapes.iter().map(|&(n, k)| step.operands.layers.bytes(n, k)).sum();
     let head = linear_shape(config, WeightId::LmHead);
-    let head_weights = head.0 * head.1;
-    let mut flops = 2 * layers * layer_weights * step.tokens + 2 * head_weights * step.sampled;
-    let mut bytes = layers * layer_bytes + layers * step.tokens * kv_row;
+    let mut flops = 2 * head.0 * head.1 * step.sampled;
+    let mut bytes = layers * step.tokens * kv_row;
+    let mut matrix = |part: LayerWeight, layers: u64, read: u64, rows: u64| {
+        let id = WeightId::Layer(0, part);
+        let (n, k) = linear_shape(config, id);
+        flops += 2 * layers * n * k * rows;
+        bytes += read * step.operands.matrix(id).bytes(n, k);
+    };
+    let sparse = config.moe.as_ref().map_or(0, |moe| layers - moe.dense_layers.len() as u64);
+    matrix(LayerWeight::Qkv, layers, layers, step.tokens);
+    matrix(LayerWeight::O, layers, layers, step.tokens);
+    matrix(LayerWeight::GateUp, layers - sparse, layers - sparse, step.tokens);
+    matrix(LayerWeight::Down, layers - sparse, layers - sparse, step.tokens);
+    if let Some(moe) = &config.moe {
+        let pairs = step.tokens * moe.experts_per_token as u64;
+        let used = (0..config.num_hidden_layers).filter(|l| moe.in_layer(*l)).map(|l| step.used(moe, l)).sum();
+        matrix(LayerWeight::Router, sparse, sparse, step.tokens);
+        matrix(LayerWeight::ExpertGateUp, sparse, used, pairs);
+        matrix(LayerWeight::ExpertDown, sparse, used, pairs);
+    }
     if step.sampled > 0 {
         bytes += step.operands.head.bytes(head.0, head.1);
     }
@@ -503,24 +602,51 @@ mod tests {
 
     #[test]
     fn step_work_is_the_sum_of_the_matrix_ops() {
-        let mut config = crate::presets::preset("micro").unwrap().config();
-        for windowed in [false, true] {
+        let mut config = crate::presets::preset("moe-tiny").unwrap().config();
+        for (windowed, dense) in [(false, 0), (true, 0), (false, 1), (false, 4)] {
+            let sparse = crate::presets::preset("moe-tiny").unwrap().config().moe;
+            config.moe =
+                sparse.filter(|_| dense < 4).map(|moe| MoeConfig { dense_layers: (0..dense).collect(), ..moe });
             if windowed {
                 config.sliding_window = (0..config.num_hidden_layers).map(|l| (l % 2 == 0).then_some(16)).collect();
             }
             let spans =
                 [SpanShape { rows: 40, keys: 72, context: true }, SpanShape { rows: 1, keys: 33, context: false }];
-            let step = StepShape { spans: &spans, tokens: 41, sampled: 2, operands: Operands::plain(4, 4, 4) };
+            let step = StepShape {
+                spans: &spans,
+                tokens: 41,
+                sampled: 2,
+                operands: Operands::plain(4, 4, 4),
+                experts_used: &[],
+            };
             for fmha in [true, false] {
                 let nodes = program(&config, ProgramOptions { context_fmha: fmha, own_table: false });
                 let flops: u64 = nodes
                     .iter()
-                    .filter(|n| matches!(n.category(), "gemm" | "attention") && n.name != "attn_softmax")
+                    .filter(|n| matches!(n.category(), "gemm" | "moe_gemm" | "attention") && n.name != "attn_softmax")
                     .map(|n| n.cost(&config, &step).flops)
                     .sum();
                 assert_eq!(flops, step_work(&config, &step).flops, "fmha {fmha}");
             }
         }
+    }
+
+    #[test]
+    fn only_experts_that_were_used_are_read() {
+        let config = crate::presets::preset("moe-tiny").unwrap().config();
+        let spans = [SpanShape { rows: 1, keys: 9, context: false }];
+        let operands = Operands::plain(2, 2, 4);
+        let step = StepShape { spans: &spans, tokens: 1, sampled: 1, operands, experts_used: &[] };
+        let nodes = program(&config, ProgramOptions { context_fmha: true, own_table: false });
+        let node = nodes.iter().find(|n| n.name == "expert_gate_up").unwrap();
+        let bytes = |used: &[u32]| node.cost(&config, &StepShape { experts_used: used, ..step }).bytes;
+        let matrix = 2 * 2 * 192 * 128;
+        // One token reaches two experts at most, and known numbers win.
+        assert_eq!(bytes(&[]), bytes(&[2]));
+        assert_eq!(bytes(&[7]) - bytes(&[2]), 5 * matrix);
+        let work = |used: &[u32]| step_work(&config, &StepShape { experts_used: used, ..step }).bytes;
+        assert_eq!(work(&[2; 4]), work(&[]));
+        assert_eq!(work(&[3; 4]) - work(&[2; 4]), 4 * (matrix + matrix / 2));
     }
 
     #[test]

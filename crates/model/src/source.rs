@@ -46,15 +46,16 @@ impl WeightSource {
         }
     }
 
-    /// Writes row `row` of a weight (row 0 for a vector) into `out`, which has `info.cols` elements.
+    /// Writes row `row` of a weight (row 0 for a vector; counted through all experts) into `out`, which has `info.cols`
+    /// elements.
     pub fn fill_row_f32(&self, info: &WeightInfo, row: usize, out: &mut [f32]) -> Result<(), ModelError> {
-        if row >= info.rows || out.len() != info.cols {
+        if row >= info.experts * info.rows || out.len() != info.cols {
             return Err(ModelError::WeightAccess {
                 weight: info.id.name(),
                 problem: format!(
                     "row {row} into {} elements was asked for, but it has {} rows of {}",
                     out.len(),
-                    info.rows,
+                    info.experts * info.rows,
                     info.cols
                 ),
             });
@@ -68,8 +69,9 @@ impl WeightSource {
             }
             return Ok(());
         }
-        let mut row_in_part = row;
-        for (name, part_rows) in &info.parts {
+        let parts_per_expert = info.parts.len() / info.experts;
+        let (expert, mut row_in_part) = (row / info.rows, row % info.rows);
+        for (name, part_rows) in info.parts.iter().skip(expert * parts_per_expert).take(parts_per_expert) {
             if row_in_part < *part_rows {
                 return self.fill_part(info, name, row_in_part, out);
             }

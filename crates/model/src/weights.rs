@@ -46,6 +46,12 @@ pub enum LayerWeight {
     Down,
     /// Its bias.
     DownBias,
+    /// The product that gives each expert's logit.
+    Router,
+    /// Gate and up projections of all experts.
+    ExpertGateUp,
+    /// Down projections of all experts.
+    ExpertDown,
 }
 
 impl LayerWeight {
@@ -64,6 +70,9 @@ impl LayerWeight {
             LayerWeight::GateUpBias => "gate_up.bias",
             LayerWeight::Down => "down.weight",
             LayerWeight::DownBias => "down.bias",
+            LayerWeight::Router => "router.weight",
+            LayerWeight::ExpertGateUp => "experts.gate_up.weight",
+            LayerWeight::ExpertDown => "experts.down.weight",
         }
     }
 }
@@ -103,13 +112,16 @@ pub enum RandomInit {
 pub struct WeightInfo {
     /// Which weight this is.
     pub id: WeightId,
+    /// How many weights of this shape lie one after the other: one for each expert, else 1.
+    pub experts: usize,
     /// Output features (n); 1 for vectors.
     pub rows: usize,
     /// Input features (k); the length of a vector.
     pub cols: usize,
     /// A norm or a bias: engines always keep it in f32.
     pub vector: bool,
-    /// The checkpoint tensors it consists of, in order: name and number of rows (of elements, for a vector).
+    /// The checkpoint tensors it consists of, in order, expert by expert: name and number of rows (of elements, for a
+    /// vector).
     pub parts: Vec<(String, usize)>,
     /// What it holds in a model of random numbers.
     pub init: RandomInit,
@@ -118,7 +130,7 @@ pub struct WeightInfo {
 impl WeightInfo {
     /// Number of elements.
     pub fn elements(&self) -> u64 {
-        self.rows as u64 * self.cols as u64
+        self.experts as u64 * self.rows as u64 * self.cols as u64
     }
 }
 
@@ -189,6 +201,27 @@ impl List<'_> {
             self.bias(id(LayerWeight::OBias), parts(&o, "bias"));
         }
         self.norm(id(LayerWeight::PostNorm), tensor("post_attention_layernorm", "weight"), hidden);
+        if let Some(moe) = c.experts(layer) {
+            let names = ExpertNames::of(c);
+            let module = names.module;
+            self.matrix(
+                id(LayerWeight::Router),
+                parts(&[(&format!("{module}.gate"), moe.num_experts)], "weight"),
+                hidden,
+                STD,
+            );
+            let expert = |projections: &[(&str, usize)]| -> Vec<(String, usize)> {
+                (0..moe.num_experts)
+                    .flat_map(|e| projections.iter().map(move |(name, rows)| (e, *name, *rows)))
+                    .map(|(e, name, rows)| (tensor(&format!("{module}.experts.{e}.{name}"), "weight"), rows))
+                    .collect()
+            };
+            let gate_up = expert(&[(names.gate, moe.intermediate_size), (names.up, moe.intermediate_size)]);
+            self.experts(id(LayerWeight::ExpertGateUp), moe.num_experts, gate_up, hidden, STD);
+            let down = expert(&[(names.down, hidden)]);
+            self.experts(id(LayerWeight::ExpertDown), moe.num_experts, down, moe.intermediate_size, residual_std);
+            return;
+        }
         self.matrix(id(LayerWeight::GateUp), parts(&gate_up, "weight"), hidden, STD);
         if c.mlp_bias {
             self.bias(id(LayerWeight::GateUpBias), parts(&gate_up, "bias"));
@@ -200,17 +233,55 @@ impl List<'_> {
     }
 
     fn matrix(&mut self, id: WeightId, parts: Vec<(String, usize)>, cols: usize, std: f32) {
-        let rows = parts.iter().map(|(_, rows)| rows).sum();
-        self.infos.push(WeightInfo { id, rows, cols, vector: false, parts, init: RandomInit::Normal { std } });
+        self.experts(id, 1, parts, cols, std);
+    }
+
+    fn experts(&mut self, id: WeightId, experts: usize, parts: Vec<(String, usize)>, cols: usize, std: f32) {
+        let rows = parts.iter().map(|(_, rows)| rows).sum::<usize>() / experts;
+        let init = RandomInit::Normal { std };
+        self.infos.push(WeightInfo { id, experts, rows, cols, vector: false, parts, init });
     }
 
     fn bias(&mut self, id: WeightId, parts: Vec<(String, usize)>) {
         let cols = parts.iter().map(|(_, elements)| elements).sum();
-        self.infos.push(WeightInfo { id, rows: 1, cols, vector: true, parts, init: RandomInit::Normal { std: STD } });
+        self.infos.push(WeightInfo {
+            id,
+            experts: 1,
+            rows: 1,
+            cols,
+            vector: true,
+            parts,
+            init: RandomInit::Normal { std: STD },
+        });
     }
 
     fn norm(&mut self, id: WeightId, tensor: String, cols: usize) {
         let parts = vec![(tensor, cols)];
-        self.infos.push(WeightInfo { id, rows: 1, cols, vector: true, parts, init: RandomInit::Constant(1.0) });
+        self.infos.push(WeightInfo {
+            id,
+            experts: 1,
+            rows: 1,
+            cols,
+            vector: true,
+            parts,
+            init: RandomInit::Constant(1.0),
+        });
+    }
+}
+
+/// What the parts of experts are called in a family's checkpoints.
+struct ExpertNames {
+    module: &'static str,
+    gate: &'static str,
+    up: &'static str,
+    down: &'static str,
+}
+
+impl ExpertNames {
+    fn of(config: &ModelConfig) -> ExpertNames {
+        match config.model_type.as_str() {
+            "mixtral" => ExpertNames { module: "block_sparse_moe", gate: "w1", up: "w3", down: "w2" },
+            _ => ExpertNames { module: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj" },
+        }
     }
 }

@@ -7,6 +7,7 @@ use strobe_kernels_cuda::{
     Attention, AttentionConfig, CapturedGraph, CudaError, DeviceBuffer, Event, GemmPlugin, Gpu, KvDtype, Linear,
     PinnedBuffer, Profiler, RowOps, SampleOps, Tuned, UnfusedAttention, UnfusedConfig, tune,
 };
+use strobe_model::ModelConfig;
 use strobe_model::program::Node;
 
 use crate::cpu::qkv_shape;
@@ -48,6 +49,7 @@ impl CudaBackend {
         options: CudaBackendOptions<'_>,
     ) -> Result<CudaBackend, EngineError> {
         let (build, config, limits) = (&model.config.build, model.config.model.clone(), options.limits);
+        check_model(&config)?;
         let mut times = Vec::new();
         let mut clock = Instant::now();
         let mut lap = |name: &'static str| {
@@ -261,6 +263,7 @@ impl CudaBackend {
 /// Choose kernels for every product of an engine by measurement, without loading it, for as long as `go_on` says so.
 pub fn choose_gemms(index: u32, config: &EngineConfig, go_on: impl FnMut() -> bool) -> Result<Tuned, EngineError> {
     let build = &config.build;
+    check_model(&config.model)?;
     let gpu = Gpu::open(index)?;
     let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
     let mut linear = Linear::new(&gpu, weights::precision(build.dtype), plugin)?;
@@ -289,4 +292,15 @@ pub fn buckets(most: usize) -> Vec<usize> {
     sizes.retain(|&size| size < most);
     sizes.push(most);
     sizes
+}
+
+/// Refuses models that have no kernels here.
+fn check_model(config: &ModelConfig) -> Result<(), EngineError> {
+    match &config.moe {
+        None => Ok(()),
+        Some(moe) => Err(EngineError::option(
+            "--device cuda",
+            format!("has no kernels for mixtures of experts ({} per layer) yet; use --device cpu", moe.num_experts),
+        )),
+    }
 }

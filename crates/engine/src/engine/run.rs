@@ -3,7 +3,7 @@
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use strobe_model::program::step_work;
+use strobe_model::program::{StepShape, step_work};
 
 use crate::device::Runner;
 use crate::iteration::IterationRecord;
@@ -252,7 +252,10 @@ impl Core {
             kv_free: self.info.limits.kv_blocks as u32 - kv_used,
             pool: self.scheduler.pool().counters(),
             resident_bytes: self.resident_bytes(),
-            work: step_work(&self.config, &self.inputs.shape()),
+            work: step_work(
+                &self.config,
+                &StepShape { experts_used: self.backend.experts_used(), ..self.inputs.shape() },
+            ),
             decisions: (0, 0),
         };
         self.pass = times;

@@ -16,7 +16,7 @@ use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
 
 /// The tiny Hugging Face models made by `make_fixtures.py`, and the type of their weights.
-pub const CASES: [(&str, DType); 10] = [
+pub const CASES: [(&str, DType); 14] = [
     ("llama", DType::F32),
     ("llama3-rope-tied", DType::Bf16),
     ("llama-bias", DType::F16),
@@ -27,6 +27,10 @@ pub const CASES: [(&str, DType); 10] = [
     ("llama-bf16", DType::Bf16),
     ("llama-f16", DType::F16),
     ("llama-sharded", DType::Bf16),
+    ("mixtral", DType::F32),
+    ("mixtral-bf16", DType::Bf16),
+    ("qwen3-moe", DType::Bf16),
+    ("qwen3-moe-renorm", DType::F32),
 ];
 
 /// The directory of one of them.

@@ -1,9 +1,9 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use strobe_model::{DType, ModelConfig, ModelError, RopeScaling, presets};
+use strobe_model::{DType, ModelConfig, ModelError, RopeScaling, RoutingMethod, WeightId, presets, weight_list};
 
-use crate::support::{CASES, copy_of, fixture, says};
+use crate::support::{CASES, MOE_CASES, copy_of, fixture, says};
 
 /// A complete configuration; `changes` replaces members, null removes them.
 fn with(changes: Value) -> Result<ModelConfig, ModelError> {
@@ -25,6 +25,37 @@ fn with(changes: Value) -> Result<ModelConfig, ModelError> {
 
 fn from_text(text: &str) -> Result<ModelConfig, ModelError> {
     ModelConfig::from_json(text, Path::new("somewhere/config.json"))
+}
+
+#[test]
+fn experts_are_read_and_refused_by_name() {
+    let read = |case: &str| ModelConfig::from_dir(&fixture(case)).unwrap();
+    let mixtral = read("mixtral");
+    let moe = mixtral.moe.as_ref().unwrap();
+    assert_eq!((moe.num_experts, moe.experts_per_token, moe.intermediate_size), (6, 2, 24));
+    assert_eq!((moe.routing, mixtral.window(0)), (RoutingMethod::TopKSoftmax, Some(24)));
+    let qwen = read("qwen3-moe");
+    let moe = qwen.moe.as_ref().unwrap();
+    assert_eq!((moe.intermediate_size, moe.routing), (20, RoutingMethod::SoftmaxTopK { renormalise: false }));
+    assert_eq!(moe.dense_layers, [0, 1, 2]);
+    assert!(qwen.experts(2).is_none() && qwen.experts(3).is_some() && qwen.qk_norm);
+    // One expert in five answers for three of them.
+    let all: u64 = weight_list(&qwen).iter().filter(|w| w.experts > 1).map(|w| w.elements()).sum();
+    let dense: u64 = weight_list(&qwen)
+        .iter()
+        .filter(|w| w.experts == 1 && !w.vector && w.id != WeightId::Embed)
+        .map(|w| w.elements())
+        .sum();
+    assert_eq!(qwen.active_parameters_per_token(), dense + all / 5 * 3);
+
+    let text = std::fs::read_to_string(fixture("qwen3-moe").join("config.json")).unwrap();
+    let with = |from: &str, to: &str| from_text(&text.replace(from, to));
+    says(with("\"num_experts_per_tok\": 3", "\"num_experts_per_tok\": 9"), &["num_experts_per_tok", "5", "9"]);
+    says(with("\"num_local_experts\": 5", "\"num_local_experts\": \"x\""), &["num_local_experts"]);
+    says(with("\"moe_intermediate_size\": 20", "\"moe_intermediate_size\": 0"), &["moe_intermediate_size"]);
+    says(with("[\n    1\n  ]", "[-1]"), &["mlp_only_layers", "-1"]);
+    says(with("\"decoder_sparse_step\": 2", "\"decoder_sparse_step\": 0"), &["decoder_sparse_step"]);
+    assert!(with("\"decoder_sparse_step\": 2", "\"decoder_sparse_step\": 9").unwrap().moe.is_none());
 }
 
 #[test]
@@ -228,7 +259,7 @@ fn what_is_not_json_says_where() {
 
 #[test]
 fn a_configuration_survives_its_own_serialisation() {
-    for case in CASES {
+    for case in CASES.into_iter().chain(MOE_CASES) {
         let config = ModelConfig::from_dir(&fixture(case)).unwrap();
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<ModelConfig>(&text).unwrap(), config);

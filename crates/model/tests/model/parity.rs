@@ -4,9 +4,11 @@
 use std::collections::HashMap;
 
 use serde::Deserialize;
-use strobe_model::{Checkpoint, LayerWeight, ModelConfig, RopeScaling, WeightId, WeightSource, weight_list};
+use strobe_model::{
+    Checkpoint, LayerWeight, ModelConfig, MoeConfig, RopeScaling, RoutingMethod, WeightId, WeightSource, weight_list,
+};
 
-use crate::support::{CASES, fixture};
+use crate::support::{CASES, MOE_CASES, fixture};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -44,7 +46,7 @@ impl Model {
         for info in weight_list(&config) {
             let mut row = vec![0.0f32; info.cols];
             let mut data = Vec::new();
-            for r in 0..info.rows {
+            for r in 0..info.experts * info.rows {
                 source.fill_row_f32(&info, r, &mut row).unwrap();
                 data.extend(row.iter().map(|v| f64::from(*v)));
             }
@@ -114,7 +116,36 @@ impl Model {
         self.linear(&out, id(LayerWeight::O), Some(id(LayerWeight::OBias)))
     }
 
+    /// The whole softmax, then the best experts one by one: nothing that the crate's own routing does.
+    fn experts(&self, layer: usize, moe: &MoeConfig, x: &[f64]) -> Vec<f64> {
+        let id = |weight| WeightId::Layer(layer as u16, weight);
+        let scores: Vec<f64> = self.linear(x, id(LayerWeight::Router), None).iter().map(|logit| logit.exp()).collect();
+        let mut best: Vec<usize> = (0..moe.num_experts).collect();
+        best.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+        best.truncate(moe.experts_per_token);
+        let divisor: f64 = match moe.routing {
+            RoutingMethod::SoftmaxTopK { renormalise: false } => scores.iter().sum(),
+            _ => best.iter().map(|e| scores[*e]).sum(),
+        };
+        let (width, hidden) = (moe.intermediate_size, x.len());
+        let product = |weight, first: usize, rows: usize, x: &[f64]| -> Vec<f64> {
+            (first..first + rows).map(|r| self.row(id(weight), r).iter().zip(x).map(|(w, x)| w * x).sum()).collect()
+        };
+        let mut sum = vec![0.0; hidden];
+        for expert in best {
+            let gate_up = product(LayerWeight::ExpertGateUp, expert * 2 * width, 2 * width, x);
+            let (gate, up) = gate_up.split_at(width);
+            let act: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+            let answer = product(LayerWeight::ExpertDown, expert * hidden, hidden, &act);
+            sum.iter_mut().zip(answer).for_each(|(sum, a)| *sum += scores[expert] / divisor * a);
+        }
+        sum
+    }
+
     fn mlp(&self, layer: usize, x: &[f64]) -> Vec<f64> {
+        if let Some(moe) = self.config.experts(layer) {
+            return self.experts(layer, moe, x);
+        }
         let id = |weight| WeightId::Layer(layer as u16, weight);
         let gate_up = self.linear(x, id(LayerWeight::GateUp), Some(id(LayerWeight::GateUpBias)));
         let (gate, up) = gate_up.split_at(self.config.intermediate_size);
@@ -165,7 +196,7 @@ fn worst_difference(mut model: Model, golden: &Golden) -> f64 {
 
 #[test]
 fn logits_equal_those_of_transformers() {
-    for case in CASES {
+    for case in CASES.into_iter().chain(MOE_CASES) {
         let golden = golden(case, "golden.json");
         assert_eq!(golden.steps().len(), golden.prompt.len() + 16);
         let worst = worst_difference(Model::load(case), &golden);
@@ -177,7 +208,9 @@ fn logits_equal_those_of_transformers() {
 #[test]
 fn each_feature_changes_the_logits() {
     type Change = fn(&mut ModelConfig);
-    let changes: [(&str, Change); 8] = [
+    let changes: [(&str, Change); 10] = [
+        ("qwen3-moe", |c| c.moe.iter_mut().for_each(|m| m.routing = RoutingMethod::TopKSoftmax)),
+        ("mixtral", |c| c.moe.iter_mut().for_each(|m| m.experts_per_token = 1)),
         ("llama3-rope-tied", |c| c.rope_scaling = RopeScaling::None),
         ("llama-bias", |c| c.qkv_bias = false),
         ("llama-bias", |c| c.o_bias = false),

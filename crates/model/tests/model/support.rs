@@ -16,6 +16,9 @@ pub const CASES: [&str; 10] = [
     "llama-sharded",
 ];
 
+/// Those of them that have experts.
+pub const MOE_CASES: [&str; 4] = ["mixtral", "mixtral-bf16", "qwen3-moe", "qwen3-moe-renorm"];
+
 /// The directory of one of them.
 pub fn fixture(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures").join(case)

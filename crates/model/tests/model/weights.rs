@@ -4,7 +4,7 @@ use strobe_model::{
     Checkpoint, DType, LayerWeight, ModelConfig, RandomInit, WeightId, WeightSource, preset, presets, weight_list,
 };
 
-use crate::support::{CASES, copy_of, fixture, says};
+use crate::support::{CASES, MOE_CASES, copy_of, fixture, says};
 
 #[test]
 fn parameter_counts_are_those_of_the_published_models() {
@@ -51,7 +51,7 @@ fn the_list_names_each_weight_once_and_its_parts_fill_it() {
         assert_eq!(list.last().unwrap().id, WeightId::LmHead);
         for info in &list {
             let sum: usize = info.parts.iter().map(|(_, n)| n).sum();
-            assert_eq!(sum, if info.vector { info.cols } else { info.rows }, "{}", info.id);
+            assert_eq!(sum, if info.vector { info.cols } else { info.experts * info.rows }, "{}", info.id);
             assert!(!info.vector || info.rows == 1);
         }
     }
@@ -62,7 +62,7 @@ fn the_list_names_each_weight_once_and_its_parts_fill_it() {
 
 #[test]
 fn every_fixture_has_what_its_config_asks_for_and_uses_all_of_it() {
-    for case in CASES {
+    for case in CASES.into_iter().chain(MOE_CASES) {
         let config = ModelConfig::from_dir(&fixture(case)).unwrap();
         let checkpoint = Checkpoint::open(&fixture(case)).unwrap();
         let stored = checkpoint.names().count();

@@ -1,0 +1,56 @@
+//! What `config.json` says about experts, family by family.
+
+use serde_json::Value;
+
+use crate::config_json::{Family, Fields};
+use crate::error::ModelError;
+use crate::moe::MoeConfig;
+use crate::routing::RoutingMethod;
+
+/// The experts of a model, or `None` for a family without.
+pub(crate) fn experts(
+    fields: &Fields<'_>,
+    family: Family,
+    layers: usize,
+    intermediate_size: usize,
+) -> Result<Option<MoeConfig>, ModelError> {
+    let count = match fields.size("num_local_experts")? {
+        None => fields.size("num_experts")?,
+        given => given,
+    };
+    let chosen = fields.size("num_experts_per_tok")?;
+    let config = match family {
+        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => return Ok(None),
+        Family::Mixtral => MoeConfig {
+            num_experts: count.unwrap_or(8),
+            experts_per_token: chosen.unwrap_or(2),
+            intermediate_size,
+            routing: RoutingMethod::TopKSoftmax,
+            dense_layers: Vec::new(),
+        },
+        Family::Qwen3Moe => MoeConfig {
+            num_experts: count.unwrap_or(128),
+            experts_per_token: chosen.unwrap_or(8),
+            intermediate_size: fields.size("moe_intermediate_size")?.unwrap_or(768),
+            routing: RoutingMethod::SoftmaxTopK { renormalise: fields.flag("norm_topk_prob")?.unwrap_or(false) },
+            dense_layers: qwen_dense_layers(fields, layers)?,
+        },
+    };
+    // A model of dense layers alone has none, whatever its class.
+    Ok((config.dense_layers.len() < layers).then_some(config))
+}
+
+/// The layers named in `mlp_only_layers`, and those that `decoder_sparse_step` skips.
+fn qwen_dense_layers(fields: &Fields<'_>, layers: usize) -> Result<Vec<usize>, ModelError> {
+    let step = fields.size("decoder_sparse_step")?.unwrap_or(1);
+    let named = match fields.get("mlp_only_layers") {
+        None => &[][..],
+        Some(Value::Array(list)) => list,
+        Some(other) => return Err(fields.wrong("mlp_only_layers", "a list of layers", other)),
+    };
+    if let Some(odd) = named.iter().find(|layer| layer.as_u64().is_none()) {
+        return Err(fields.wrong("mlp_only_layers", "a list of layers", odd));
+    }
+    let is_named = |layer: usize| named.iter().any(|l| l.as_u64() == Some(layer as u64));
+    Ok((0..layers).filter(|&layer| is_named(layer) || !(layer + 1).is_multiple_of(step)).collect())
+}

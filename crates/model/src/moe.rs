@@ -1,0 +1,45 @@
+//! The mixture of experts that takes the place of the feed-forward block in some layers.
+
+use serde::{Deserialize, Serialize};
+
+use crate::routing::RoutingMethod;
+
+/// Experts of a model: how many there are, how wide they are and how a token chooses among them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MoeConfig {
+    /// Routed experts of a layer.
+    pub num_experts: usize,
+    /// Experts that each token is sent to.
+    pub experts_per_token: usize,
+    /// Width of one expert.
+    pub intermediate_size: usize,
+    /// How the router's logits become experts and weights.
+    pub routing: RoutingMethod,
+    /// Layers that have a dense feed-forward block instead, in order.
+    #[serde(default)]
+    pub dense_layers: Vec<usize>,
+}
+
+impl MoeConfig {
+    /// Whether a layer has experts.
+    pub fn in_layer(&self, layer: usize) -> bool {
+        self.dense_layers.binary_search(&layer).is_err()
+    }
+
+    /// The field and the problem of the first number that does not fit.
+    pub(crate) fn first_problem(&self, layers: usize) -> Result<(), (&'static str, String)> {
+        let sizes =
+            [("num_experts", self.num_experts, 1 << 12), ("moe_intermediate_size", self.intermediate_size, 1 << 20)];
+        for (field, value, most) in sizes {
+            if value == 0 || value > most {
+                return Err((field, format!("must be between 1 and {most}, found {value}")));
+            }
+        }
+        self.routing.check(self.num_experts, self.experts_per_token)?;
+        if !self.dense_layers.is_sorted_by(|a, b| a < b) || self.dense_layers.last().is_some_and(|l| *l >= layers) {
+            let problem = format!("must be layers below {layers} in order, found {:?}", self.dense_layers);
+            return Err(("dense_layers", problem));
+        }
+        Ok(())
+    }
+}
