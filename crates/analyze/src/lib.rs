@@ -11,6 +11,7 @@ pub mod categories;
 pub mod compare;
 pub mod context;
 pub mod critical_path;
+pub mod experts;
 pub mod gaps;
 pub mod intervals;
 pub mod iterations;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::context::Context;
 use crate::sheet::Report;
 use crate::{
-    advice, budget, categories, critical_path, gaps, iterations, launch, layers, memory, metrics, nsys_stats, overlap,
-    roofline, summary,
+    advice, budget, categories, critical_path, experts, gaps, iterations, launch, layers, memory, metrics, nsys_stats,
+    overlap, roofline, summary,
 };
 
 /// A report that can be asked for.
@@ -47,6 +47,7 @@ pub const ALL: &[Entry] = &[
     entry("budget", "where the wall time of an iteration went; the parts add up", budget::report),
     entry("categories", "device time by family of kernel, and what no rule knows", categories::report),
     entry("layers", "device time by op and layer of the model, inside graphs too", layers::report),
+    entry("experts", "how evenly tokens reached the experts of each layer", experts::report),
     entry("gaps", "when devices idled, for how long and why", gaps::report),
     entry("roofline", "how near ops came to the hardware's limit", roofline::report),
     entry("critical-path", "what the end of each iteration waited for", critical_path::report),

@@ -23,13 +23,14 @@ const SUMMARIES: [(&str, &str); 9] = [
     ("osrt-sum", "osrt_sum"),
 ];
 /// All other reports.
-const OWN: [&str; 13] = [
+const OWN: [&str; 14] = [
     "summary",
     "advice",
     "iterations",
     "budget",
     "categories",
     "layers",
+    "experts",
     "gaps",
     "roofline",
     "critical-path",

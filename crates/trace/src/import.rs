@@ -361,6 +361,7 @@ fn append(merged: &mut Trace, mut next: Trace, shift: i64) -> Result<(), TraceEr
     merged.allocations.append(&mut next.allocations);
     merged.graph_nodes.append(&mut next.graph_nodes);
     merged.iterations.append(&mut next.iterations);
+    merged.expert_loads.append(&mut next.expert_loads);
     merged.devices.append(&mut next.devices);
     merged.processes.append(&mut next.processes);
     merged.threads.append(&mut next.threads);

@@ -90,6 +90,19 @@ impl Iteration {
     }
 }
 
+/// Tokens that a layer sent to one of its experts in one iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertLoad {
+    /// The iteration's number.
+    pub iter: u64,
+    /// The layer's number in the model.
+    pub layer: u32,
+    /// The expert's number in the layer.
+    pub expert: u32,
+    /// How many tokens; experts without any are listed too.
+    pub tokens: u32,
+}
+
 /// What an iteration worked on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]

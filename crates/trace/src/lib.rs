@@ -17,7 +17,7 @@ mod utc;
 
 pub use error::TraceError;
 pub use intern::{Interner, StrId};
-pub use iteration::{Iteration, IterationKind, Peaks, RangeKind, Window};
+pub use iteration::{ExpertLoad, Iteration, IterationKind, Peaks, RangeKind, Window};
 pub use model::{
     Allocation, CallKind, CallRow, Calls, Counter, Device, Distinct, GraphMode, GraphNode, KernelDetail, Meta, NONE,
     OpDetail, OpKind, OpRow, Ops, Process, RangeRow, RangeSource, Ranges, Source, Thread, Trace, Work, range_flags,

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::columns::{columns, order_by};
-use crate::{Interner, Iteration, Peaks, RangeKind, StrId, Window};
+use crate::{ExpertLoad, Interner, Iteration, Peaks, RangeKind, StrId, Window};
 
 /// The value of an index column where there is nothing to point to.
 pub const NONE: u32 = u32::MAX;
@@ -39,6 +39,8 @@ pub struct Trace {
     pub graph_nodes: Vec<GraphNode>,
     /// The forward steps that the engine itself recorded. Empty for other tools' traces: there they are detected.
     pub iterations: Vec<Iteration>,
+    /// Where tokens went in the layers that have experts, by iteration, layer and expert.
+    pub expert_loads: Vec<ExpertLoad>,
     /// The devices that ops refer to.
     pub devices: Vec<Device>,
     /// The processes that events refer to.

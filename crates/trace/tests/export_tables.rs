@@ -98,6 +98,7 @@ fn names_are_resolved_and_what_is_unknown_is_null() {
     assert_eq!(texts(column(&tables, "ops", "flops")), ["(null)", "60000"]);
     assert_eq!(texts(column(&tables, "ops", "op")), ["norm", "qkv_proj"]);
     assert_eq!(texts(column(&tables, "iterations", "kind")), ["decode"]);
+    assert_eq!(texts(column(&tables, "expert_loads", "expert")), ["5"]);
 }
 
 #[test]

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use rusqlite::{Connection, OpenFlags};
 use strobe_trace::{
-    Allocation, CallKind, CallRow, Counter, Device, GraphMode, GraphNode, Iteration, KernelDetail, NONE, OpDetail,
-    OpKind, OpRow, Peaks, Process, RangeKind, RangeRow, RangeSource, Source, StrId, Thread, Trace, Window, Work,
-    import, nsys, range_flags,
+    Allocation, CallKind, CallRow, Counter, Device, ExpertLoad, GraphMode, GraphNode, Iteration, KernelDetail, NONE,
+    OpDetail, OpKind, OpRow, Peaks, Process, RangeKind, RangeRow, RangeSource, Source, StrId, Thread, Trace, Window,
+    Work, import, nsys, range_flags,
 };
 
 fn scratch(name: &str) -> PathBuf {
@@ -77,6 +77,7 @@ fn told(trace: &Trace) -> BTreeMap<&'static str, Vec<String>> {
         ("counters", trace.counters.iter().map(counter).collect()),
         ("graph nodes", trace.graph_nodes.iter().map(node).collect()),
         ("iterations", trace.iterations.iter().map(|i| format!("{i:?}")).collect()),
+        ("expert loads", trace.expert_loads.iter().map(|load| format!("{load:?}")).collect()),
         ("meta", vec![about]),
     ]);
     tables.values_mut().for_each(|rows: &mut Vec<String>| rows.sort());
@@ -444,6 +445,12 @@ fn events() -> impl Strategy<Value = Trace> {
             generation_tokens: d,
             window,
         });
+    let expert_load = (0..100_u64, any::<[u32; 3]>()).prop_map(|(iter, [layer, expert, tokens])| ExpertLoad {
+        iter,
+        layer,
+        expert,
+        tokens,
+    });
     (
         proptest::collection::vec(op(), 0..40),
         proptest::collection::vec(call(), 0..40),
@@ -451,10 +458,10 @@ fn events() -> impl Strategy<Value = Trace> {
         proptest::collection::vec(allocation(), 0..10),
         proptest::collection::vec(counter(), 0..4),
         proptest::collection::vec(node, 0..10),
-        proptest::collection::vec(iteration, 0..5),
+        (proptest::collection::vec(iteration, 0..5), proptest::collection::vec(expert_load, 0..10)),
     )
-        .prop_map(|(ops, calls, ranges, allocations, counters, graph_nodes, iterations)| {
-            let mut trace = Trace { allocations, counters, graph_nodes, iterations, ..Trace::default() };
+        .prop_map(|(ops, calls, ranges, allocations, counters, graph_nodes, (iterations, expert_loads))| {
+            let mut trace = Trace { allocations, counters, graph_nodes, iterations, expert_loads, ..Trace::default() };
             ops.into_iter().for_each(|row| trace.ops.push(row));
             calls.into_iter().for_each(|row| trace.calls.push(row));
             ranges.into_iter().for_each(|row| trace.ranges.push(row));

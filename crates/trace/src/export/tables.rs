@@ -100,6 +100,7 @@ impl<'a> Tables<'a> {
             self.calls(),
             self.ranges(),
             self.iterations(),
+            self.expert_loads(),
             self.counters(),
             self.allocations(),
             self.graph_nodes(),
@@ -245,6 +246,17 @@ impl<'a> Tables<'a> {
             maybe_text("input_types", |row| self.string(ranges.types[row])),
         ];
         Table { name: "ranges", rows: ranges.len(), columns }
+    }
+
+    fn expert_loads(&self) -> Table<'_> {
+        let loads = &self.trace.expert_loads;
+        let columns = vec![
+            maybe_unsigned("iteration", |row| Some(loads[row].iter)),
+            int("layer", |row| loads[row].layer.into()),
+            int("expert", |row| loads[row].expert.into()),
+            int("tokens", |row| loads[row].tokens.into()),
+        ];
+        Table { name: "expert_loads", rows: loads.len(), columns }
     }
 
     fn iterations(&self) -> Table<'_> {

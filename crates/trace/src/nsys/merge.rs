@@ -111,6 +111,7 @@ impl Merge<'_> {
         self.trace.details = details;
         self.trace.works = works;
         self.trace.iterations = std::mem::take(&mut self.own.iterations);
+        self.trace.expert_loads = std::mem::take(&mut self.own.expert_loads);
         self.counters(part.series, &numbers)?;
         self.check_counts()
     }

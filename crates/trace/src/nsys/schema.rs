@@ -273,7 +273,7 @@ pub(super) const ENUM_TABLES: [(&str, &[EnumRow]); 6] = [
 ];
 
 /// strobe's tables. `eventId` is a row number (`rowid`) of the table that the event stands in.
-pub(super) const STROBE_TABLES: [(&str, &str); 13] = [
+pub(super) const STROBE_TABLES: [(&str, &str); 14] = [
     ("STROBE_META", "name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL"),
     // Ops of a CPU engine; their events are rows of NVTX_EVENTS. Without nameId nothing is known of what the op means.
     (
@@ -308,6 +308,10 @@ pub(super) const STROBE_TABLES: [(&str, &str); 13] = [
         "iter INTEGER NOT NULL, kind TEXT NOT NULL, start INTEGER NOT NULL, end INTEGER NOT NULL,
          contextRequests INTEGER NOT NULL, generationRequests INTEGER NOT NULL, contextTokens INTEGER NOT NULL,
          generationTokens INTEGER NOT NULL, window INTEGER NOT NULL",
+    ),
+    (
+        "STROBE_EXPERT_LOAD",
+        "iter INTEGER NOT NULL, layer INTEGER NOT NULL, expert INTEGER NOT NULL, tokens INTEGER NOT NULL",
     ),
     (
         "STROBE_WINDOW",

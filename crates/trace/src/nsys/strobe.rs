@@ -9,8 +9,8 @@ use super::part::{Names, Part};
 use super::schema::{self, key};
 use crate::intern::FastHash;
 use crate::{
-    CallKind, Device, Distinct, Iteration, NONE, OpKind, OpRow, Peaks, Process, RangeKind, RangeSource, Source, StrId,
-    Thread, TraceError, Window, Work,
+    CallKind, Device, Distinct, ExpertLoad, Iteration, NONE, OpKind, OpRow, Peaks, Process, RangeKind, RangeSource,
+    Source, StrId, Thread, TraceError, Window, Work,
 };
 
 /// The number that ops of a CPU engine have for their device where the file does not give one.
@@ -66,6 +66,7 @@ pub(super) struct Own {
     /// Meanings of ops; their names are numbered in `cpu`.
     pub(super) works: Vec<Work>,
     pub(super) iterations: Vec<Iteration>,
+    pub(super) expert_loads: Vec<ExpertLoad>,
     pub(super) windows: Vec<Window>,
     pub(super) facts: BTreeMap<String, String>,
     /// In the order of the trace, with the number that events have for them.
@@ -239,6 +240,14 @@ impl Own {
                 context_tokens: count(row, 5),
                 generation_tokens: count(row, 6),
                 window: count(row, 7),
+            });
+        })?;
+        database.scan("STROBE_EXPERT_LOAD", &["iter", "layer", "expert", "tokens"], |row| {
+            self.expert_loads.push(ExpertLoad {
+                iter: row.int(0).unwrap_or(0) as u64,
+                layer: count(row, 1),
+                expert: count(row, 2),
+                tokens: count(row, 3),
             });
         })?;
         database.scan("STROBE_WINDOW", &["windowIndex", "firstIter", "lastIter", "complete"], |row| {

@@ -665,6 +665,12 @@ impl<'a> Writer<'a> {
                 ])?;
             }
         }
+        if !self.trace.expert_loads.is_empty() {
+            let mut rows = self.insert("STROBE_EXPERT_LOAD", &["iter", "layer", "expert", "tokens"])?;
+            for load in &self.trace.expert_loads {
+                rows.add(params![load.iter as i64, load.layer, load.expert, load.tokens])?;
+            }
+        }
         let mut rows = self.insert("STROBE_WINDOW", &["windowIndex", "firstIter", "lastIter", "complete"])?;
         for window in &self.trace.meta.windows {
             rows.add(params![window.index, window.first as i64, window.last as i64, window.complete])?;

@@ -173,6 +173,7 @@ pub fn cpu() -> Trace {
         generation_tokens: 3,
         window: 0,
     }];
+    trace.expert_loads = vec![ExpertLoad { iter: 7, layer: 1, expert: 5, tokens: 3 }];
     trace.devices = vec![Device { is_cpu: true, ..Device::default() }];
     trace.processes = vec![Process { pid: 10, name: "strobe".to_owned(), ..Process::default() }];
     trace.threads = vec![Thread { process: 0, tid: 11, name: "engine \"loop\"".to_owned() }];
