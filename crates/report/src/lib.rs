@@ -25,5 +25,6 @@ mod escape;
 pub mod explorer;
 pub mod html;
 pub mod human;
+mod png;
 pub mod svg;
 pub mod table;

@@ -134,6 +134,31 @@ fn a_long_strip_is_thinned_and_says_so() {
 }
 
 #[test]
+fn a_heat_map_shows_every_cell_or_a_picture_of_them() {
+    let map = |rows: usize, columns: usize| svg::HeatMap {
+        title: HOSTILE.into(),
+        row_label: HOSTILE.into(),
+        column_label: "expert".into(),
+        value_label: "load".into(),
+        rows: (0..rows).map(|row| row + 3).collect(),
+        values: (0..rows).map(|row| (0..columns).map(|column| (row * column) as f64).collect()).collect(),
+    };
+    let mut small = map(2, 4);
+    small.values[0][1] = f64::NAN;
+    let plot = svg::heat_map(&small);
+    // Sixty steps of the scale, and seven values.
+    assert_eq!(count(&check(&plot), "rect"), 60 + 7);
+    assert!(plot.as_str().contains("expert 3: 3.00 (load)"));
+    let large = svg::heat_map(&map(61, 256));
+    assert_eq!(count(&check(&large), "rect"), 60);
+    assert_eq!(count(&check(&large), "image"), 1);
+    assert!(svg::heat_map(&map(0, 0)).as_str().contains("no values"));
+    for (rows, columns) in [(0, 0), (1, 1), (8, 8), (61, 256), (2000, 2)] {
+        assert!(svg::heat_map_png(&map(rows, columns)).starts_with(b"\x89PNG"));
+    }
+}
+
+#[test]
 fn a_page_is_whole_safe_and_needs_no_network() {
     let table = Table::new([HOSTILE, "n"])
         .title(HOSTILE)

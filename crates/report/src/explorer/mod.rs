@@ -28,6 +28,8 @@
 
 mod encode;
 
+pub(crate) use encode::base64;
+
 use std::collections::HashMap;
 
 use serde::Serialize;

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::Svg;
 use super::palette::{Colour, STYLE};
 use crate::escape::escape;
+use crate::explorer::base64;
 
 /// Width of every plot; it scales to the page.
 pub(super) const WIDTH: f64 = 860.0;
@@ -52,6 +53,22 @@ impl Canvas {
         let tip = escape(tip);
         self.put(format_args!(
             "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{w:.2}\" height=\"{h:.2}\" class=\"hit\" style=\"fill:{fill}\"><title>{tip}</title></rect>"
+        ));
+    }
+
+    /// A rectangle of a colour that is the same on light and dark pages; the tooltip may be empty.
+    pub(super) fn cell(&mut self, x: f64, y: f64, w: f64, h: f64, [red, green, blue]: [u8; 3], tip: &str) {
+        let tip = if tip.is_empty() { String::new() } else { format!("<title>{}</title>", escape(tip)) };
+        self.put(format_args!(
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" fill=\"#{red:02x}{green:02x}{blue:02x}\">{tip}</rect>"
+        ));
+    }
+
+    /// A PNG picture, its pixels drawn as they are.
+    pub(super) fn picture(&mut self, x: f64, y: f64, w: f64, h: f64, png: &[u8]) {
+        let data = base64(png);
+        self.put(format_args!(
+            "<image x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" preserveAspectRatio=\"none\" style=\"image-rendering:pixelated\" href=\"data:image/png;base64,{data}\"/>"
         ));
     }
 

@@ -6,6 +6,7 @@
 mod bars;
 mod canvas;
 mod cdf;
+mod heat;
 pub(crate) mod palette;
 mod scale;
 mod stacked;
@@ -13,6 +14,7 @@ mod strip;
 
 pub use bars::{BarChart, BarSeries, bars};
 pub use cdf::{CdfChart, CdfSeries, cdf};
+pub use heat::{HeatMap, heat_map, heat_map_png};
 pub use scale::Unit;
 pub use stacked::{StackedChart, StackedRow, stacked};
 pub use strip::{IterationStrip, StripCell, strip};
