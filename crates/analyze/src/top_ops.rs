@@ -104,8 +104,12 @@ fn summarize(context: &Context, only: Option<IterationKind>) -> Vec<OpSummary> {
 
 /// Operations per second that a kernel can reach at most.
 fn flops_per_s(peaks: &Peaks, kernel: &str) -> f64 {
-    let int8 = peaks.int8_ops_per_s.filter(|ops| ops.is_finite() && *ops > 0.0);
-    int8.filter(|_| data_type_of_kernel(kernel) == Some(DataType::Int8)).unwrap_or(peaks.flops_per_s)
+    let apart = match data_type_of_kernel(kernel) {
+        Some(DataType::Int8) => peaks.int8_ops_per_s,
+        Some(DataType::Bf16) => peaks.bf16_flops_per_s,
+        _ => None,
+    };
+    apart.filter(|ops| ops.is_finite() && *ops > 0.0).unwrap_or(peaks.flops_per_s)
 }
 
 fn usable(peaks: &Peaks) -> bool {

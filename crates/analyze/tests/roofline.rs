@@ -90,8 +90,13 @@ fn an_operator_counts_once_whatever_it_launches() {
 #[test]
 fn recorded_work_and_measured_peaks_come_first() {
     let mut builder = Builder::new();
-    builder.trace.meta.peaks =
-        Some(Peaks { flops_per_s: 1e12, int8_ops_per_s: None, bytes_per_s: 1e11, note: String::new() });
+    builder.trace.meta.peaks = Some(Peaks {
+        flops_per_s: 1e12,
+        int8_ops_per_s: None,
+        bf16_flops_per_s: None,
+        bytes_per_s: 1e11,
+        note: String::new(),
+    });
     let (op, category) = (builder.name("qkv_proj"), builder.name("gemm"));
     builder.trace.works.push(Work { op, category, layer: Some(0), shape: [1, 64, 32], bytes: 4000, flops: 4096 });
     builder.kernel("gemv_f32", 0, 100, 0);
@@ -104,13 +109,26 @@ fn recorded_work_and_measured_peaks_come_first() {
 }
 
 #[test]
-fn products_of_integers_have_a_ceiling_of_their_own() {
+fn products_of_integers_and_of_bfloat16_have_ceilings_of_their_own() {
     let mut builder = Builder::new();
     let note = String::new();
-    builder.trace.meta.peaks = Some(Peaks { flops_per_s: 1e12, int8_ops_per_s: Some(4e12), bytes_per_s: 1e11, note });
+    builder.trace.meta.peaks = Some(Peaks {
+        flops_per_s: 1e12,
+        int8_ops_per_s: Some(4e12),
+        bf16_flops_per_s: Some(2e12),
+        bytes_per_s: 1e11,
+        note,
+    });
     let (op, category) = (builder.name("qkv_proj"), builder.name("gemm"));
     builder.trace.works.push(Work { op, category, layer: Some(0), shape: [9, 9, 9], bytes: 1, flops: 200_000 });
-    for (index, kernel) in ["gemm_packed_int4_x", "gemm_packed_f32_x", "paged_attention_int8_x"].iter().enumerate() {
+    let kernels = [
+        "gemm_packed_int4_x",
+        "gemm_packed_f32_avx512bf16",
+        "gemm_packed_bf16_avx512bf16",
+        "paged_attention_int8_x",
+        "paged_attention_bf16_avx512bf16",
+    ];
+    for (index, kernel) in kernels.iter().enumerate() {
         builder.kernel(kernel, 1000 * index as i64, 1000 * index as i64 + 200, 0);
         builder.trace.ops.work[index] = 0;
     }
@@ -119,11 +137,15 @@ fn products_of_integers_have_a_ceiling_of_their_own() {
     let share = |kernel: &str| result.rows.iter().find(|row| row.kernel.starts_with(kernel)).unwrap().share().unwrap();
     assert!((share("gemm_packed_int4") - 0.25).abs() < 1e-9);
     assert!((share("gemm_packed_f32") - 1.0).abs() < 1e-9);
+    assert!((share("gemm_packed_bf16") - 0.5).abs() < 1e-9);
+    assert!((share("paged_attention_bf16") - 1.0).abs() < 1e-9, "only the cache is of bfloat16");
     assert!((share("paged_attention_int8") - 1.0).abs() < 1e-9, "only the cache is of integers");
     let rows = strobe_analyze::top_ops::top_ops(&context(&trace));
     let top = |kernel: &str| rows.iter().find(|row| row.kernel.starts_with(kernel)).unwrap().roofline.unwrap().share;
     assert!((top("gemm_packed_int4") - 0.25).abs() < 1e-9);
+    assert!((top("gemm_packed_bf16") - 0.5).abs() < 1e-9);
     assert!((top("paged_attention_int8") - 1.0).abs() < 1e-9);
+    assert!((top("paged_attention_bf16") - 1.0).abs() < 1e-9);
 }
 
 #[test]

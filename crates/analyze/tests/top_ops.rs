@@ -44,7 +44,13 @@ fn ops_are_summed_and_set_against_the_roofline() {
     let mut trace = builder.build();
     assert!(top_ops(&context(&trace)).iter().all(|row| row.roofline.is_none()));
 
-    trace.meta.peaks = Some(Peaks { flops_per_s: 1e11, int8_ops_per_s: None, bytes_per_s: 1e10, note: String::new() });
+    trace.meta.peaks = Some(Peaks {
+        flops_per_s: 1e11,
+        int8_ops_per_s: None,
+        bf16_flops_per_s: None,
+        bytes_per_s: 1e10,
+        note: String::new(),
+    });
     let rows = top_ops(&context(&trace));
     let [qkv, norm] = &rows[..] else { panic!("{rows:?}") };
     assert_eq!((&*qkv.name, &*qkv.category, &*qkv.kernel), ("qkv_proj", "gemm", "scalar"));
@@ -62,8 +68,13 @@ fn ops_are_summed_and_set_against_the_roofline() {
     assert_eq!(decode[0].roofline.unwrap().bound, Bound::Memory);
     assert!(top_ops_by_kind(&context(&trace), IterationKind::Mixed).is_empty());
 
-    trace.meta.peaks =
-        Some(Peaks { flops_per_s: f64::NAN, int8_ops_per_s: None, bytes_per_s: 0.0, note: String::new() });
+    trace.meta.peaks = Some(Peaks {
+        flops_per_s: f64::NAN,
+        int8_ops_per_s: None,
+        bf16_flops_per_s: None,
+        bytes_per_s: 0.0,
+        note: String::new(),
+    });
     assert!(top_ops(&context(&trace)).iter().all(|row| row.roofline.is_none()));
 }
 

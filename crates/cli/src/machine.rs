@@ -9,6 +9,7 @@ use strobe_engine::{BuildConfig, Quantization, memory};
 use strobe_kernels_cpu::{Cpu, measure};
 use strobe_kernels_cuda::{CudaError, DeviceInfo, Gpu, Precision};
 use strobe_model::DType;
+use strobe_report::human;
 use strobe_trace::Peaks;
 
 use crate::{progress, run_dir};
@@ -83,6 +84,9 @@ pub struct MeasuredPeaks {
     /// 8-bit operations per second of register-resident dot products on all workers of a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub int8_ops_per_s: Option<f64>,
+    /// Operations per second of register-resident products of bfloat16 pairs, on a CPU that has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bf16_flops_per_s: Option<f64>,
     /// Bytes per second of a streaming read on all workers.
     pub read_bytes_per_s: f64,
     /// Bytes per second of a streaming copy, read and written bytes together.
@@ -108,9 +112,11 @@ fn once() -> String {
 impl MeasuredPeaks {
     /// Each ceiling as the better of two readings gave it.
     pub fn better_of(&self, other: &MeasuredPeaks) -> MeasuredPeaks {
+        let best = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
         MeasuredPeaks {
             flops_per_s: self.flops_per_s.max(other.flops_per_s),
-            int8_ops_per_s: self.int8_ops_per_s.into_iter().chain(other.int8_ops_per_s).reduce(f64::max),
+            int8_ops_per_s: best(self.int8_ops_per_s, other.int8_ops_per_s),
+            bf16_flops_per_s: best(self.bf16_flops_per_s, other.bf16_flops_per_s),
             read_bytes_per_s: self.read_bytes_per_s.max(other.read_bytes_per_s),
             copy_bytes_per_s: self.copy_bytes_per_s.max(other.copy_bytes_per_s),
             ..self.clone()
@@ -120,11 +126,24 @@ impl MeasuredPeaks {
     /// Operations per second at which the products of an engine run at best, and of which type they are: the denominator
     /// of MFU.
     pub fn of_products(&self, build: &BuildConfig) -> (f64, &str) {
-        match self.int8_ops_per_s.filter(|_| build.quantization.is_integer()) {
-            Some(ops) => (ops, "int8"),
+        let in_pairs = build.dtype == DType::Bf16 && build.gemm_plugin;
+        let apart = match build.quantization.is_integer() {
+            true => self.int8_ops_per_s.map(|ops| (ops, "int8")),
+            false => self.bf16_flops_per_s.filter(|_| in_pairs).map(|flops| (flops, "bfloat16")),
+        };
+        match apart {
+            Some(apart) => apart,
             None if self.flops_of == fma_chains() => (self.flops_per_s, "f32"),
             None => (self.flops_per_s, &self.flops_of),
         }
+    }
+
+    /// The arithmetic ceilings of a CPU, in words.
+    pub fn compute_text(&self) -> String {
+        let bf16 = self.bf16_flops_per_s.map(|flops| format!(", {} bfloat16", human::flops_per_s(flops)));
+        let int8 = self.int8_ops_per_s.map(|ops| format!(", {} int8", human::ops_per_s(ops)));
+        let [bf16, int8] = [bf16, int8].map(Option::unwrap_or_default);
+        format!("{} f32{bf16}{int8}", human::flops_per_s(self.flops_per_s))
     }
 
     /// For a trace's roofline.
@@ -132,6 +151,7 @@ impl MeasuredPeaks {
         Peaks {
             flops_per_s: self.flops_per_s,
             int8_ops_per_s: self.int8_ops_per_s,
+            bf16_flops_per_s: self.bf16_flops_per_s,
             bytes_per_s: self.read_bytes_per_s,
             note: format!("measured: {} ({})", self.flops_of, self.key),
         }
@@ -220,6 +240,7 @@ pub fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
         key: key(cpu),
         flops_per_s: measure::peak_flops_f32(cpu),
         int8_ops_per_s: Some(measure::peak_ops_int8(cpu)),
+        bf16_flops_per_s: measure::peak_flops_bf16(cpu),
         read_bytes_per_s: measure::read_bandwidth(cpu),
         copy_bytes_per_s: measure::copy_bandwidth(cpu),
         measured_at: now.as_secs(),
@@ -255,6 +276,7 @@ pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, CudaE
         key,
         flops_per_s: measured.flops_per_s,
         int8_ops_per_s: None,
+        bf16_flops_per_s: None,
         read_bytes_per_s: measured.copy_bytes_per_s,
         copy_bytes_per_s: measured.copy_bytes_per_s,
         measured_at: now.as_secs(),

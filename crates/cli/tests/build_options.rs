@@ -221,7 +221,7 @@ fn presets_are_listed_with_parameters_and_bytes() {
 fn the_simd_tier_can_be_forced_and_is_reported() {
     let sandbox = sandbox();
     let mut ran = Vec::new();
-    for tier in ["scalar", "avx2", "avx512", "avx512vnni"] {
+    for tier in ["scalar", "avx2", "avx512", "avx512vnni", "avx512bf16"] {
         let words = format!("bench throughput --model micro {BENCH}");
         let done = common::finish(sandbox.command(&words).env("STROBE_CPU", tier));
         if done.code == Some(2) {

@@ -30,6 +30,9 @@ impl Golden {
     }
 }
 
+/// A row as found and as expected.
+type Pair<'a> = (&'a Vec<f32>, &'a Vec<f32>);
+
 /// Largest magnitude of a row.
 fn scale(row: &[f32]) -> f32 {
     row.iter().fold(0.0, |m, v| m.max(v.abs()))
@@ -52,12 +55,7 @@ fn lead(row: &[f32]) -> f32 {
 
 /// Rows of `found` that answer the same text as `golden`, side by side. Ends where the greedy texts part, which they
 /// may only do at a tie within `tolerance`.
-fn comparable<'a>(
-    found: &'a EvalLogits,
-    golden: &'a Golden,
-    tolerance: f32,
-    what: &str,
-) -> Vec<(&'a Vec<f32>, &'a Vec<f32>)> {
+fn comparable<'a>(found: &'a EvalLogits, golden: &'a Golden, tolerance: f32, what: &str) -> Vec<Pair<'a>> {
     assert_eq!(found.logits.len(), golden.logits.len(), "{what}");
     assert_eq!(found.greedy.len(), golden.greedy.len(), "{what}");
     let mut pairs: Vec<_> = found.logits.iter().zip(&golden.logits).collect();
@@ -77,7 +75,7 @@ fn run(tier: Tier, threads: usize, model: &LoadedModel, golden: &Golden) -> Eval
     eval::logits(Cpu::new(tier, threads), model, &golden.prompt, golden.greedy.len()).unwrap()
 }
 
-fn worst(pairs: &[(&Vec<f32>, &Vec<f32>)]) -> f32 {
+fn worst(pairs: &[Pair]) -> f32 {
     pairs.iter().map(|(f, e)| difference(f, e)).fold(0.0, f32::max)
 }
 
@@ -94,6 +92,11 @@ fn variants(model: &LoadedModel) -> Vec<(String, LoadedModel)> {
     all
 }
 
+/// Whether a product rounds its rows too: those of bfloat16 pairs do, as other engines in bfloat16.
+fn rounds_rows(tier: Tier, dtype: DType, gemm_plugin: bool) -> bool {
+    tier.multiplies_pairs() && dtype == DType::Bf16 && gemm_plugin
+}
+
 /// All tiers and variants of `case` in `dtype` against golden.json.
 fn check_case(case: &str, dtype: DType, tolerance: f32) {
     let golden = Golden::read(case, "golden.json");
@@ -103,9 +106,15 @@ fn check_case(case: &str, dtype: DType, tolerance: f32) {
             for tier in Tier::available() {
                 let what = format!("{case} {dtype} {tier:?} plugin {gemm_plugin} {variant}");
                 let found = run(tier, 2, &model, &golden);
-                let pairs = comparable(&found, &golden, tolerance, &what);
-                let worst = worst(&pairs);
-                assert!(worst <= tolerance, "{what}: off by {worst:e}");
+                let tie = if rounds_rows(tier, dtype, gemm_plugin) { 1e-2 } else { tolerance };
+                let pairs = comparable(&found, &golden, tie, &what);
+                if rounds_rows(tier, dtype, gemm_plugin) {
+                    let off = relative_rms(&pairs);
+                    assert!(off <= 1e-2, "{what}: off by {off:e}");
+                } else {
+                    let worst = worst(&pairs);
+                    assert!(worst <= tolerance, "{what}: off by {worst:e}");
+                }
                 assert!(pairs.len() > golden.prompt.len(), "{what}: no decode step could be compared");
             }
         }
@@ -119,7 +128,8 @@ fn float32_equals_transformers() {
     }
 }
 
-/// 16-bit engines differ from float32 maths on the same weights only by their cache, which is float16.
+/// 16-bit engines differ from float32 maths on the same weights only by their cache, which is float16, and where products
+/// of bfloat16 pairs round their rows.
 #[test]
 fn sixteen_bits_stay_near_float32_maths_on_the_same_weights() {
     for (case, dtype) in CASES.into_iter().filter(|c| c.1 != DType::F32) {
@@ -128,18 +138,16 @@ fn sixteen_bits_stay_near_float32_maths_on_the_same_weights() {
 }
 
 /// Root mean square of the differences of all rows over that of the expected values.
-fn relative_rms(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
-    assert_eq!(found.len(), expected.len());
-    let values = || found.iter().zip(expected).flat_map(|(found, expected)| found.iter().zip(expected));
+fn relative_rms(pairs: &[Pair]) -> f64 {
+    let values = || pairs.iter().flat_map(|(found, expected)| found.iter().zip(*expected));
     let lost: f64 = values().map(|(f, e)| f64::from(f - e).powi(2)).sum();
     let all: f64 = values().map(|(_, e)| f64::from(*e).powi(2)).sum();
     (lost / all).sqrt()
 }
 
 /// The middle row's error: rounding may send a token to other experts, which changes its row altogether.
-fn median_rms(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
-    let row = |(f, e): (&Vec<f32>, &Vec<f32>)| relative_rms(std::slice::from_ref(f), std::slice::from_ref(e));
-    let mut rows: Vec<f64> = found.iter().zip(expected).map(row).collect();
+fn median_rms(pairs: &[Pair]) -> f64 {
+    let mut rows: Vec<f64> = pairs.iter().map(|pair| relative_rms(std::slice::from_ref(pair))).collect();
     rows.sort_by(f64::total_cmp);
     rows[rows.len() / 2]
 }
@@ -163,21 +171,18 @@ fn integers_stay_near_float32_maths() {
             let model = load(case, BuildConfig { quantization, ..build(DType::F32) });
             // Attention carries a token's other experts into later rows.
             let moe = model.config.model.moe.is_some();
-            let (distance, tolerance) = if moe {
-                (median_rms as fn(&[_], &[_]) -> f64, 2.0 * tolerance)
-            } else {
-                (relative_rms as _, tolerance)
-            };
+            let (distance, tolerance) =
+                if moe { (median_rms as fn(&[Pair]) -> f64, 2.0 * tolerance) } else { (relative_rms as _, tolerance) };
             for kv_cache in [KvCacheType::Auto, KvCacheType::Int8] {
                 let model = rebuilt(&model, |b| b.kv_cache = kv_cache);
                 let mut first: Option<EvalLogits> = None;
                 for tier in Tier::available().into_iter().rev() {
                     let what = format!("{case} {quantization:?} cache {kv_cache:?} {tier:?}");
                     let found = eval::logits(Cpu::new(tier, 2), &model, &prompt, 0).unwrap();
-                    let off = distance(&found.logits, &expected);
+                    let off = distance(&found.logits.iter().zip(&expected).collect::<Vec<_>>());
                     assert!(off <= tolerance, "{what}: off by {off:e}");
                     let first = first.get_or_insert_with(|| found.clone());
-                    let off = distance(&found.logits, &first.logits);
+                    let off = distance(&found.logits.iter().zip(&first.logits).collect::<Vec<_>>());
                     assert!(off <= 1e-2, "{what}: off by {off:e} from the best tier");
                 }
             }
@@ -185,7 +190,8 @@ fn integers_stay_near_float32_maths() {
     }
 }
 
-/// The stored weights in float32 over a cache of 16 bits give what the 16-bit engine gives: nothing else is rounded.
+/// The stored weights in float32 over a cache of 16 bits give what the 16-bit engine gives: nothing else is rounded, unless
+/// products round their rows.
 #[test]
 fn the_cache_is_all_that_a_sixteen_bit_engine_rounds() {
     for (case, dtype) in CASES.into_iter().filter(|c| c.1 != DType::F32) {
@@ -199,7 +205,7 @@ fn the_cache_is_all_that_a_sixteen_bit_engine_rounds() {
                 let mut stepper = Stepper::new(Cpu::new(tier, 2), &model, cache, text.len(), blocks.len());
                 stepper.step(&[Span { tokens: &text, start: 0, blocks: &blocks, context: true }]).remove(0)
             };
-            for tier in Tier::available() {
+            for tier in Tier::available().into_iter().filter(|tier| !rounds_rows(*tier, dtype, gemm_plugin)) {
                 for (row, (found, expected)) in run(dtype, tier).iter().zip(run(DType::F32, tier)).enumerate() {
                     let off = difference(found, &expected);
                     assert!(off <= 1e-6, "{case} {dtype} {tier:?} plugin {gemm_plugin} row {row}: off by {off:e}");
@@ -209,6 +215,7 @@ fn the_cache_is_all_that_a_sixteen_bit_engine_rounds() {
     }
 }
 
+/// Where products round their rows, results need only be nearer to float32 maths than those of `transformers` are.
 #[test]
 fn sixteen_bits_are_as_near_to_transformers_as_float32_is() {
     for (case, dtype) in [("llama-bf16", DType::Bf16), ("llama-f16", DType::F16)] {
@@ -221,6 +228,14 @@ fn sixteen_bits_are_as_near_to_transformers_as_float32_is() {
                     let what = format!("{case} {tier:?} plugin {gemm_plugin} {variant}");
                     let found = run(tier, 2, &model, &native);
                     let pairs = comparable(&found, &native, 1e-2, &what);
+                    if rounds_rows(tier, dtype, gemm_plugin) {
+                        let ours: Vec<_> =
+                            pairs.iter().zip(exact.rows()).map(|(pair, exact)| (pair.0, exact)).collect();
+                        let theirs: Vec<_> = native.rows().zip(exact.rows()).collect();
+                        let (ours, theirs) = (relative_rms(&ours), relative_rms(&theirs));
+                        assert!(ours <= theirs, "{what}: {ours:e} from float32 maths, transformers {theirs:e}");
+                        continue;
+                    }
                     for (row, ((ours, native), exact)) in pairs.iter().zip(exact.rows()).enumerate() {
                         let (ours, allowed) = (difference(ours, native), 1.5 * difference(exact, native));
                         assert!(ours <= allowed, "{what} row {row}: {ours:e} from native, allowed {allowed:e}");

@@ -50,7 +50,8 @@ impl Cpu {
 
     /// Allocates the scratch for ops of up to `max_rows` rows and `max_k` inputs now, so that they never allocate.
     pub fn reserve(&mut self, max_rows: usize, max_k: usize) {
-        self.reserve_packed_rows(crate::linear::packed_rows_len(max_rows, max_k));
+        let rounded = crate::linear_pairs::rounded_rows_len(max_rows, max_k);
+        self.reserve_packed_rows(crate::linear::packed_rows_len(max_rows, max_k).max(rounded));
     }
 
     pub(crate) fn reserve_packed_rows(&mut self, len: usize) {

@@ -15,14 +15,14 @@ pub(crate) const K_BLOCK: usize = 256;
 /// Emerald Rapids, no difference on a Zen 4.
 pub(crate) const GEMV_PANELS: usize = 2;
 /// How far ahead of its loads the GEMV asks for memory, in bytes per panel.
-const GEMV_PREFETCH_BYTES: usize = 2048;
+pub(crate) const GEMV_PREFETCH_BYTES: usize = 2048;
 /// How far ahead a single strip of tiles asks for memory.
 const PREFETCH_BYTES: usize = 1024;
 const CACHE_LINE: usize = 64;
 /// Rows up to which an AVX2 tile is as wide as a panel: 12 accumulators.
 const WIDE_ROWS: usize = 3;
 /// The largest tile of any tier.
-const MAX_TILE_ROWS: usize = 12;
+pub(crate) const MAX_TILE_ROWS: usize = 12;
 
 /// Rows of x cut into strips of nearly equal height, none above the tier's tile.
 #[derive(Clone, Copy)]
@@ -273,7 +273,7 @@ impl<W: Element> BlockedGemm<'_, W> {
 
 /// Once per element, after the chain.
 #[inline(always)]
-fn add_bias(out: &mut [f32], bias: &[f32]) {
+pub(crate) fn add_bias(out: &mut [f32], bias: &[f32]) {
     for (out, bias) in out.iter_mut().zip(bias) {
         *out += bias;
     }

@@ -18,6 +18,7 @@ mod experts;
 mod gemm;
 mod kv;
 mod linear;
+mod linear_pairs;
 mod linear_quant;
 mod matrix;
 pub mod measure;

@@ -11,7 +11,7 @@ use crate::tier::Tier;
 /// a 1 MiB L2 cache.
 const ROW_BLOCK: usize = 504;
 /// Rows (as in decoding) up to which packing x is not worth waking a helper.
-const PACK_ALONE: usize = 1 << 15;
+pub(crate) const PACK_ALONE: usize = 1 << 15;
 /// Panels that a task of the blocked GEMM takes together: each block of x is then fetched once for all of them.
 const PANELS_PER_TASK: usize = 8;
 /// Weight bytes that a task of a bandwidth-bound product takes, as elements.
@@ -28,7 +28,8 @@ impl Cpu {
     /// `out[m][n] = x[m][k] . w^T (+ bias)`.
     ///
     /// `Packed` weights run the tuned GEMM or GEMV; `RowMajor` ones a plain blocked GEMM of SIMD dot products, the
-    /// baseline. Packed, each output is one chain of fused multiply-adds over k in order, whatever `m` is. For a quantised
+    /// baseline. Packed, each output is one chain of fused multiply-adds over k in order, whatever `m` is; of products of pairs
+    /// for bfloat16 weights on a tier that [has them](Tier::multiplies_pairs), which rounds x to that type. For a quantised
     /// weight x is quantised first; [`Cpu::linear_quantized`] takes rows that already are.
     ///
     /// # Panics
@@ -46,6 +47,9 @@ impl Cpu {
         match w.data {
             Elems::F32(data) => self.linear_of(x, m, w, data, bias, out),
             Elems::F16(data) => self.linear_of(x, m, w, data, bias, out),
+            Elems::Bf16(data) if self.tier.multiplies_pairs() && w.layout == Layout::Packed && w.k > 0 => {
+                self.linear_pairs(x, m, w, data, bias, out);
+            }
             Elems::Bf16(data) => self.linear_of(x, m, w, data, bias, out),
             Elems::Int8(_) | Elems::Int4(_) => {
                 let mut rows = std::mem::take(&mut self.quant_rows);
@@ -161,7 +165,7 @@ impl Cpu {
 }
 
 /// Panels per task of a product that is bound by memory: enough to stream, few enough to share out evenly.
-fn stream_panels(k: usize, panels: usize, threads: usize) -> usize {
+pub(crate) fn stream_panels(k: usize, panels: usize, threads: usize) -> usize {
     let by_size = STREAM_ELEMENTS.div_ceil(PANEL * k).next_multiple_of(gemm::GEMV_PANELS);
     by_size.min(panels.div_ceil(threads)).max(1)
 }

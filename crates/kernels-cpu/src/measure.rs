@@ -3,9 +3,12 @@
 
 use std::time::{Duration, Instant};
 
+use half::bf16;
+
 use crate::buffer::AlignedBuf;
 use crate::cpu::{Cpu, SharedMut};
-use crate::simd::{IntKernel, Kernel, Simd, SimdInt, dispatch, dispatch_int};
+use crate::simd::{IntKernel, Kernel, PairKernel, Simd, SimdInt, SimdPairs};
+use crate::simd::{dispatch, dispatch_int, dispatch_pairs};
 use crate::tier::Tier;
 
 /// How long one measurement repeats itself.
@@ -57,11 +60,32 @@ pub fn peak_ops_int8(cpu: &mut Cpu) -> f64 {
     ops / seconds
 }
 
+/// Operations per second (a multiply-add counts two) of products of bfloat16 pairs that stay in the registers, on all
+/// workers; the best of many rounds. `None` on tiers that have none.
+pub fn peak_flops_bf16(cpu: &mut Cpu) -> Option<f64> {
+    let (tier, threads) = (cpu.tier(), cpu.threads());
+    if !tier.multiplies_pairs() {
+        return None;
+    }
+    let mut sinks = vec![0.0f32; threads];
+    let flops = (2 * 2 * CHAINS * LINKS * lanes(tier) * threads) as f64;
+    let sinks = SharedMut::new(&mut sinks);
+    let seconds = best_of(|| {
+        cpu.pool.run(threads, &|task, _| {
+            // SAFETY: each task has its own sink.
+            let sink = unsafe { &mut sinks.slice(task, 1)[0] };
+            // SAFETY: only registers and the sink are touched.
+            unsafe { dispatch_pairs(tier, PairChains { sink }) };
+        });
+    });
+    Some(flops / seconds)
+}
+
 fn lanes(tier: Tier) -> usize {
     match tier {
         Tier::Scalar => 1,
         Tier::Avx2 => 8,
-        Tier::Avx512 | Tier::Avx512Vnni => 16,
+        Tier::Avx512 | Tier::Avx512Vnni | Tier::Avx512Bf16 => 16,
     }
 }
 
@@ -222,6 +246,32 @@ impl IntKernel for DotChains<'_> {
             for sum in sums {
                 S::store(self.sink.as_mut_ptr().cast(), std::hint::black_box(sum));
             }
+        }
+    }
+}
+
+struct PairChains<'a> {
+    sink: &'a mut f32,
+}
+
+impl PairKernel for PairChains<'_> {
+    #[inline(always)]
+    unsafe fn simd<S: SimdPairs>(self) {
+        // SAFETY: registers only.
+        unsafe {
+            let [weights, x] = [1.0, 0.001].map(|value| std::hint::black_box([bf16::from_f32(value); 2]));
+            let (weights, x) = (S::splat_pair(weights.as_ptr()), S::splat_pair(x.as_ptr()));
+            let mut sums = [S::F::zero(); CHAINS];
+            for _ in 0..LINKS {
+                for sum in &mut sums {
+                    *sum = S::dot(*sum, weights, x);
+                }
+            }
+            let mut total = S::F::zero();
+            for sum in sums {
+                total = S::F::add(total, sum);
+            }
+            *self.sink = S::F::sum(total);
         }
     }
 }

@@ -13,6 +13,9 @@ pub enum Tier {
     Avx512,
     /// The same with VNNI, for products of bytes.
     Avx512Vnni,
+    /// The same with products of bfloat16 pairs: bfloat16 weights are multiplied as they are, and the rows they meet are
+    /// rounded to bfloat16.
+    Avx512Bf16,
 }
 
 /// The environment variable that forces a tier.
@@ -23,7 +26,7 @@ const TIER_VARIABLE: &str = "STROBE_CPU";
 pub enum TierError {
     /// The name is not that of a tier.
     #[error(
-        "{TIER_VARIABLE}={found:?} is not a CPU tier: expected one of scalar, avx2, avx512, avx512vnni (this machine has {available}), or leave it unset"
+        "{TIER_VARIABLE}={found:?} is not a CPU tier: expected one of scalar, avx2, avx512, avx512vnni, avx512bf16 (this machine has {available}), or leave it unset"
     )]
     Unknown {
         /// The value found.
@@ -45,7 +48,7 @@ pub enum TierError {
 
 impl Tier {
     /// All tiers, slowest first.
-    const ALL: [Tier; 4] = [Tier::Scalar, Tier::Avx2, Tier::Avx512, Tier::Avx512Vnni];
+    const ALL: [Tier; 5] = [Tier::Scalar, Tier::Avx2, Tier::Avx512, Tier::Avx512Vnni, Tier::Avx512Bf16];
 
     /// The best tier of this machine.
     pub fn detect() -> Tier {
@@ -77,14 +80,20 @@ impl Tier {
         }
     }
 
-    /// `scalar`, `avx2`, `avx512` or `avx512vnni`.
+    /// `scalar`, `avx2`, `avx512`, `avx512vnni` or `avx512bf16`.
     pub fn name(self) -> &'static str {
         match self {
             Tier::Scalar => "scalar",
             Tier::Avx2 => "avx2",
             Tier::Avx512 => "avx512",
             Tier::Avx512Vnni => "avx512vnni",
+            Tier::Avx512Bf16 => "avx512bf16",
         }
+    }
+
+    /// Whether bfloat16 weights are multiplied in pairs, with rows rounded to bfloat16.
+    pub fn multiplies_pairs(self) -> bool {
+        self == Tier::Avx512Bf16
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -102,6 +111,7 @@ impl Tier {
                     && is_x86_feature_detected!("avx512dq")
             }
             Tier::Avx512Vnni => Tier::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
+            Tier::Avx512Bf16 => Tier::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16"),
         }
     }
 

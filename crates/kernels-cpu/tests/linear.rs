@@ -3,6 +3,7 @@
 mod common;
 
 use common::{KINDS, Rng, Weight, assert_close, assert_same_bits, simd_tiers};
+use half::bf16;
 use strobe_kernels_cpu::{Cpu, KvType, Layout, Tier};
 
 const ROWS: [usize; 10] = [1, 2, 3, 4, 5, 8, 13, 16, 33, 70];
@@ -14,6 +15,15 @@ fn linear(cpu: &mut Cpu, x: &[f32], m: usize, weight: &Weight, bias: Option<&[f3
     let mut out = vec![f32::NAN; m * weight.matrix().n];
     cpu.linear(x, m, weight.matrix(), bias, &mut out);
     out
+}
+
+/// What the oracle is given in place of `x`: a tier that multiplies bfloat16 pairs rounds rows to the type of the weights.
+fn as_multiplied(x: &[f32], tier: Tier, kind: KvType, layout: Layout) -> Vec<f32> {
+    if tier.multiplies_pairs() && kind == KvType::Bf16 && layout == Layout::Packed {
+        x.iter().map(|&x| bf16::from_f32(x).to_f32()).collect()
+    } else {
+        x.to_vec()
+    }
 }
 
 #[test]
@@ -30,8 +40,9 @@ fn every_tier_agrees_with_the_oracle() {
                     let m = ROWS[rng.below(ROWS.len())];
                     let x = rng.floats(m * k);
                     let bias = (i != j).then_some(&bias[..]);
-                    let expected = linear(&mut scalar, &x, m, &weight, bias);
                     for cpu in &mut cpus {
+                        let rows = as_multiplied(&x, cpu.tier(), kind, layout);
+                        let expected = linear(&mut scalar, &rows, m, &weight, bias);
                         let found = linear(cpu, &x, m, &weight, bias);
                         let what = format!("{:?} {kind:?} {layout:?} m={m} n={n} k={k}", cpu.tier());
                         assert_close(&found, &expected, 1e-6 * (k as f32 + 10.0), &what);
@@ -115,13 +126,15 @@ fn a_nan_stays_in_its_row_and_column() {
     values[5 * k + 3] = f32::NAN;
     x[9 * k + 30] = f32::INFINITY;
     for tier in Tier::available() {
-        for layout in [Layout::Packed, Layout::RowMajor] {
-            let out = linear(&mut Cpu::new(tier, 2), &x, m, &Weight::new(&values, n, k, KvType::F32, layout), None);
+        for (layout, kind) in
+            [Layout::Packed, Layout::RowMajor].into_iter().flat_map(|l| [(l, KvType::F32), (l, KvType::Bf16)])
+        {
+            let out = linear(&mut Cpu::new(tier, 2), &x, m, &Weight::new(&values, n, k, kind, layout), None);
             for (i, y) in out.iter().enumerate() {
                 assert_eq!(
                     y.is_finite(),
                     i / n != 9 && i % n != 5,
-                    "{tier:?} {layout:?} row {} column {}",
+                    "{tier:?} {kind:?} {layout:?} row {} column {}",
                     i / n,
                     i % n
                 );
@@ -140,4 +153,76 @@ fn packing_on_all_workers_equals_packing_alone() {
     let mut found = vec![f32::NAN; expected.len()];
     Cpu::new(Tier::detect(), 3).pack(fill, n, k, &mut found);
     assert_eq!(found, expected);
+}
+
+/// Machines without such a tier have nothing to show here.
+fn pair_tier() -> Option<Tier> {
+    let tier = Tier::available().into_iter().find(|tier| tier.multiplies_pairs());
+    if tier.is_none() {
+        eprintln!("skipped: this CPU does not multiply bfloat16 pairs");
+    }
+    tier
+}
+
+#[test]
+fn products_of_bfloat16_pairs_agree_with_the_oracle() {
+    let Some(tier) = pair_tier() else { return };
+    let (mut scalar, mut cpus) = (Cpu::new(Tier::Scalar, 1), [Cpu::new(tier, 1), Cpu::new(tier, 3)]);
+    let mut rng = Rng(6);
+    for m in ROWS {
+        for n in [1, 33, 70] {
+            for k in [1, 2, 31, 64, 255, 257, 513] {
+                // Powers of two leave the rounding as it is, so the sums may be scaled back exactly.
+                for (weight_scale, row_scale) in [(1.0, 1.0), (2f32.powi(90), 2f32.powi(-80)), (2f32.powi(-70), 1.0)] {
+                    let values: Vec<f32> = rng.floats(n * k).iter().map(|w| w * weight_scale).collect();
+                    let x: Vec<f32> = rng.floats(m * k).iter().map(|x| x * row_scale).collect();
+                    let weight = Weight::new(&values, n, k, KvType::Bf16, Layout::Packed);
+                    let rows = as_multiplied(&x, tier, KvType::Bf16, Layout::Packed);
+                    let back =
+                        |out: Vec<f32>| -> Vec<f32> { out.iter().map(|y| y / weight_scale / row_scale).collect() };
+                    let expected = back(linear(&mut scalar, &rows, m, &weight, None));
+                    for cpu in &mut cpus {
+                        let found = back(linear(cpu, &x, m, &weight, None));
+                        let what = format!("m={m} n={n} k={k} scales {weight_scale:e} {row_scale:e}");
+                        assert_close(&found, &expected, 1e-6 * (k as f32 + 10.0), &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Sums that bfloat16 and f32 hold exactly come out to the last bit, whatever the order of additions.
+#[test]
+fn products_of_bfloat16_pairs_of_small_integers_are_exact() {
+    let Some(tier) = pair_tier() else { return };
+    let mut rng = Rng(7);
+    for (m, n, k) in [(1, 33, 7), (2, 64, 300), (13, 40, 513), (40, 100, 256), (600, 33, 31)] {
+        let mut integers = |len: usize| -> Vec<f32> { (0..len).map(|_| rng.below(257) as f32 - 128.0).collect() };
+        let (values, x, bias) = (integers(n * k), integers(m * k), integers(n));
+        let weight = Weight::new(&values, n, k, KvType::Bf16, Layout::Packed);
+        let expected = linear(&mut Cpu::new(Tier::Scalar, 1), &x, m, &weight, Some(&bias));
+        let found = linear(&mut Cpu::new(tier, 2), &x, m, &weight, Some(&bias));
+        assert_eq!(found, expected, "m={m} n={n} k={k}");
+    }
+}
+
+#[test]
+fn products_of_bfloat16_pairs_round_rows_to_even_and_keep_what_is_not_finite() {
+    let Some(tier) = pair_tier() else { return };
+    let mut cpu = Cpu::new(tier, 1);
+    // One input per row and a weight of 1: the row as it was rounded.
+    let one = Weight::new(&[1.0], 1, 1, KvType::Bf16, Layout::Packed);
+    let next = 1.0 + 2f32.powi(-7);
+    let halfway = [1.0 + 2f32.powi(-8), next + 2f32.powi(-8), 1.0 + 2f32.powi(-8) + 2f32.powi(-20)];
+    assert_eq!(linear(&mut cpu, &halfway, 3, &one, None), [1.0, 1.0 + 2f32.powi(-6), next]);
+    assert_eq!(linear(&mut cpu, &[0.0, -0.0, 1e-40], 3, &one, None), [0.0; 3]);
+    let odd = linear(&mut cpu, &[f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX], 4, &one, None);
+    assert_eq!(odd[..2], [f32::INFINITY, f32::NEG_INFINITY]);
+    assert!(odd[2].is_nan() && odd[3] == f32::INFINITY, "{odd:?}");
+    // Infinity times the zero that ends an odd k would be NaN.
+    let infinite = Weight::new(&[1.0, 2.0, f32::INFINITY], 1, 3, KvType::Bf16, Layout::Packed);
+    for m in [1, 2, 40] {
+        assert_eq!(linear(&mut cpu, &vec![1.0; 3 * m], m, &infinite, None), vec![f32::INFINITY; m]);
+    }
 }

@@ -155,6 +155,8 @@ pub struct Peaks {
     pub flops_per_s: f64,
     /// The same of products of 8-bit integers, where they run at another rate and it is known.
     pub int8_ops_per_s: Option<f64>,
+    /// The same of products of bfloat16, where they run at another rate and it is known.
+    pub bf16_flops_per_s: Option<f64>,
     /// Memory bandwidth in bytes per second.
     pub bytes_per_s: f64,
     /// How they were obtained, e.g. `measured, 2 threads, f32`.

@@ -522,6 +522,7 @@ fn random_trace() -> impl Strategy<Value = Trace> {
         meta.peaks = peaks.map(|(flops_per_s, bytes_per_s)| Peaks {
             flops_per_s,
             int8_ops_per_s: partial.then_some(bytes_per_s),
+            bf16_flops_per_s: (!partial).then_some(bytes_per_s),
             bytes_per_s,
             note: "n".to_owned(),
         });

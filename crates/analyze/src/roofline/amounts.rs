@@ -554,7 +554,12 @@ pub(crate) fn data_type_of_kernel(name: &str) -> Option<DataType> {
         ("sgemm", DataType::Fp32),
         ("f32f32_f32", DataType::Fp32),
     ];
-    WORDS.iter().find(|(word, _)| name.contains(word)).map(|&(_, data_type)| data_type)
+    let data_type = |name: &str| WORDS.iter().find(|(word, _)| name.contains(word)).map(|&(_, data_type)| data_type);
+    // On this tier of strobe, named after what it adds, products multiply bfloat16; attention only stores it.
+    match name.strip_suffix("_avx512bf16") {
+        None => data_type(name),
+        Some(stem) => data_type(stem).filter(|found| *found != DataType::Bf16 || stem.contains("gemm_packed")),
+    }
 }
 
 /// Whether a kernel for fp32 inputs multiplies them on tensor cores as tf32. CUTLASS names the instruction, 16x8x8.

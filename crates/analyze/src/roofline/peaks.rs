@@ -24,13 +24,19 @@ pub struct DevicePeaks {
     pub measured: Option<f64>,
     /// The same of products of 8-bit integers, where they were measured apart.
     pub measured_int8: Option<f64>,
+    /// The same of products of bfloat16, where they were measured apart.
+    pub measured_bf16: Option<f64>,
 }
 
 impl DevicePeaks {
     /// Floating-point operations per second for inputs of a type, where known.
     pub fn flops_per_s(&self, data_type: Option<DataType>) -> Option<f64> {
-        let measured_int8 = self.measured_int8.filter(|_| data_type == Some(DataType::Int8));
-        measured_int8.or(self.measured).or_else(|| self.by_type.get(&data_type?).copied())
+        let apart = match data_type {
+            Some(DataType::Int8) => self.measured_int8,
+            Some(DataType::Bf16) => self.measured_bf16,
+            _ => None,
+        };
+        apart.or(self.measured).or_else(|| self.by_type.get(&data_type?).copied())
     }
 }
 
@@ -76,6 +82,7 @@ pub fn of_device(trace: &Trace, device: &Device) -> DevicePeaks {
     {
         peaks.measured = Some(flops);
         peaks.measured_int8 = measured.int8_ops_per_s.and_then(usable);
+        peaks.measured_bf16 = measured.bf16_flops_per_s.and_then(usable);
         peaks.bytes_per_s = Some(bytes);
         peaks.bandwidth_from = "measured";
     }

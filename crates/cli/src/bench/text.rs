@@ -362,12 +362,14 @@ fn profile(text: &mut String, outcome: &Outcome, trace: &Trace, width: usize) {
     heading(text, "TOP OPS");
     text.push_str(&ops_table(&top_ops(&context), 12).render(width));
     if let Some(peaks) = &trace.meta.peaks {
-        let integers = outcome.config.build.quantization.is_integer();
-        let int8 = peaks.int8_ops_per_s.filter(|_| integers);
-        let int8 = int8.map_or(String::new(), |ops| format!(" (integer products {})", human::flops_per_s(ops)));
+        let (of_products, of_type) = outcome.peaks.of_products(&outcome.config.build);
+        let products = match of_products == peaks.flops_per_s {
+            true => String::new(),
+            false => format!(" ({of_type} products {})", human::flops_per_s(of_products)),
+        };
         let _ = writeln!(
             text,
-            "roofline = max(FLOPs / {}{int8}, bytes / {}) / time; above 100 % an op's data came from a cache",
+            "roofline = max(FLOPs / {}{products}, bytes / {}) / time; above 100 % an op's data came from a cache",
             human::flops_per_s(peaks.flops_per_s),
             human::bytes_per_s(peaks.bytes_per_s)
         );

@@ -49,7 +49,8 @@ pub fn run(args: Args) -> Result<()> {
             "simd": {"tier": cpu.tier().name(), "available": tiers, "forced_by": std::env::var("STROBE_CPU").ok()},
             "memory": {"total_bytes": memory::total(), "available_bytes": available.map(|a| a.bytes),
                        "limited_by_cgroup": available.map(|a| a.limited_by_cgroup)},
-            "peaks": {"flops_per_s": peaks.flops_per_s, "int8_ops_per_s": peaks.int8_ops_per_s, "read_bytes_per_s": peaks.read_bytes_per_s,
+            "peaks": {"flops_per_s": peaks.flops_per_s, "int8_ops_per_s": peaks.int8_ops_per_s,
+                      "bf16_flops_per_s": peaks.bf16_flops_per_s, "read_bytes_per_s": peaks.read_bytes_per_s,
                       "copy_bytes_per_s": peaks.copy_bytes_per_s, "threads": cpu.threads(), "tier": cpu.tier().name()},
             "gpus": gpus.as_ref().ok(), "no_gpu_because": gpus.as_ref().err().map(ToString::to_string),
             "auto_device": if auto.is_ok() { "cuda:0" } else { "cpu" },
@@ -75,9 +76,8 @@ pub fn run(args: Args) -> Result<()> {
         (
             "peak compute",
             format!(
-                "{} f32{}, {} threads, register-resident FMA chains and dot products",
-                human::flops_per_s(peaks.flops_per_s),
-                peaks.int8_ops_per_s.map(|ops| format!(", {} int8", human::ops_per_s(ops))).unwrap_or_default(),
+                "{}, {} threads, register-resident FMA chains and dot products",
+                peaks.compute_text(),
                 cpu.threads()
             ),
         ),

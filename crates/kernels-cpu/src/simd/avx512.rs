@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{IntKernel, Kernel, Simd, SimdInt};
+use super::{IntKernel, Kernel, PairKernel, Simd, SimdInt, SimdPairs};
 
 #[derive(Clone, Copy)]
 pub(super) struct Avx512;
@@ -31,6 +31,14 @@ pub(super) unsafe fn run_int<K: IntKernel>(kernel: K) {
 pub(super) unsafe fn run_vnni<K: IntKernel>(kernel: K) {
     // SAFETY: the caller's promise.
     unsafe { kernel.simd::<Bytes<true>>() }
+}
+
+/// # Safety
+/// As [`run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn run_pairs<K: PairKernel>(kernel: K) {
+    // SAFETY: the caller's promise.
+    unsafe { kernel.simd::<Pairs>() }
 }
 
 /// The lowest `n` lanes, for any `n`.
@@ -223,6 +231,64 @@ impl<const VNNI: bool> SimdInt for Bytes<VNNI> {
             }
             let pairs = _mm512_maddubs_epi16(codes, x);
             _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+        }
+    }
+}
+
+/// Products of bfloat16 pairs.
+pub(super) struct Pairs;
+
+/// Which words of two vectors of 32 make up the pairs of their lower halves, and those of their upper halves.
+static ZIP: [[i16; 32]; 2] = {
+    let mut words = [[0; 32]; 2];
+    let mut i = 0;
+    while i < 32 {
+        words[i / 16][i % 16 * 2] = i as i16;
+        words[i / 16][i % 16 * 2 + 1] = i as i16 + 32;
+        i += 1;
+    }
+    words
+};
+
+// SAFETY (all methods): the caller has the features and valid pointers, as the trait demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl SimdPairs for Pairs {
+    type F = Avx512;
+    type B = __m512i;
+
+    #[inline(always)]
+    unsafe fn load(p: *const bf16) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut bf16, v: __m512i) {
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn zero() -> __m512i {
+        unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    unsafe fn splat_pair(p: *const bf16) -> __m512i {
+        unsafe { _mm512_set1_epi32(p.cast::<i32>().read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn zip(first: __m512i, second: __m512i) -> [__m512i; 2] {
+        unsafe {
+            let low = _mm512_loadu_si512(ZIP[0].as_ptr().cast());
+            let high = _mm512_loadu_si512(ZIP[1].as_ptr().cast());
+            [_mm512_permutex2var_epi16(first, low, second), _mm512_permutex2var_epi16(first, high, second)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn round(low: __m512, high: __m512) -> __m512i {
+        unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+    }
+    #[inline(always)]
+    unsafe fn dot(sums: __m512, weights: __m512i, x: __m512i) -> __m512 {
+        unsafe {
+            let weights = std::mem::transmute::<__m512i, __m512bh>(weights);
+            _mm512_dpbf16_ps(sums, weights, std::mem::transmute::<__m512i, __m512bh>(x))
         }
     }
 }

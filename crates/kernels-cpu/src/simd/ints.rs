@@ -34,9 +34,9 @@ pub(crate) unsafe fn dispatch_int<K: IntKernel>(tier: Tier, kernel: K) {
         Tier::Avx512 => unsafe { avx512::run_int(kernel) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx512Vnni => unsafe { avx512::run_vnni(kernel) },
+        Tier::Avx512Vnni | Tier::Avx512Bf16 => unsafe { avx512::run_vnni(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
-        Tier::Avx2 | Tier::Avx512 | Tier::Avx512Vnni => unreachable!("the tier does not exist on this architecture"),
+        _ => unreachable!("the tier does not exist on this architecture"),
     }
 }
 

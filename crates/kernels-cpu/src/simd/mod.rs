@@ -10,12 +10,14 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod ints;
+mod pairs;
 
 use half::{bf16, f16};
 
 use crate::tier::Tier;
 
 pub(crate) use ints::{IntKernel, SimdInt, dispatch_int};
+pub(crate) use pairs::{PairKernel, SimdPairs, dispatch_pairs};
 
 /// Work on one share of an op: the oracle and the fast way side by side.
 pub(crate) trait Kernel {
@@ -41,9 +43,9 @@ pub(crate) unsafe fn dispatch<K: Kernel>(tier: Tier, kernel: K) {
         Tier::Avx2 => unsafe { avx2::run(kernel) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx512 | Tier::Avx512Vnni => unsafe { avx512::run(kernel) },
+        Tier::Avx512 | Tier::Avx512Vnni | Tier::Avx512Bf16 => unsafe { avx512::run(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
-        Tier::Avx2 | Tier::Avx512 | Tier::Avx512Vnni => unreachable!("the tier does not exist on this architecture"),
+        _ => unreachable!("the tier does not exist on this architecture"),
     }
 }
 

@@ -410,6 +410,9 @@ fn meta_rows(trace: &Trace) -> Vec<(String, String)> {
         if let Some(ops) = peaks.int8_ops_per_s {
             add("peaks.int8_ops_per_s", ops.to_string());
         }
+        if let Some(flops) = peaks.bf16_flops_per_s {
+            add("peaks.bf16_flops_per_s", flops.to_string());
+        }
         add("peaks.bytes_per_s", peaks.bytes_per_s.to_string());
         add("peaks.note", peaks.note.clone());
     }

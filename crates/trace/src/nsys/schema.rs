@@ -345,6 +345,7 @@ pub(super) mod key {
     pub(in super::super) const RANGES: &str = "RANGES";
     pub(in super::super) const PEAK_FLOPS: &str = "PEAK_FLOPS_PER_S";
     pub(in super::super) const PEAK_INT8: &str = "PEAK_INT8_OPS_PER_S";
+    pub(in super::super) const PEAK_BF16: &str = "PEAK_BF16_FLOPS_PER_S";
     pub(in super::super) const PEAK_BYTES: &str = "PEAK_BYTES_PER_S";
     pub(in super::super) const PEAK_NOTE: &str = "PEAK_NOTE";
     /// Prefix of the keys of `Meta::extra`.

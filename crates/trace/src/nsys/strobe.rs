@@ -323,6 +323,7 @@ impl Own {
         Some(Peaks {
             flops_per_s: number(key::PEAK_FLOPS)?,
             int8_ops_per_s: number(key::PEAK_INT8),
+            bf16_flops_per_s: number(key::PEAK_BF16),
             bytes_per_s: number(key::PEAK_BYTES)?,
             note: self.facts.get(key::PEAK_NOTE).cloned().unwrap_or_default(),
         })

@@ -730,6 +730,7 @@ impl<'a> Writer<'a> {
             // `{}` of a float prints the shortest text that reads back as the same number.
             facts.push((key::PEAK_FLOPS.to_owned(), peaks.flops_per_s.to_string()));
             facts.extend(peaks.int8_ops_per_s.map(|ops| (key::PEAK_INT8.to_owned(), ops.to_string())));
+            facts.extend(peaks.bf16_flops_per_s.map(|flops| (key::PEAK_BF16.to_owned(), flops.to_string())));
             facts.push((key::PEAK_BYTES.to_owned(), peaks.bytes_per_s.to_string()));
             facts.push((key::PEAK_NOTE.to_owned(), peaks.note.clone()));
         }

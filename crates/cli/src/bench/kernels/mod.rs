@@ -214,14 +214,14 @@ fn on_cpu(args: &Args, cases: Vec<Case>) -> Result<Outcome> {
     // The machine may be shared: the better of two readings is what it can do.
     let peaks = before.better_of(&machine::measure_peaks(&mut bench.cpu));
     notes.push(format!(
-        "Peaks were read before and after, the better counts: {} f32{}, {} read, {} copied.",
-        human::flops_per_s(peaks.flops_per_s),
-        peaks.int8_ops_per_s.map(|ops| format!(", {} int8", human::ops_per_s(ops))).unwrap_or_default(),
+        "Peaks were read before and after, the better counts: {}, {} read, {} copied.",
+        peaks.compute_text(),
         human::bytes_per_s(peaks.read_bytes_per_s),
         human::bytes_per_s(peaks.copy_bytes_per_s)
     ));
     let ops = |kind: Kind| match kind {
-        Kind::Float32 | Kind::Bfloat16 | Kind::Float16 => Some((kind, peaks.flops_per_s)),
+        Kind::Bfloat16 => Some((kind, peaks.bf16_flops_per_s.unwrap_or(peaks.flops_per_s))),
+        Kind::Float32 | Kind::Float16 => Some((kind, peaks.flops_per_s)),
         Kind::Int8 | Kind::Int4 => peaks.int8_ops_per_s.map(|ops| (kind, ops)),
     };
     let ceilings = Ceilings {

@@ -9,6 +9,7 @@ use strobe_report::svg::{self, BarChart, BarSeries, Svg};
 
 use super::cases::{Kind, Op, Shape};
 use super::{Ceiling, Line, Outcome, Times};
+use crate::device::Device;
 use crate::{run_dir, sheets};
 
 const JSON_FILE: &str = "kernels.json";
@@ -32,9 +33,10 @@ impl Outcome {
             Ceiling::Copy => self.ceilings.copy_bytes_per_s,
         };
         let memory = line.measured.bytes / bandwidth;
-        // Attention computes in floats whatever its cache holds.
+        // On a CPU attention computes in f32 whatever its cache holds.
         let kind = match (line.case.op, line.case.dtype) {
-            (Op::Attention, Some(Kind::Int8)) | (_, None) => Kind::Float32,
+            (_, None) => Kind::Float32,
+            (Op::Attention, Some(_)) if self.device == Device::Cpu => Kind::Float32,
             (_, Some(kind)) => kind,
         };
         let compute = line.measured.flops.zip(self.ceilings.ops_per_s(kind)).map_or(0.0, |(flops, peak)| flops / peak);

@@ -1,0 +1,390 @@
+//! `linear` over bfloat16 weights on CPUs that multiply pairs of bfloat16: tasks, register tiles and cache blocks.
+//!
+//! The rows are rounded to bfloat16 once. Every output element is one chain `acc = dot(w[k..k + 2], x[k..k + 2], acc)` over k
+//! in order, from zero; an odd k ends with a zero in both. A block of k that is not the first takes the chain up again from
+//! the output. So tile sizes and blocking never change a bit of the result.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use crate::cpu::{Cpu, SharedMut};
+use crate::gemm::{GEMV_PANELS, GEMV_PREFETCH_BYTES, K_BLOCK, MAX_TILE_ROWS, Strips, add_bias};
+use crate::linear::{PACK_ALONE, stream_panels};
+use crate::matrix::{Matrix, PANEL};
+use crate::simd::{PairKernel, Simd, SimdPairs, dispatch_pairs};
+
+/// Rows that are multiplied at a time: a block of them and the results of a task's panels share the second cache.
+const ROW_BLOCK: usize = 516;
+/// Panels that a task of many rows takes together: each block of the rows is then fetched once for all of them.
+const PANELS_PER_TASK: usize = 8;
+/// Strips of rows up to which weights are paired on the way, once per strip, instead of beforehand through the cache.
+const STREAM_STRIPS: usize = 2;
+/// Elements of a paired block of weights.
+const PAIRED: usize = K_BLOCK * PANEL;
+
+/// Scratch for the rounded rows of a product, in f32.
+pub(crate) fn rounded_rows_len(m: usize, k: usize) -> usize {
+    m.min(ROW_BLOCK) * k.next_multiple_of(K_BLOCK) * size_of::<bf16>() / size_of::<f32>()
+}
+
+impl Cpu {
+    /// `linear` of a packed bfloat16 weight with at least one input.
+    pub(crate) fn linear_pairs(
+        &mut self,
+        x: &[f32],
+        m: usize,
+        w: Matrix<'_>,
+        data: &[bf16],
+        bias: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
+        let Matrix { n, k, .. } = w;
+        let blocks = m.div_ceil(ROW_BLOCK);
+        for block in 0..blocks {
+            let rows = m * block / blocks..m * (block + 1) / blocks;
+            let x = &x[rows.start * k..rows.end * k];
+            let out = &mut out[rows.start * n..rows.end * n];
+            self.pair_rows(x, rows.len(), n, k, data, bias, out);
+        }
+    }
+
+    /// A product of at most [`ROW_BLOCK`] rows.
+    fn pair_rows(
+        &mut self,
+        x: &[f32],
+        m: usize,
+        n: usize,
+        k: usize,
+        data: &[bf16],
+        bias: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
+        let (tier, threads) = (self.tier, self.threads());
+        let strips = Strips::new(m, tier);
+        self.reserve_packed_rows(rounded_rows_len(m, k));
+        self.reserve_worker_scratch(PAIRED);
+
+        let rounded = SharedMut::new(bytemuck::cast_slice_mut::<f32, bf16>(&mut self.packed_rows));
+        let round = |strip: usize, _worker: usize| {
+            // SAFETY: lengths were checked, and each task writes its own rows.
+            unsafe { dispatch_pairs(tier, RoundRows { x, m, k, rows: strips.rows(strip), rounded: rounded.ptr() }) };
+        };
+        if m * k <= PACK_ALONE {
+            (0..strips.count).for_each(|strip| round(strip, 0));
+        } else {
+            self.pool.run(strips.count, &round);
+        }
+
+        let panels = n.div_ceil(PANEL);
+        let per_task = if strips.count == 1 {
+            stream_panels(k, panels, threads)
+        } else {
+            panels.div_ceil(4 * threads).clamp(1, PANELS_PER_TASK)
+        };
+        let column_tasks = panels.div_ceil(per_task);
+        // Few columns: share the rows as well.
+        let row_tasks = (2 * threads).div_ceil(column_tasks).clamp(1, strips.count);
+        let scratch = SharedMut::new(&mut self.worker_scratch);
+        let (rows, out) = (bytemuck::cast_slice::<f32, bf16>(&self.packed_rows), SharedMut::new(out));
+        self.pool.run(column_tasks * row_tasks, &|task, worker| {
+            let (column_task, row_task) = (task / row_tasks, task % row_tasks);
+            // SAFETY: a worker runs one task at a time.
+            let scratch = unsafe { &mut scratch.slice(worker, 1)[0] };
+            let task = PairGemm {
+                rows,
+                m,
+                strips,
+                strip_range: strips.count * row_task / row_tasks..strips.count * (row_task + 1) / row_tasks,
+                n,
+                k,
+                data,
+                bias,
+                panels: column_task * per_task..panels.min((column_task + 1) * per_task),
+                paired: &mut bytemuck::cast_slice_mut(&mut scratch[..])[..PAIRED],
+                out: out.ptr(),
+            };
+            // SAFETY: lengths were checked, and each task writes its own tiles.
+            unsafe { dispatch_pairs(tier, task) };
+        });
+    }
+}
+
+/// A range of rows rounded to `[k / K_BLOCK][m][K_BLOCK]`, zero behind the last k up to a whole vector.
+struct RoundRows<'a> {
+    x: &'a [f32],
+    m: usize,
+    k: usize,
+    rows: Range<usize>,
+    rounded: *mut bf16,
+}
+
+impl PairKernel for RoundRows<'_> {
+    #[inline(always)]
+    unsafe fn simd<S: SimdPairs>(self) {
+        let lanes = S::F::LANES;
+        for row in self.rows {
+            // SAFETY: the rows lie within x, and blocks are whole vectors long.
+            unsafe {
+                let x = self.x.as_ptr().add(row * self.k);
+                for i in (0..self.k).step_by(2 * lanes) {
+                    let left = self.k - i;
+                    let [low, high] = if left >= 2 * lanes {
+                        [S::F::load(x.add(i)), S::F::load(x.add(i + lanes))]
+                    } else {
+                        let above = left.saturating_sub(lanes);
+                        [
+                            S::F::load_partial(x.add(i), left.min(lanes)),
+                            S::F::load_partial(x.add(i).wrapping_add(lanes), above),
+                        ]
+                    };
+                    let at = (i / K_BLOCK * self.m + row) * K_BLOCK + i % K_BLOCK;
+                    S::store(self.rounded.add(at), S::round(low, high));
+                }
+            }
+        }
+    }
+}
+
+/// Where a tile finds its weights, and what it asks the memory for meanwhile.
+#[derive(Clone, Copy)]
+enum Source {
+    /// As stored, panels of `panel_len` elements side by side: weights are paired on the way.
+    Stored { b: *const bf16, panel_len: usize },
+    /// One block whose rows are already paired; meanwhile, memory from `ahead` on is fetched, `step` bytes with each pair.
+    Paired { b: *const bf16, ahead: *const u8, step: usize },
+}
+
+/// One tile's products of a pair of inputs.
+#[inline(always)]
+unsafe fn multiply<S: SimdPairs, const R: usize, const P: usize>(
+    acc: &mut [[[<S::F as Simd>::V; 2]; P]; R],
+    weights: [[S::B; 2]; P],
+    a: *const bf16,
+) {
+    for row in 0..R {
+        // SAFETY: the caller's rows cover the tile.
+        unsafe {
+            let x = S::splat_pair(a.add(row * K_BLOCK));
+            for p in 0..P {
+                for v in 0..2 {
+                    acc[row][p][v] = S::dot(acc[row][p][v], weights[p][v], x);
+                }
+            }
+        }
+    }
+}
+
+/// `R` rows times `P` panels over one block of k, all in registers. `a` is `[R][K_BLOCK]`; `c` has its panels side by
+/// side.
+#[inline(always)]
+unsafe fn tile<S: SimdPairs, const R: usize, const P: usize>(
+    k_len: usize,
+    a: *const bf16,
+    source: Source,
+    c: *mut f32,
+    c_stride: usize,
+    resume: bool,
+) {
+    let lanes = S::F::LANES;
+    // SAFETY: the caller's pointers cover the tile; a prefetch may point anywhere.
+    unsafe {
+        let mut acc = [[[S::F::zero(); 2]; P]; R];
+        if resume {
+            for row in 0..R {
+                for p in 0..P {
+                    for v in 0..2 {
+                        acc[row][p][v] = S::F::load(c.add(row * c_stride + p * PANEL + v * lanes));
+                    }
+                }
+            }
+        }
+        let mut a = a;
+        match source {
+            Source::Stored { mut b, panel_len } => {
+                for _ in 0..k_len / 2 {
+                    let mut weights = [[S::zero(); 2]; P];
+                    for p in 0..P {
+                        let b = b.add(p * panel_len);
+                        let ahead = b.cast::<u8>().wrapping_add(GEMV_PREFETCH_BYTES);
+                        S::F::prefetch(ahead);
+                        S::F::prefetch(ahead.wrapping_add(PANEL * size_of::<bf16>()));
+                        weights[p] = S::zip(S::load(b), S::load(b.add(PANEL)));
+                    }
+                    multiply::<S, R, P>(&mut acc, weights, a);
+                    a = a.add(2);
+                    b = b.add(2 * PANEL);
+                }
+                if k_len % 2 == 1 {
+                    let mut weights = [[S::zero(); 2]; P];
+                    for p in 0..P {
+                        weights[p] = S::zip(S::load(b.add(p * panel_len)), S::zero());
+                    }
+                    multiply::<S, R, P>(&mut acc, weights, a);
+                }
+            }
+            Source::Paired { mut b, mut ahead, step } => {
+                for _ in 0..k_len.div_ceil(2) {
+                    multiply::<S, R, P>(&mut acc, [[S::load(b), S::load(b.add(PANEL))]; P], a);
+                    S::F::prefetch(ahead);
+                    a = a.add(2);
+                    b = b.add(2 * PANEL);
+                    ahead = ahead.wrapping_add(step);
+                }
+            }
+        }
+        for row in 0..R {
+            for p in 0..P {
+                for v in 0..2 {
+                    S::F::store(c.add(row * c_stride + p * PANEL + v * lanes), acc[row][p][v]);
+                }
+            }
+        }
+    }
+}
+
+/// A range of panels times a range of strips.
+struct PairGemm<'a> {
+    /// `[k / K_BLOCK][m][K_BLOCK]`.
+    rows: &'a [bf16],
+    m: usize,
+    strips: Strips,
+    strip_range: Range<usize>,
+    n: usize,
+    k: usize,
+    data: &'a [bf16],
+    bias: Option<&'a [f32]>,
+    panels: Range<usize>,
+    /// One block of paired weights.
+    paired: &'a mut [bf16],
+    /// The whole output, `[m][n]`.
+    out: *mut f32,
+}
+
+impl PairKernel for PairGemm<'_> {
+    #[inline(always)]
+    unsafe fn simd<S: SimdPairs>(mut self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.strips.count <= STREAM_STRIPS {
+                self.stream::<S>();
+            } else {
+                self.blocked::<S>();
+            }
+        }
+    }
+}
+
+impl PairGemm<'_> {
+    /// Few rows: the weights pass by once, in the order in which they are stored.
+    #[inline(always)]
+    unsafe fn stream<S: SimdPairs>(&self) {
+        let mut panel = self.panels.start;
+        while panel < self.panels.end {
+            // Several streams keep more memory requests in flight.
+            let together = if self.m == 1 && panel + GEMV_PANELS <= self.panels.end { GEMV_PANELS } else { 1 };
+            for k_start in (0..self.k).step_by(K_BLOCK) {
+                for strip in self.strip_range.clone() {
+                    let source = Source::Stored { b: self.block(panel, k_start), panel_len: self.k * PANEL };
+                    // SAFETY: the caller's promise.
+                    unsafe { self.strip::<S>(strip, panel, together, k_start, source) };
+                }
+            }
+            panel += together;
+        }
+    }
+
+    /// Many rows: each block of weights is paired once, and stays in the cache for all strips.
+    #[inline(always)]
+    unsafe fn blocked<S: SimdPairs>(&mut self) {
+        for k_start in (0..self.k).step_by(K_BLOCK) {
+            let k_len = K_BLOCK.min(self.k - k_start);
+            for panel in self.panels.clone() {
+                let next = if panel + 1 < self.panels.end {
+                    self.block(panel + 1, k_start)
+                } else {
+                    self.block(self.panels.start, k_start + k_len)
+                };
+                // SAFETY: the caller's promise; `paired` holds one block.
+                unsafe {
+                    pair::<S>(self.block(panel, k_start), k_len, self.paired.as_mut_ptr());
+                    let step = 2 * PANEL * size_of::<bf16>() / self.strip_range.len();
+                    let mut ahead = next.cast::<u8>();
+                    for strip in self.strip_range.clone() {
+                        let source = Source::Paired { b: self.paired.as_ptr(), ahead, step };
+                        self.strip::<S>(strip, panel, 1, k_start, source);
+                        ahead = ahead.wrapping_add(k_len / 2 * step);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where a block of weights starts (which may be beyond the last one).
+    #[inline(always)]
+    fn block(&self, panel: usize, k_start: usize) -> *const bf16 {
+        self.data.as_ptr().wrapping_add((panel * self.k + k_start) * PANEL)
+    }
+
+    /// One strip times `together` panels over one block of k.
+    #[inline(always)]
+    unsafe fn strip<S: SimdPairs>(&self, strip: usize, panel: usize, together: usize, k_start: usize, source: Source) {
+        let rows = self.strips.rows(strip);
+        let (column, k_len) = (panel * PANEL, K_BLOCK.min(self.k - k_start));
+        let width = (together * PANEL).min(self.n - column);
+        let (resume, last) = (k_start > 0, k_start + k_len == self.k);
+        // A panel that sticks out over the last column goes through here.
+        let mut edge = [0.0f32; MAX_TILE_ROWS * PANEL];
+        let is_edge = width < together * PANEL;
+        // SAFETY: the strip's rows and the panels' columns lie within rows and out.
+        unsafe {
+            let a = self.rows.as_ptr().add((k_start / K_BLOCK * self.m + rows.start) * K_BLOCK);
+            let c = self.out.add(rows.start * self.n + column);
+            let (tile_out, stride) = if is_edge { (edge.as_mut_ptr(), together * PANEL) } else { (c, self.n) };
+            if is_edge && resume {
+                for row in 0..rows.len() {
+                    std::ptr::copy_nonoverlapping(c.add(row * self.n), tile_out.add(row * stride), width);
+                }
+            }
+            match (rows.len(), together) {
+                (1, GEMV_PANELS) => tile::<S, 1, GEMV_PANELS>(k_len, a, source, tile_out, stride, resume),
+                (1, _) => tile::<S, 1, 1>(k_len, a, source, tile_out, stride, resume),
+                (2, _) => tile::<S, 2, 1>(k_len, a, source, tile_out, stride, resume),
+                (3, _) => tile::<S, 3, 1>(k_len, a, source, tile_out, stride, resume),
+                (4, _) => tile::<S, 4, 1>(k_len, a, source, tile_out, stride, resume),
+                (5, _) => tile::<S, 5, 1>(k_len, a, source, tile_out, stride, resume),
+                (6, _) => tile::<S, 6, 1>(k_len, a, source, tile_out, stride, resume),
+                (7, _) => tile::<S, 7, 1>(k_len, a, source, tile_out, stride, resume),
+                (8, _) => tile::<S, 8, 1>(k_len, a, source, tile_out, stride, resume),
+                (9, _) => tile::<S, 9, 1>(k_len, a, source, tile_out, stride, resume),
+                (10, _) => tile::<S, 10, 1>(k_len, a, source, tile_out, stride, resume),
+                (11, _) => tile::<S, 11, 1>(k_len, a, source, tile_out, stride, resume),
+                (12, _) => tile::<S, 12, 1>(k_len, a, source, tile_out, stride, resume),
+                _ => unreachable!("a strip is higher than the tile"),
+            }
+            for row in 0..rows.len() {
+                if is_edge {
+                    std::ptr::copy_nonoverlapping(tile_out.add(row * stride), c.add(row * self.n), width);
+                }
+                if last && let Some(bias) = self.bias {
+                    let out = std::slice::from_raw_parts_mut(c.add(row * self.n), width);
+                    add_bias(out, &bias[column..column + width]);
+                }
+            }
+        }
+    }
+}
+
+/// Pairs the rows of one block of weights, an odd one out with zeroes.
+#[inline(always)]
+unsafe fn pair<S: SimdPairs>(stored: *const bf16, k_len: usize, paired: *mut bf16) {
+    for i in (0..k_len).step_by(2) {
+        // SAFETY: the caller's pointers cover the block, and the scratch one of even length.
+        unsafe {
+            let second = if i + 1 < k_len { S::load(stored.add((i + 1) * PANEL)) } else { S::zero() };
+            let [low, high] = S::zip(S::load(stored.add(i * PANEL)), second);
+            S::store(paired.add(i * PANEL), low);
+            S::store(paired.add((i + 1) * PANEL), high);
+        }
+    }
+}
