@@ -1,9 +1,9 @@
 //! Options that decide how an engine is built, shared by `build` and by verbs that build in memory.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use strobe_engine::{BuildConfig, KvCacheType, ModelRef, Quantization};
-use strobe_model::DType;
+use strobe_model::{DType, RouterSkew};
 
 use crate::device::{Device, DeviceArgs};
 
@@ -132,6 +132,10 @@ pub struct BuildArgs {
     /// Seed of a preset's random weights [default: 0]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
+    /// Let a preset's random routers prefer some experts: zipf:S, or a JSON file of what each expert is to get, as one list
+    /// (which each layer gives to its experts in another order) or one list for each layer
+    #[arg(long, value_name = "zipf:S|FILE")]
+    pub router_skew: Option<String>,
 }
 
 /// Longest sequence an engine gets when nobody says: models made for 128 k tokens would reserve tables nobody uses.
@@ -187,6 +191,22 @@ impl BuildArgs {
         Ok(())
     }
 
+    /// Skew the routers of a model of random weights.
+    pub fn skew_routers(&self, model: &mut ModelRef) -> Result<()> {
+        let Some(asked) = &self.router_skew else { return Ok(()) };
+        if !model.source.is_random() {
+            bail!("--router-skew is for presets; the routers of {} come from its checkpoint", model.name);
+        }
+        let (hidden, layers) = (model.config.hidden_size, model.config.num_hidden_layers);
+        let Some(moe) = &mut model.config.moe else {
+            bail!("--router-skew is for mixtures of experts; {} has no experts", model.name);
+        };
+        let skew =
+            RouterSkew::parse(asked, moe, hidden, layers).map_err(|problem| anyhow!("--router-skew {problem}"))?;
+        moe.router_skew = Some(skew);
+        Ok(())
+    }
+
     /// Refuse build options where an engine is built already.
     pub fn refuse_with_engine_dir(&self) -> Result<()> {
         let set = [
@@ -199,6 +219,7 @@ impl BuildArgs {
             ("--quantization", self.quantization.is_some()),
             ("--kv-cache-dtype", self.kv_cache_dtype.is_some()),
             ("--seed", self.seed.is_some()),
+            ("--router-skew", self.router_skew.is_some()),
         ];
         if let Some((name, _)) = set.iter().find(|(_, set)| *set) {
             bail!(

@@ -155,8 +155,9 @@ impl ModelArgs {
                 Ok(loaded)
             }
             (None, Some(name)) => {
-                let model = ModelRef::open(name, build.seed())?;
+                let mut model = ModelRef::open(name, build.seed())?;
                 build.refuse_seed_of_checkpoint(&model)?;
+                build.skew_routers(&mut model)?;
                 let on_gpu = matches!(target, Target::Cuda(_));
                 let config = model.engine_config(build.config(&model, batch, tokens, on_gpu))?;
                 match target {
@@ -192,8 +193,9 @@ impl ModelArgs {
             let loaded = self.load(&mut Target::Cpu(Cpu::new(Tier::Scalar, 1)), build, None, None)?;
             return Ok(DescribedModel { config: loaded.config, tokenizer: loaded.tokenizer, dir: loaded.dir });
         };
-        let model = ModelRef::open(name, build.seed())?;
+        let mut model = ModelRef::open(name, build.seed())?;
         build.refuse_seed_of_checkpoint(&model)?;
+        build.skew_routers(&mut model)?;
         let tokens = tokens.max(batch.unwrap_or(0));
         let config = model.engine_config(build.config(&model, batch, Some(tokens), on_gpu))?;
         Ok(DescribedModel { config, tokenizer: model.tokenizer, dir: None })

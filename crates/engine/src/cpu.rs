@@ -410,11 +410,12 @@ impl Backend for CpuBackend {
                     false => self.cpu.silu_mul(gate_up, inter, &mut self.act[..m * inter]),
                 }
             }
-            OpKind::Route => {
+            OpKind::Route { bias } => {
+                let bias = bias.map(|id| Self::vector(weights, id));
                 let (Some(state), Some(moe)) = (&mut self.experts, &self.config.moe) else { return };
                 let (logits, experts) = (&state.router_logits, moe.num_experts);
                 self.cpu.route(&mut state.pairs, m, |token, chosen, weights| {
-                    moe.routing.route(&logits[token * experts..(token + 1) * experts], None, chosen, weights);
+                    moe.routing.route(&logits[token * experts..(token + 1) * experts], bias, chosen, weights);
                 });
                 state.count(layer);
             }
@@ -517,7 +518,7 @@ impl Backend for CpuBackend {
             OpKind::AttnSoftmax => format!("unfused_softmax_{tier}"),
             OpKind::AttnValues => format!("unfused_values_{kv}_{tier}"),
             OpKind::SiluMul | OpKind::ExpertSiluMul => format!("silu_mul{codes}_{tier}"),
-            OpKind::Route => "moe_route".to_string(),
+            OpKind::Route { .. } => "moe_route".to_string(),
             OpKind::ExpertSum => format!("moe_sum_{tier}"),
             OpKind::Gather => "gather_rows".to_string(),
             OpKind::Sample => format!("sample_{tier}"),

@@ -134,6 +134,13 @@ impl BuildConfig {
 }
 
 impl EngineConfig {
+    /// Where the weights come from, for reports.
+    pub fn describe_origin(&self) -> String {
+        let skew = self.model.moe.as_ref().and_then(|moe| moe.router_skew.as_ref());
+        let skew = skew.map(|skew| format!(", routers skewed by {}", skew.asked)).unwrap_or_default();
+        format!("{}{skew}", self.weights.describe())
+    }
+
     /// The document.
     pub fn to_json(&self) -> Value {
         let mut pretrained = serde_json::to_value(&self.model).unwrap_or_default();

@@ -27,6 +27,7 @@ pub(crate) fn experts(
             intermediate_size,
             routing: RoutingMethod::TopKSoftmax,
             dense_layers: Vec::new(),
+            router_skew: None,
         },
         Family::Qwen3Moe => MoeConfig {
             num_experts: count.unwrap_or(128),
@@ -34,6 +35,7 @@ pub(crate) fn experts(
             intermediate_size: fields.size("moe_intermediate_size")?.unwrap_or(768),
             routing: RoutingMethod::SoftmaxTopK { renormalise: fields.flag("norm_topk_prob")?.unwrap_or(false) },
             dense_layers: qwen_dense_layers(fields, layers)?,
+            router_skew: None,
         },
     };
     // A model of dense layers alone has none, whatever its class.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::router_skew::RouterSkew;
 use crate::routing::RoutingMethod;
 
 /// Experts of a model: how many there are, how wide they are and how a token chooses among them.
@@ -18,12 +19,20 @@ pub struct MoeConfig {
     /// Layers that have a dense feed-forward block instead, in order.
     #[serde(default)]
     pub dense_layers: Vec<usize>,
+    /// How a router of random weights prefers some experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub router_skew: Option<RouterSkew>,
 }
 
 impl MoeConfig {
     /// Whether a layer has experts.
     pub fn in_layer(&self, layer: usize) -> bool {
         self.dense_layers.binary_search(&layer).is_err()
+    }
+
+    /// Whether each expert has a bias beside its logit.
+    pub fn router_bias(&self) -> bool {
+        self.router_skew.is_some()
     }
 
     /// The field and the problem of the first number that does not fit.
@@ -36,6 +45,9 @@ impl MoeConfig {
             }
         }
         self.routing.check(self.num_experts, self.experts_per_token)?;
+        if let Some(skew) = &self.router_skew {
+            skew.first_problem(self.num_experts, layers)?;
+        }
         if !self.dense_layers.is_sorted_by(|a, b| a < b) || self.dense_layers.last().is_some_and(|l| *l >= layers) {
             let problem = format!("must be layers below {layers} in order, found {:?}", self.dense_layers);
             return Err(("dense_layers", problem));

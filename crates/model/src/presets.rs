@@ -257,6 +257,7 @@ impl Preset {
                     intermediate_size: s.intermediate,
                     routing: RoutingMethod::TopKSoftmax,
                     dense_layers: Vec::new(),
+                    router_skew: None,
                 }),
                 _ => None,
             },

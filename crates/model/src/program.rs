@@ -103,7 +103,10 @@ pub enum OpKind {
     SiluMul,
     /// Choose the experts of each token and their weights by the router's logits, and sort the pairs of token and expert
     /// by expert.
-    Route,
+    Route {
+        /// One number per expert, used as the routing method says.
+        bias: Option<WeightId>,
+    },
     /// `out[pair] = x . weight[expert]^T`; x is the row of the pair's token or, after the first product, of the pair.
     ExpertLinear {
         /// Input rows.
@@ -178,10 +181,11 @@ pub fn program(config: &ModelConfig, options: ProgramOptions) -> Vec<Node> {
         let o_bias = config.o_bias.then_some(LayerWeight::OBias);
         push(layer, "o_proj", linear(Buf::Attn, LayerWeight::O, o_bias, Buf::Proj));
         push(layer, "post_norm", OpKind::AddRmsNorm { weight: w(LayerWeight::PostNorm) });
-        if config.experts(usize::from(index)).is_some() {
+        if let Some(moe) = config.experts(usize::from(index)) {
+            let bias = moe.router_bias().then_some(w(LayerWeight::RouterBias));
             let expert = |x, weight, out| OpKind::ExpertLinear { x, weight: w(weight), out };
             push(layer, "router", linear(Buf::Normed, LayerWeight::Router, None, Buf::RouterLogits));
-            push(layer, "route", OpKind::Route);
+            push(layer, "route", OpKind::Route { bias });
             push(layer, "expert_gate_up", expert(Buf::Normed, LayerWeight::ExpertGateUp, Buf::ExpertGateUp));
             push(layer, "expert_silu_mul", OpKind::ExpertSiluMul);
             push(layer, "expert_down", expert(Buf::ExpertAct, LayerWeight::ExpertDown, Buf::ExpertOut));
@@ -373,7 +377,7 @@ impl Node {
             OpKind::RopeKvWrite => "rope",
             OpKind::Attention { .. } | OpKind::AttnScores | OpKind::AttnSoftmax | OpKind::AttnValues => "attention",
             OpKind::SiluMul | OpKind::ExpertSiluMul => "activation",
-            OpKind::Route | OpKind::ExpertSum => "moe_routing",
+            OpKind::Route { .. } | OpKind::ExpertSum => "moe_routing",
             OpKind::ExpertLinear { .. } => "moe_gemm",
             OpKind::Gather => "gather",
             OpKind::Sample => "sampling",
@@ -472,7 +476,7 @@ impl Node {
                 cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
             }
             OpKind::SiluMul => cost([m, inter, 0], 5 * m * inter, m * inter * (2 * act + input)),
-            OpKind::Route => cost([m, count, 0], 5 * m * count, m * count * act + 2 * pairs * F32),
+            OpKind::Route { .. } => cost([m, count, 0], 5 * m * count, m * count * act + 2 * pairs * F32),
             OpKind::ExpertLinear { x, weight, .. } => {
                 let (n, k) = linear_shape(config, weight);
                 let used = experts.map_or(0, |moe| step.used(moe, layer));

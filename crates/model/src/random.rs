@@ -31,6 +31,13 @@ impl RandomTensor {
         self.key
     }
 
+    /// Where element `index` of `len` comes from, in an order that follows from the seed and the name. Counts how many
+    /// elements have a smaller number than this one, so it is meant for short lists.
+    pub fn permuted(&self, index: usize, len: usize) -> usize {
+        let number = |i: usize| (mix(self.key.wrapping_add((i as u64).wrapping_mul(STEP))), i);
+        (0..len).filter(|i| number(*i) < number(index)).count()
+    }
+
     /// Elements `start..start + out.len()`: a bell of mean 0 and the given standard deviation, bounded by 3.47 of it.
     pub fn fill_normal(&self, start: u64, std: f32, out: &mut [f32]) {
         let scale = (f64::from(std) / SUM_STD) as f32;
@@ -72,6 +79,16 @@ mod tests {
             tensor.fill_normal(start as u64, 0.02, &mut tail);
             assert_eq!(tail, all[start..]);
         }
+    }
+
+    #[test]
+    fn a_permutation_holds_every_index_once_and_depends_on_the_seed() {
+        let order = |seed| (0..16).map(|i| RandomTensor::new(seed, "x").permuted(i, 16)).collect::<Vec<_>>();
+        let mut sorted = order(1);
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..16).collect::<Vec<_>>());
+        assert_ne!(order(1), order(2));
+        assert_eq!(order(1), order(1));
     }
 
     #[test]

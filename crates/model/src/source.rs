@@ -99,19 +99,27 @@ impl WeightSource {
 
     /// Row `row` of one tensor, `out.len()` elements wide.
     fn fill_part(&self, info: &WeightInfo, tensor: &str, row: usize, out: &mut [f32]) -> Result<(), ModelError> {
-        match (self, info.init) {
+        match (self, &info.init) {
             (WeightSource::Checkpoint(checkpoint), _) => {
                 let view = checkpoint.tensor(tensor).ok_or_else(|| missing(checkpoint, tensor))?;
                 copy_row(view, row, out).map_err(|problem| tensor_error(checkpoint, tensor, problem))
             }
             (WeightSource::Gguf(model), _) => model.fill_part(info, tensor, row, out),
             (WeightSource::Random { .. }, RandomInit::Constant(value)) => {
-                out.fill(value);
+                out.fill(*value);
+                Ok(())
+            }
+            (WeightSource::Random { seed }, RandomInit::Values { values, shuffled }) => {
+                let order = RandomTensor::new(*seed, tensor);
+                for (index, out) in out.iter_mut().enumerate() {
+                    let from = if *shuffled { order.permuted(index, values.len()) } else { index };
+                    *out = values.get(from).copied().unwrap_or_default();
+                }
                 Ok(())
             }
             (WeightSource::Random { seed }, RandomInit::Normal { std }) => {
                 // Keyed by the checkpoint's names: fusing or splitting matrices does not change their values.
-                RandomTensor::new(*seed, tensor).fill_normal(row as u64 * out.len() as u64, std, out);
+                RandomTensor::new(*seed, tensor).fill_normal(row as u64 * out.len() as u64, *std, out);
                 Ok(())
             }
         }

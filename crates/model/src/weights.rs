@@ -48,6 +48,8 @@ pub enum LayerWeight {
     DownBias,
     /// The product that gives each expert's logit.
     Router,
+    /// What is added to them.
+    RouterBias,
     /// Gate and up projections of all experts.
     ExpertGateUp,
     /// Down projections of all experts.
@@ -71,6 +73,7 @@ impl LayerWeight {
             LayerWeight::Down => "down.weight",
             LayerWeight::DownBias => "down.bias",
             LayerWeight::Router => "router.weight",
+            LayerWeight::RouterBias => "router.bias",
             LayerWeight::ExpertGateUp => "experts.gate_up.weight",
             LayerWeight::ExpertDown => "experts.down.weight",
         }
@@ -96,7 +99,7 @@ impl std::fmt::Display for WeightId {
 }
 
 /// What a weight is filled with when a model is made of random numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RandomInit {
     /// Every element is this value.
     Constant(f32),
@@ -104,6 +107,13 @@ pub enum RandomInit {
     Normal {
         /// The standard deviation.
         std: f32,
+    },
+    /// These values, each once.
+    Values {
+        /// The values.
+        values: Vec<f32>,
+        /// Whether their order follows from the seed.
+        shuffled: bool,
     },
 }
 
@@ -161,7 +171,7 @@ pub fn embedding_table(config: &ModelConfig) -> WeightInfo {
 const TABLE: &str = "model.embed_tokens.weight";
 
 /// The usual initialisation of this model family.
-const STD: f32 = 0.02;
+pub(crate) const STD: f32 = 0.02;
 
 struct List<'a> {
     config: &'a ModelConfig,
@@ -210,6 +220,13 @@ impl List<'_> {
                 hidden,
                 STD,
             );
+            if moe.router_bias() {
+                self.bias(id(LayerWeight::RouterBias), parts(&[(&format!("{module}.gate"), moe.num_experts)], "bias"));
+                if let (Some(skew), Some(bias)) = (&moe.router_skew, self.infos.last_mut()) {
+                    let (values, shuffled) = skew.of_layer(layer);
+                    bias.init = RandomInit::Values { values: values.to_vec(), shuffled };
+                }
+            }
             let expert = |projections: &[(&str, usize)]| -> Vec<(String, usize)> {
                 (0..moe.num_experts)
                     .flat_map(|e| projections.iter().map(move |(name, rows)| (e, *name, *rows)))

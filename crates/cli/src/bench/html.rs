@@ -70,7 +70,7 @@ fn subtitle(outcome: &Outcome) -> String {
     format!(
         "{}, weights {}, {} ({}); {}",
         build.dtype,
-        outcome.config.weights.describe(),
+        outcome.config.describe_origin(),
         outcome.info.device.describe(),
         outcome.machine.cpu,
         outcome.command

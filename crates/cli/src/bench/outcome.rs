@@ -187,7 +187,7 @@ impl Outcome {
         put("partial", json!(self.run.partial));
         put("command", json!(self.command));
         put("arrival", json!(self.arrival));
-        put("weights", json!(self.config.weights.describe()));
+        put("weights", json!(self.config.describe_origin()));
         put("machine", json!(self.machine));
         put("build_config", self.config.to_json()["build_config"].clone());
         put("peaks", json!(self.peaks));

@@ -61,7 +61,7 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
     let memory = &outcome.info.memory;
     let peaks = &outcome.peaks;
     let mut rows = vec![
-        ("Weights:", format!("{}, {}", outcome.config.weights.describe(), build.describe_weights())),
+        ("Weights:", format!("{}, {}", outcome.config.describe_origin(), build.describe_weights())),
         ("CPU:", format!("{}, {} cores", outcome.machine.cpu, outcome.machine.cores)),
     ];
     match &outcome.info.device {

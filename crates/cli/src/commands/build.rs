@@ -73,8 +73,9 @@ pub fn run(args: Args) -> Result<()> {
         &[engine_dir::CONFIG_FILE, engine_dir::WEIGHTS_FILE],
         "engine directory",
     )?;
-    let model = ModelRef::open(name, args.build.seed())?;
+    let mut model = ModelRef::open(name, args.build.seed())?;
     args.build.refuse_seed_of_checkpoint(&model)?;
+    args.build.skew_routers(&mut model)?;
     let device = args.build.device(&DeviceArgs { device: args.device })?;
     let on_gpu = matches!(device, Device::Cuda(_));
     let build = args.build.config(&model, args.max_batch_size, args.max_num_tokens, on_gpu);
@@ -126,7 +127,7 @@ pub fn run(args: Args) -> Result<()> {
     row("engine", dir.display().to_string());
     row("model", format!("{} ({}, {} layers)", name, config.model.architecture, config.model.num_hidden_layers));
     row("parameters", human::count(config.model.parameter_count()));
-    row("weights", format!("{}, {}", config.weights.describe(), b.describe_weights()));
+    row("weights", format!("{}, {}", config.describe_origin(), b.describe_weights()));
     let layout = if b.gemm_plugin { "packed in panels of 32 outputs" } else { "row major, as in the checkpoint" };
     row("layout", format!("{layout} (--gemm-plugin {})", b.gemm_plugin_name()));
     row("attention", format!("--context-fmha {}", on(b.context_fmha)));

@@ -406,7 +406,7 @@ fn page(a: &Side, b: &Side, verdict: &Verdict) -> String {
     if let Some((_, outcome)) = runs.first() {
         page = page.subtitle(format!(
             "{MODEL}, weights {}, {REQUESTS} requests of {INPUT_TOKENS}/{OUTPUT_TOKENS} tokens, {} ({})",
-            outcome.config.weights.describe(),
+            outcome.config.describe_origin(),
             outcome.info.device.describe(),
             outcome.machine.cpu
         ));

@@ -100,7 +100,7 @@ fn logits(args: LogitsArgs) -> Result<()> {
         result.decode_logits.len(),
         model.config.model_name,
         model.config.build.describe_weights(),
-        model.config.weights.describe(),
+        model.config.describe_origin(),
     ));
     if let Some(difference) = difference {
         output::line(&difference);

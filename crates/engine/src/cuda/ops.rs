@@ -241,7 +241,7 @@ impl CudaBackend {
                 }
             }
             OpKind::Sample => {}
-            OpKind::Route | OpKind::ExpertLinear { .. } | OpKind::ExpertSiluMul | OpKind::ExpertSum => {
+            OpKind::Route { .. } | OpKind::ExpertLinear { .. } | OpKind::ExpertSiluMul | OpKind::ExpertSum => {
                 unreachable!("a model of experts is refused before it starts on a GPU")
             }
         }

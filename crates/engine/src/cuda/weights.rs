@@ -127,12 +127,15 @@ fn load_one(
             let mut at = plain.ptr();
             for (tensor, rows) in &info.parts {
                 let count = if info.vector { *rows as u64 } else { *rows as u64 * info.cols as u64 };
-                match info.init {
+                match &info.init {
                     RandomInit::Normal { std } => {
                         let key = RandomTensor::new(*seed, tensor).key();
-                        ops.random_normal(gpu, at, kind, key, 0, count, std)?;
+                        ops.random_normal(gpu, at, kind, key, 0, count, *std)?;
                     }
-                    RandomInit::Constant(value) => ops.fill_f32(gpu, at, value, count)?,
+                    RandomInit::Constant(value) => ops.fill_f32(gpu, at, *value, count)?,
+                    RandomInit::Values { .. } => {
+                        unreachable!("a model of experts is refused before it starts on a GPU")
+                    }
                 }
                 at += count * kind.bytes() as u64;
             }
