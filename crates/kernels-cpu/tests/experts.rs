@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{KINDS, Rng, Weight, assert_close, assert_same_bits};
+use common::{KINDS, Rng, Weight, as_multiplied, assert_close, assert_same_bits};
 use half::{bf16, f16};
 use strobe_kernels_cpu::{
     AlignedBuf, Cpu, Elems, ExpertPairs, KvType, Layout, Matrix, QuantKind, QuantRows, Tier, packed_bytes,
@@ -117,7 +117,13 @@ fn each_pair_is_the_product_with_its_own_expert() {
                         for pair in pairs.of_expert(expert) {
                             let (x, out) = (&x[pair * k..(pair + 1) * k], &out[pair * n..(pair + 1) * n]);
                             let mut expected = vec![0.0; n];
-                            oracle.linear(x, 1, matrix.nth(expert), None, &mut expected);
+                            oracle.linear(
+                                &as_multiplied(x, tier, kind, layout),
+                                1,
+                                matrix.nth(expert),
+                                None,
+                                &mut expected,
+                            );
                             assert_close(out, &expected, 2e-5, &what);
                             cpu.linear(x, 1, matrix.nth(expert), None, &mut expected);
                             assert_same_bits(out, &expected, &format!("{what}, alone"));

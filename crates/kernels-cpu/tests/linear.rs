@@ -2,8 +2,7 @@
 
 mod common;
 
-use common::{KINDS, Rng, Weight, assert_close, assert_same_bits, simd_tiers};
-use half::bf16;
+use common::{KINDS, Rng, Weight, as_multiplied, assert_close, assert_same_bits, simd_tiers};
 use strobe_kernels_cpu::{Cpu, KvType, Layout, Tier};
 
 const ROWS: [usize; 10] = [1, 2, 3, 4, 5, 8, 13, 16, 33, 70];
@@ -15,15 +14,6 @@ fn linear(cpu: &mut Cpu, x: &[f32], m: usize, weight: &Weight, bias: Option<&[f3
     let mut out = vec![f32::NAN; m * weight.matrix().n];
     cpu.linear(x, m, weight.matrix(), bias, &mut out);
     out
-}
-
-/// What the oracle is given in place of `x`: a tier that multiplies bfloat16 pairs rounds rows to the type of the weights.
-fn as_multiplied(x: &[f32], tier: Tier, kind: KvType, layout: Layout) -> Vec<f32> {
-    if tier.multiplies_pairs() && kind == KvType::Bf16 && layout == Layout::Packed {
-        x.iter().map(|&x| bf16::from_f32(x).to_f32()).collect()
-    } else {
-        x.to_vec()
-    }
 }
 
 #[test]

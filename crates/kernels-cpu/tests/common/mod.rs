@@ -49,6 +49,15 @@ pub fn assert_same_bits(found: &[f32], expected: &[f32], what: &str) {
     }
 }
 
+/// What the oracle is given in place of `x`: a tier that multiplies bfloat16 pairs rounds rows to the type of the weights.
+pub fn as_multiplied(x: &[f32], tier: Tier, kind: KvType, layout: Layout) -> Vec<f32> {
+    if tier.multiplies_pairs() && kind == KvType::Bf16 && layout == Layout::Packed {
+        x.iter().map(|&x| bf16::from_f32(x).to_f32()).collect()
+    } else {
+        x.to_vec()
+    }
+}
+
 /// A weight in one of the element types and layouts.
 pub struct Weight {
     f32s: Vec<f32>,
