@@ -42,6 +42,8 @@ const EXAMPLES: &str = "EXAMPLES:
   strobe analyze RUN                                       where the time went; also nsys and PyTorch traces
   strobe profile --windows 10-20 -- CMD...                 the same for any command, recorded by Nsight Systems
   strobe compare RUN_A RUN_B                               what differs, and why
+  strobe simulate --rate 20 --cost linear:base=8ms,per_context_token=40us
+                                                           the latencies that this traffic would see
 
 Exit codes: 0 done, 1 the thing asked about is not so, 2 the call or its input is wrong, 130 interrupted.";
 
@@ -67,6 +69,8 @@ enum Command {
     Compare(commands::compare::Args),
     /// Write a trace in another format
     Convert(commands::convert::Args),
+    /// How much traffic a server takes: the engine's own scheduler on a virtual clock
+    Simulate(Box<commands::simulate::Args>),
     /// Check every GPU op, whole models and a busy engine against plain computations
     Selftest(commands::selftest::Args),
 }
@@ -96,6 +100,7 @@ fn main() -> ExitCode {
         Command::Profile(args) => commands::profile::run(args),
         Command::Compare(args) => commands::compare::run(args),
         Command::Convert(args) => commands::convert::run(args),
+        Command::Simulate(args) => commands::simulate::run(*args),
         Command::Selftest(args) => commands::selftest::run(args),
     };
     match result {
@@ -104,6 +109,7 @@ fn main() -> ExitCode {
         Err(error)
             if error.is::<commands::compare::Regression>()
                 || error.is::<commands::selftest::Failed>()
+                || error.is::<commands::simulate::NotSo>()
                 || error.is::<bench::kernels::WrongResults>() =>
         {
             output::note(&error.to_string());

@@ -91,6 +91,8 @@ pub struct Entry {
     pub reused: usize,
     /// How often it was paused.
     pub pauses: u32,
+    /// Positions whose keys and values were computed elsewhere and come with it; a pause loses them.
+    pub imported: usize,
     /// Tokens at the end of `tokens` that a device has drawn and the host has not seen yet.
     pending: usize,
     /// Positions registered for reuse, and the content they end in.
@@ -124,6 +126,7 @@ impl Entry {
             blocks: Vec::with_capacity(longest.div_ceil(tokens_per_block.max(1)) + 1),
             reused: 0,
             pauses: 0,
+            imported: 0,
             pending: 0,
             registered: (0, ROOT),
         }
@@ -527,7 +530,7 @@ impl Scheduler {
                 break;
             }
             let found = self.pool.match_prefix(self.reusable(entry));
-            let reused = found.blocks * self.pool.tokens_per_block();
+            let reused = (found.blocks * self.pool.tokens_per_block()).max(entry.imported);
             let len = self.chunk(entry.tokens.len() - reused, budget);
             if len == 0 {
                 plan.note(entry.id, Reason::TokenBudget);
@@ -598,7 +601,7 @@ impl Scheduler {
             // Indices come in falling order and end with the youngest kept request's successor.
             let mut entry = self.running.remove(index);
             self.pool.release_all(&mut entry.blocks);
-            entry.computed = 0;
+            (entry.computed, entry.imported) = (0, 0);
             entry.phase = Phase::Context;
             entry.pauses += 1;
             entry.registered = (0, ROOT);
@@ -608,11 +611,12 @@ impl Scheduler {
             let Some(mut entry) = self.waiting.pop_front() else { break };
             let reusable = if self.config.reuse_output { entry.tokens.len() } else { entry.prompt_len };
             let content = self.pool.take_prefix(&entry.tokens[..reusable], &mut entry.blocks);
-            entry.computed = entry.blocks.len() * self.pool.tokens_per_block();
+            let reused = entry.blocks.len() * self.pool.tokens_per_block();
+            entry.computed = reused.max(entry.imported);
             if entry.pauses == 0 {
-                entry.reused = entry.computed;
+                entry.reused = reused;
             }
-            entry.registered = (entry.computed, content);
+            entry.registered = (reused, content);
             self.running.push(entry);
         }
         for item in &plan.items {
@@ -680,6 +684,60 @@ impl Scheduler {
             done += per_block;
         }
         entry.registered = (done, content);
+    }
+
+    /// How many steps in a row `plan`, just made, stays the same but for positions, if nothing arrives meanwhile: up to
+    /// and including the step in which a request produces its last token. 0 when it is not a pure generation step.
+    pub fn steps_ahead(&self, plan: &Plan) -> usize {
+        let generates = !self.running.is_empty() && plan.generation_requests == self.running.len();
+        if !generates || plan.context_requests > 0 || !plan.pause.is_empty() {
+            return 0;
+        }
+        let left = |e: &Entry| e.max_new_tokens.saturating_sub(e.generated()).max(1);
+        let most = self.running.iter().map(left).min().unwrap_or(1);
+        // What is registered, or taken from what is registered, may change which prefix the head of the queue finds.
+        if self.pool.reuse_enabled() {
+            let blocked_for_good =
+                plan.decisions.iter().all(|d| matches!(d.reason, Reason::BatchFull | Reason::StaticBatchRunning));
+            if self.config.reuse_output || !blocked_for_good {
+                return 1;
+            }
+        }
+        if self.config.policy != Policy::MaxUtilization {
+            return most; // every block was set aside
+        }
+        let fits = |steps: usize| {
+            let needed = |e: &Entry| self.pool.blocks_for(e.computed + steps).saturating_sub(e.blocks.len());
+            self.running.iter().map(needed).sum::<usize>() <= self.pool.free()
+        };
+        if fits(most) {
+            return most;
+        }
+        let (mut fit, mut no_fit) = (1, most);
+        while no_fit - fit > 1 {
+            let middle = fit + (no_fit - fit) / 2;
+            if fits(middle) { fit = middle } else { no_fit = middle }
+        }
+        fit
+    }
+
+    /// Carry out the same generation step `steps` times at once: what `plan`, `apply` and `advance` would do, for at most
+    /// as many steps as [`Scheduler::steps_ahead`] said. `token` gives the token of a request at a position.
+    pub fn run_ahead(&mut self, steps: usize, mut token: impl FnMut(&Entry, usize) -> u32) {
+        for index in 0..self.running.len() {
+            let entry = &mut self.running[index];
+            let needed = self.pool.blocks_for(entry.computed + steps);
+            while entry.blocks.len() < needed {
+                let block = self.pool.allocate().expect("the blocks of steps ahead were counted");
+                entry.blocks.push(block);
+            }
+            for _ in 0..steps {
+                let next = token(entry, entry.tokens.len());
+                entry.tokens.push(next);
+            }
+            entry.computed += steps;
+            self.register(index);
+        }
     }
 
     /// Take a request out of the batch. Later requests move up by one.

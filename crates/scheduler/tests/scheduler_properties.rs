@@ -164,6 +164,68 @@ impl World {
     }
 }
 
+/// Everything by which two schedulers can differ.
+fn state(scheduler: &Scheduler) -> impl PartialEq + std::fmt::Debug {
+    let entry = |e: &Entry| (e.id, e.computed, e.tokens.clone(), e.phase, e.blocks.len(), e.pauses, e.reused);
+    let running: Vec<_> = scheduler.running().iter().map(entry).collect();
+    let waiting: Vec<_> = scheduler.waiting().map(entry).collect();
+    (running, waiting, scheduler.pool().free(), scheduler.pool().counters())
+}
+
+/// Take `steps` steps, several at once where the scheduler says so and `skip` is set.
+fn take_steps(scheduler: &mut Scheduler, mut steps: usize, skip: bool) {
+    let mut plan = Plan::default();
+    while steps > 0 && !scheduler.is_idle() {
+        scheduler.plan(&mut plan);
+        let ahead = scheduler.steps_ahead(&plan).min(steps);
+        if skip && ahead > 0 {
+            scheduler.run_ahead(ahead, |_, _| 7);
+            steps -= ahead;
+        } else {
+            scheduler.apply(&plan);
+            plan.items.iter().for_each(|item| scheduler.advance(item, item.samples.then_some(7)));
+            steps -= 1;
+        }
+        for index in (0..scheduler.running().len()).rev() {
+            let entry = &scheduler.running()[index];
+            if entry.generated() >= entry.max_new_tokens {
+                scheduler.finish(index);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    /// Running ahead leaves exactly what single steps leave.
+    #[test]
+    fn steps_at_once_equal_single_steps(setup in setups(), reuse_output in any::<bool>(), events in events()) {
+        let mut setup = setup;
+        setup.config.reuse_output = reuse_output;
+        let mut single = World::new(setup.clone());
+        let mut ahead = World::new(setup);
+        for (id, event) in events.into_iter().enumerate() {
+            match event {
+                Event::Arrive(family, prompt, output) => {
+                    single.arrive(id as u64, family, prompt, output);
+                    ahead.arrive(id as u64, family, prompt, output);
+                }
+                Event::Abort(_) => {}
+                Event::Steps(steps) => {
+                    take_steps(&mut single.scheduler, 3 * steps, false);
+                    take_steps(&mut ahead.scheduler, 3 * steps, true);
+                    prop_assert_eq!(state(&single.scheduler), state(&ahead.scheduler));
+                }
+            }
+        }
+        take_steps(&mut single.scheduler, 20_000, false);
+        take_steps(&mut ahead.scheduler, 20_000, true);
+        prop_assert!(single.scheduler.is_idle() && ahead.scheduler.is_idle());
+        prop_assert_eq!(single.scheduler.pool().counters(), ahead.scheduler.pool().counters());
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 

@@ -31,6 +31,25 @@ pub enum Arrival {
         /// The gamma distribution's shape.
         burstiness: f64,
     },
+    /// Poisson arrivals that come and go: exponential on and off times of the given means, no arrivals in the off
+    /// times, and in the on times as many as it takes for `rate` overall.
+    OnOff {
+        /// Requests per second, over on and off times.
+        rate: f64,
+        /// Mean length of an on time, in seconds.
+        on_s: f64,
+        /// Mean length of an off time, in seconds.
+        off_s: f64,
+    },
+    /// Poisson arrivals whose rate swings: `rate * (1 + swing * sin(2 pi t / period))`.
+    Drift {
+        /// Mean requests per second.
+        rate: f64,
+        /// From 0 (constant) to 1 (down to no arrivals).
+        swing: f64,
+        /// Length of one swing, in seconds.
+        period_s: f64,
+    },
 }
 
 /// An arrival process that cannot be.
@@ -59,6 +78,16 @@ pub enum ArrivalError {
     BurstinessWithoutGamma {
         /// The process named.
         process: String,
+    },
+    /// A time of an on/off or drifting process is not positive and finite, or a swing is not from 0 to 1.
+    #[error("--arrival: {name} is {found}; {expected}")]
+    BadParameter {
+        /// Which parameter.
+        name: &'static str,
+        /// Its value.
+        found: f64,
+        /// What it must be.
+        expected: &'static str,
     },
 }
 
@@ -91,6 +120,21 @@ impl Arrival {
             Arrival::Gamma { burstiness, .. } if !positive(burstiness) => {
                 Err(ArrivalError::BadBurstiness { found: burstiness })
             }
+            Arrival::OnOff { on_s, off_s, .. } => {
+                let expected = "expected a time above 0, such as on=10s";
+                let bad = [("on", on_s), ("off", off_s)].into_iter().find(|&(_, s)| !positive(s));
+                bad.map_or(Ok(()), |(name, found)| Err(ArrivalError::BadParameter { name, found, expected }))
+            }
+            Arrival::Drift { swing, .. } if !(0.0..=1.0).contains(&swing) => Err(ArrivalError::BadParameter {
+                name: "swing",
+                found: swing,
+                expected: "expected a number from 0 to 1",
+            }),
+            Arrival::Drift { period_s, .. } if !positive(period_s) => Err(ArrivalError::BadParameter {
+                name: "period",
+                found: period_s,
+                expected: "expected a time above 0, such as period=60s",
+            }),
             _ => Ok(()),
         }
     }
@@ -100,7 +144,11 @@ impl Arrival {
     pub fn rate(&self) -> Option<f64> {
         match *self {
             Arrival::AtOnce => None,
-            Arrival::Constant { rate } | Arrival::Poisson { rate } | Arrival::Gamma { rate, .. } => Some(rate),
+            Arrival::Constant { rate }
+            | Arrival::Poisson { rate }
+            | Arrival::Gamma { rate, .. }
+            | Arrival::OnOff { rate, .. }
+            | Arrival::Drift { rate, .. } => Some(rate),
         }
     }
 }
@@ -108,26 +156,73 @@ impl Arrival {
 /// The intended arrival times of `n` requests, in nanoseconds, ascending; the first is 0.
 #[must_use]
 pub fn arrival_times_ns(a: &Arrival, n: usize, seed: u64) -> Vec<u64> {
-    let mut rng = Rng::new(seed, "arrivals");
-    match *a {
-        Arrival::AtOnce => vec![0; n],
-        // Multiplied, not summed: no rounding error grows along the run.
-        Arrival::Constant { rate } => (0..n).map(|i| (i as f64 * 1e9 / rate) as u64).collect(),
-        Arrival::Poisson { rate } => cumulate(n, || rng.exponential() * 1e9 / rate),
-        Arrival::Gamma { rate, burstiness } => cumulate(n, || rng.gamma(burstiness) * 1e9 / (rate * burstiness)),
+    Arrivals::new(*a, seed).take(n).collect()
+}
+
+/// The intended arrival times one by one, in nanoseconds, ascending; the first is 0 (of an on/off or drifting process: the
+/// first arrival after 0). Never ends.
+#[derive(Clone, Debug)]
+pub struct Arrivals {
+    process: Arrival,
+    rng: Rng,
+    count: u64,
+    now_ns: f64,
+    /// End of the on time that is running, for an on/off process.
+    on_until_ns: f64,
+}
+
+impl Arrivals {
+    /// The arrivals of a process that was found valid.
+    #[must_use]
+    pub fn new(process: Arrival, seed: u64) -> Arrivals {
+        Arrivals { process, rng: Rng::new(seed, "arrivals"), count: 0, now_ns: 0.0, on_until_ns: 0.0 }
+    }
+
+    /// An arrival in the on time that is running; when it ends before, after the off time that follows.
+    fn next_in_on_time(&mut self, rate: f64, on_s: f64, off_s: f64) {
+        let mut gap = self.rng.exponential() * 1e9 / (rate * (on_s + off_s) / on_s);
+        while self.now_ns + gap > self.on_until_ns {
+            gap -= self.on_until_ns - self.now_ns;
+            let off =
+                if self.count == 0 && self.on_until_ns == 0.0 { 0.0 } else { self.rng.exponential() * off_s * 1e9 };
+            self.now_ns = self.on_until_ns + off;
+            self.on_until_ns = self.now_ns + self.rng.exponential() * on_s * 1e9;
+        }
+        self.now_ns += gap;
+    }
+
+    /// By thinning: candidates at the largest rate, kept with the share that the rate has of it.
+    fn next_of_drift(&mut self, rate: f64, swing: f64, period_s: f64) {
+        loop {
+            self.now_ns += self.rng.exponential() * 1e9 / (rate * (1.0 + swing));
+            let phase = std::f64::consts::TAU * self.now_ns / (period_s * 1e9);
+            if self.rng.uniform() * (1.0 + swing) < 1.0 + swing * phase.sin() {
+                return;
+            }
+        }
     }
 }
 
-fn cumulate(n: usize, mut gap_ns: impl FnMut() -> f64) -> Vec<u64> {
-    let mut now = 0.0;
-    (0..n)
-        .map(|i| {
-            if i > 0 {
-                now += gap_ns();
+impl Iterator for Arrivals {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        let first = self.count == 0;
+        match self.process {
+            Arrival::AtOnce => {}
+            // Multiplied, not summed: no rounding error grows along the run.
+            Arrival::Constant { rate } => self.now_ns = self.count as f64 * 1e9 / rate,
+            Arrival::OnOff { rate, on_s, off_s } => self.next_in_on_time(rate, on_s, off_s),
+            Arrival::Drift { rate, swing, period_s } => self.next_of_drift(rate, swing, period_s),
+            Arrival::Poisson { .. } | Arrival::Gamma { .. } if first => {}
+            Arrival::Poisson { rate } => self.now_ns += self.rng.exponential() * 1e9 / rate,
+            Arrival::Gamma { rate, burstiness } => {
+                self.now_ns += self.rng.gamma(burstiness) * 1e9 / (rate * burstiness);
             }
-            now as u64
-        })
-        .collect()
+        }
+        self.count += 1;
+        Some(self.now_ns as u64)
+    }
 }
 
 #[cfg(test)]
@@ -162,6 +257,27 @@ mod tests {
                 assert!((cv - cv_expected).abs() < 0.06 * cv_expected + 1e-6, "{arrival:?}: {cv}");
             }
         }
+    }
+
+    #[test]
+    fn interrupted_and_drifting_rates_keep_their_mean() {
+        let rate = 20.0;
+        let cases =
+            [Arrival::OnOff { rate, on_s: 1.0, off_s: 3.0 }, Arrival::Drift { rate, swing: 0.8, period_s: 10.0 }];
+        for arrival in cases {
+            let times = arrival_times_ns(&arrival, 200_000, 5);
+            assert!(times.is_sorted());
+            let achieved = times.len() as f64 / (*times.last().unwrap() as f64 / 1e9);
+            assert!((achieved / rate - 1.0).abs() < 0.05, "{arrival:?}: {achieved}");
+            // Counts per second vary more than those of a Poisson process, whose index of dispersion is 1.
+            let mut counts = vec![0.0; *times.last().unwrap() as usize / 1_000_000_000 + 1];
+            times.iter().for_each(|t| counts[*t as usize / 1_000_000_000] += 1.0);
+            let mean = counts.iter().sum::<f64>() / counts.len() as f64;
+            let variance = counts.iter().map(|c: &f64| (c - mean).powi(2)).sum::<f64>() / counts.len() as f64;
+            assert!(variance / mean > 3.0, "{arrival:?}: {}", variance / mean);
+        }
+        assert!(Arrival::OnOff { rate, on_s: 0.0, off_s: 1.0 }.validate().is_err());
+        assert!(Arrival::Drift { rate, swing: 1.5, period_s: 1.0 }.validate().is_err());
     }
 
     #[test]

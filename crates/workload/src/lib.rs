@@ -21,7 +21,7 @@ pub use anchor_json::{
     EngineInfo, MachineInfo, ReportContext, WorldInfo, anchor_report, anchor_requests, anchor_requests_with_text,
 };
 pub use anchor_text::anchor_text;
-pub use arrival::{Arrival, ArrivalError, arrival_times_ns};
+pub use arrival::{Arrival, ArrivalError, Arrivals, arrival_times_ns};
 pub use dataset::{
     DatasetError, Lengths, NormDist, Prompt, RealOutput, RealSample, Sample, SyntheticSpec, UnifDist, check_ids,
     read_dataset, read_real_dataset, synthetic, write_dataset,

@@ -620,5 +620,11 @@ fn describe_load(arrival: &Arrival, concurrency: usize, seed: u64) -> String {
         Arrival::Gamma { rate, burstiness } => {
             format!("open loop, gamma {rate} req/s with burstiness {burstiness}, seed {seed}, {limit}")
         }
+        Arrival::OnOff { rate, on_s, off_s } => {
+            format!("open loop, {rate} req/s on for {on_s} s and off for {off_s} s, seed {seed}, {limit}")
+        }
+        Arrival::Drift { rate, swing, period_s } => {
+            format!("open loop, {rate} req/s swinging by {swing} in {period_s} s, seed {seed}, {limit}")
+        }
     }
 }

@@ -11,3 +11,4 @@ pub mod eval;
 pub mod prepare_dataset;
 pub mod profile;
 pub mod selftest;
+pub mod simulate;

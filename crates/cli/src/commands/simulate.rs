@@ -1,0 +1,115 @@
+//! `strobe simulate`: the engine's own scheduler on a virtual clock.
+
+mod answer;
+mod files;
+mod scenario;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Subcommand;
+use serde_json::json;
+use strobe_engine::staged_dir::{self, StagedDir};
+use strobe_sim::Collector;
+
+use crate::{output, run_dir};
+use scenario::ScenarioArgs;
+
+const EXAMPLES: &str = "EXAMPLES:
+  strobe simulate --rate 20 --num-requests 10000 --input-tokens 128 --output-tokens 128 \\
+      --cost linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns
+  strobe simulate --rate 20 --arrival gamma --burstiness 0.25 --input-tokens lognormal:512,0.8 --output-tokens geometric:128 \\
+      --cost linear:base=5ms,per_context_token=20us --slo ttft:p99:500ms --slo tpot:p99:50ms --json
+  strobe simulate --trace AzureLLMInferenceTrace_conv.csv --rate-scale 0.5 --cost linear:base=10ms,per_context_token=30us
+  strobe simulate --policy dynamic --max-batch-size 8 --max-queue-delay 5ms --rate 100 --output-tokens 1 --cost linear:base=4ms
+  strobe simulate --rate 80 --replicas 4 --routing least-outstanding --cost linear:base=10ms,per_request=50us --output-dir RUN";
+
+#[derive(clap::Args)]
+#[command(before_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    #[command(flatten)]
+    plain: PlainArgs,
+}
+
+#[derive(Subcommand)]
+enum Verb {}
+
+#[derive(clap::Args)]
+struct PlainArgs {
+    #[command(flatten)]
+    scenario: ScenarioArgs,
+    /// Write a run directory: report, requests, iterations and a trace
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    output_dir: Option<PathBuf>,
+    /// Replace a run directory that is there
+    #[arg(long, requires = "output_dir", help_heading = "Output")]
+    overwrite: bool,
+    /// Print the report as JSON
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+/// An answer that is no: exit code 1.
+#[derive(Debug)]
+pub struct NotSo(String);
+
+impl std::fmt::Display for NotSo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotSo {}
+
+pub fn run(args: Args) -> Result<()> {
+    match args.verb {
+        None => plain(&args.plain),
+        Some(verb) => match verb {},
+    }
+}
+
+fn plain(args: &PlainArgs) -> Result<()> {
+    let built = args.scenario.build()?;
+    let scenario = &built.scenario;
+    if let Some(dir) = &args.output_dir {
+        staged_dir::check_target(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
+    }
+    let collector = Collector::new(scenario.keeps_records());
+    let outcome = match &args.output_dir {
+        None => scenario.run(collector)?,
+        Some(dir) => {
+            let staged = StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
+            let writers = files::Writers::create(staged.path(), &built)?;
+            let outcome = scenario.run(collector.with_writers(writers.requests(), writers.steps()))?;
+            writers.finish(&outcome)?;
+            staged.commit()?;
+            outcome
+        }
+    };
+    if args.json {
+        output::line(&format!("{:#}", answer::report(&built, &outcome)));
+    } else {
+        output::print(&answer::text(&built, &outcome));
+        if let Some(dir) = &args.output_dir {
+            output::line(&format!("run directory: {}", dir.display()));
+        }
+    }
+    match outcome.answer.wait_growth {
+        Some(growth) if !args.scenario.allow_unstable => Err(NotSo(answer::unstable(&outcome.answer, growth)).into()),
+        _ => Ok(()),
+    }
+}
+
+/// Facts that every report begins with.
+fn heading(built: &scenario::Built) -> serde_json::Value {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "command": std::env::args().skip(1).collect::<Vec<_>>().join(" "),
+        "workload": built.workload,
+        "server": built.server,
+        "cost": built.cost,
+        "seed": built.scenario.seed,
+    })
+}

@@ -1,0 +1,138 @@
+//! The answer as text and JSON.
+
+use serde_json::{Value, json};
+use strobe_report::table::Table;
+use strobe_sim::collector::{Answer, Summary};
+use strobe_sim::{Outcome, Scenario};
+
+use super::heading;
+use super::scenario::Built;
+use crate::output;
+
+/// The report for machines.
+pub fn report(built: &Built, outcome: &Outcome) -> Value {
+    let mut report = json!({"simulation": heading(built)});
+    let answer = serde_json::to_value(&outcome.answer).unwrap_or_default();
+    if let (Some(report), Value::Object(answer)) = (report.as_object_mut(), answer) {
+        report.extend(answer);
+        report.insert("slo".into(), json!(built.scenario.slos));
+        report.insert("servers".into(), servers(&built.scenario, outcome));
+    }
+    report
+}
+
+fn servers(scenario: &Scenario, outcome: &Outcome) -> Value {
+    json!({
+        "count": scenario.speeds.len(),
+        "most_at_once": outcome.cluster.most_servers,
+        "server_seconds": outcome.cluster.server_ns / 1e9,
+        "restarted_requests": outcome.cluster.restarted,
+    })
+}
+
+/// The report for people.
+pub fn text(built: &Built, outcome: &Outcome) -> String {
+    let answer = &outcome.answer;
+    let mut text = format!("workload  {}\nserver    {}\ncost      {}\n\n", built.workload, built.server, built.cost);
+    let mut table = Table::new(["ms", "mean", "p50", "p90", "p95", "p99", "max"]).left(0);
+    let rows = [
+        ("queue     d - q", answer.queue_ms),
+        ("TTFT      t1 - a", answer.ttft_ms),
+        ("TPOT      (tn - t1)/(n-1)", answer.tpot_ms),
+        ("ITL       gaps, pooled", answer.itl_ms),
+        ("E2E       tn - a", answer.e2e_ms),
+    ];
+    for (name, summary) in rows {
+        let cells = |s: Summary| [s.mean, s.p50, s.p90, s.p95, s.p99, s.max].map(|v| format!("{v:.3}"));
+        match summary {
+            Some(summary) => table.push(std::iter::once(name.to_string()).chain(cells(summary))),
+            None => table.push(std::iter::once(name.to_string()).chain(std::iter::repeat_n("-".to_string(), 6))),
+        }
+    }
+    text.push_str(&table.render(output::width()));
+    text.push('\n');
+    for (name, value) in facts(built, outcome) {
+        text.push_str(&format!("{name:<12}{value}\n"));
+    }
+    text
+}
+
+fn facts(built: &Built, outcome: &Outcome) -> Vec<(&'static str, String)> {
+    let (answer, cluster) = (&outcome.answer, &outcome.cluster);
+    let t = &answer.throughput;
+    let b = &answer.batch;
+    let mut facts = vec![(
+        "requests",
+        format!(
+            "{} completed, {} refused, {:.3} s of virtual time, {:.3} in the system on average",
+            answer.num_requests, answer.num_refused, answer.duration_s, answer.mean_in_system
+        ),
+    )];
+    let offered = answer.offered_rate_req_s.map_or(String::new(), |rate| format!(" ({rate:.3} offered)"));
+    facts.push((
+        "throughput",
+        format!(
+            "{:.3} requests/s{offered}, {:.1} output tokens/s, {:.1} tokens/s",
+            t.requests_per_s, t.output_tokens_per_s, t.total_tokens_per_s
+        ),
+    ));
+    if let Some(goodput) = &answer.goodput {
+        facts.push((
+            "goodput",
+            format!(
+                "{:.3} requests/s meet every limit, {:.2} % of those offered",
+                goodput.requests_per_s,
+                goodput.attainment * 100.0
+            ),
+        ));
+    }
+    facts.push((
+        "batch",
+        format!(
+            "{} iterations, {:.2} requests each ({:.2} by time, most {}), {:.1} tokens each, {:.1} % busy",
+            b.iterations,
+            b.mean_requests,
+            b.time_mean_requests,
+            b.max_requests,
+            b.mean_tokens,
+            b.utilization * 100.0
+        ),
+    ));
+    if let Some(kv) = &answer.kv {
+        facts.push((
+            "KV cache",
+            format!(
+                "{:.1} % of {} blocks in use by time, most {} blocks, {} preemptions, {} prompt tokens reused",
+                kv.mean_used_share * 100.0,
+                kv.blocks,
+                kv.peak_used_blocks,
+                kv.preemptions,
+                kv.reused_tokens
+            ),
+        ));
+    }
+    if built.scenario.speeds.len() > 1 {
+        facts.push((
+            "servers",
+            format!(
+                "most {} at once, {:.1} server seconds, {} requests started again",
+                cluster.most_servers,
+                cluster.server_ns / 1e9,
+                cluster.restarted
+            ),
+        ));
+    }
+    facts.push(("percentiles", answer.percentiles.to_string()));
+    facts
+}
+
+/// Why a queue that grows has no latency to report.
+pub fn unstable(answer: &Answer, growth: f64) -> String {
+    let offered = answer.offered_rate_req_s.unwrap_or(0.0);
+    format!(
+        "unstable: the queue grows without bound, each second a new request waits {growth:.3} s longer, so the latencies above \
+         only say how long the run was; about {:.3} of {offered:.3} requests/s are served. Lower --rate, add --replicas, or give \
+         --allow-unstable",
+        offered / (1.0 + growth)
+    )
+}

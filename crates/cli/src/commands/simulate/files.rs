@@ -1,0 +1,241 @@
+//! A simulated run's directory: the files of a benchmark's, written while the simulation goes on.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use strobe_engine::recorder::StepTimes;
+use strobe_engine::{IterationLimits, IterationRecord};
+use strobe_sim::collector::{RequestWriter, StepWriter};
+use strobe_sim::{Outcome, Policy, StepRecord};
+use strobe_trace::{Device, Iteration, Meta, OpKind, OpRow, Process, RangeKind, RangeRow, Thread, Trace, nsys};
+use strobe_workload::{EngineInfo, ReportContext, WorldInfo, anchor_report};
+
+use super::answer;
+use super::scenario::Built;
+use crate::run_dir;
+
+/// A trace of more iterations is larger than anyone reads; the log has them all.
+const MOST_TRACED: usize = 100_000;
+
+/// The open files.
+pub struct Writers<'a> {
+    dir: PathBuf,
+    built: &'a Built,
+    limits: IterationLimits,
+    requests: RefCell<BufWriter<File>>,
+    iterations: RefCell<BufWriter<File>>,
+    /// Iterations of the first server, for the trace.
+    traced: RefCell<Vec<StepRecord>>,
+    dropped: RefCell<u64>,
+}
+
+impl<'a> Writers<'a> {
+    /// Open the files in `dir`.
+    pub fn create(dir: &Path, built: &'a Built) -> Result<Writers<'a>> {
+        let create = |name: &str| -> Result<_> {
+            let path = dir.join(name);
+            Ok(RefCell::new(BufWriter::new(
+                File::create(&path).with_context(|| format!("cannot write {}", path.display()))?,
+            )))
+        };
+        Ok(Writers {
+            dir: dir.to_path_buf(),
+            built,
+            limits: limits(built),
+            requests: create(run_dir::REQUESTS)?,
+            iterations: create(run_dir::ITERATIONS)?,
+            traced: RefCell::default(),
+            dropped: RefCell::default(),
+        })
+    }
+
+    /// Writes every request record.
+    pub fn requests(&self) -> RequestWriter<'_> {
+        Box::new(|record| {
+            let mut file = self.requests.borrow_mut();
+            serde_json::to_writer(&mut *file, record)?;
+            file.write_all(b"\n")
+        })
+    }
+
+    /// Writes every iteration.
+    pub fn steps(&self) -> StepWriter<'_> {
+        Box::new(|step, decisions| {
+            let mut line = iteration_record(step).to_json(&self.limits, decisions);
+            if let Some(strobe) = line["strobe"].as_object_mut() {
+                // Simulated work has no known operations, and says which server it is of.
+                strobe.shift_remove("flops");
+                strobe.shift_remove("bytes");
+                strobe.insert("replica".into(), json!(step.server));
+                strobe.insert("kvTokens".into(), json!(step.load.kv_tokens()));
+            }
+            let mut file = self.iterations.borrow_mut();
+            serde_json::to_writer(&mut *file, &line)?;
+            file.write_all(b"\n")?;
+            if step.server == 0 {
+                let mut traced = self.traced.borrow_mut();
+                if traced.len() < MOST_TRACED {
+                    traced.push(*step);
+                } else {
+                    *self.dropped.borrow_mut() += 1;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Write what is known at the end.
+    pub fn finish(&self, outcome: &Outcome) -> Result<()> {
+        let flush = |file: &RefCell<BufWriter<File>>| -> io::Result<()> { file.borrow_mut().flush() };
+        flush(&self.requests).and_then(|()| flush(&self.iterations)).context("cannot write the run directory")?;
+        let file = |name: &str| self.dir.join(name);
+        let run = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "command": std::env::args().skip(1).collect::<Vec<_>>().join(" "),
+            "started_utc_ns": 0,
+            "partial": false,
+            "simulated": super::heading(self.built),
+            "arrival": self.built.workload,
+            "ranks": 1,
+        });
+        run_dir::write_whole(&file(run_dir::RUN), format!("{run:#}\n").as_bytes())?;
+        nsys::write(&self.trace(), &file(run_dir::TRACE))?;
+        let report = self.report(outcome);
+        run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{report:#}\n").as_bytes())?;
+        Ok(())
+    }
+
+    /// The benchmark's report with the simulation's answer in it; the answer alone where records were too many to keep.
+    fn report(&self, outcome: &Outcome) -> serde_json::Value {
+        let mut report = answer::report(self.built, outcome);
+        if let (Some(metrics), Some(own)) = (&outcome.metrics, report.as_object_mut()) {
+            let context = ReportContext {
+                engine: EngineInfo {
+                    model: "simulated".into(),
+                    backend: "strobe simulate".into(),
+                    ..EngineInfo::default()
+                },
+                world: WorldInfo {
+                    tp_size: 1,
+                    pp_size: 1,
+                    ep_size: 1,
+                    max_batch_size: self.limits.runtime.0,
+                    max_num_tokens: self.limits.runtime.1,
+                    scheduling_policy: self.limits.policy.name().into(),
+                    kv_cache_percentage: None,
+                },
+                ..ReportContext::default()
+            };
+            if let serde_json::Value::Object(anchor) = anchor_report(metrics, &context) {
+                own.extend(anchor);
+            }
+        }
+        report
+    }
+
+    fn trace(&self) -> Trace {
+        let mut trace = Trace {
+            devices: vec![Device { name: "simulated server 0".into(), is_cpu: true, ..Device::default() }],
+            processes: vec![Process { pid: 1, name: "strobe simulate".into(), ..Process::default() }],
+            threads: vec![Thread { process: 0, tid: 1, name: "server 0".into() }],
+            ..Trace::default()
+        };
+        for step in self.traced.borrow().iter() {
+            let (context, decode) = (step.load.context_requests, step.load.decode_requests);
+            let (start, end) = (step.start_ns as i64, step.end_ns as i64);
+            let number = u32::try_from(step.iter).unwrap_or(strobe_trace::NONE);
+            trace.iterations.push(Iteration {
+                iter: step.iter,
+                start,
+                end,
+                context_requests: context,
+                generation_requests: decode,
+                context_tokens: step.load.context_tokens.min(u64::from(u32::MAX)) as u32,
+                generation_tokens: decode,
+                window: 0,
+            });
+            let name = trace.strings.intern(match (context, decode) {
+                (0, _) => "simulated generation",
+                (_, 0) => "simulated prompts",
+                _ => "simulated prompts and generation",
+            });
+            trace.ops.push(OpRow { iteration: number, ..OpRow::new(OpKind::CpuOp, name, start, end) });
+            let range = format!("[Executor] _forward_step {}: {context} ctx reqs, {decode} gen reqs", step.iter);
+            let range = trace.strings.intern(&range);
+            let kind = RangeKind::ForwardStep;
+            trace.ranges.push(RangeRow { kind, iteration: number, ..RangeRow::new(range, 0, start, end) });
+        }
+        let mut notices = vec!["simulated: durations come from a cost model, nothing was executed".to_string()];
+        if self.built.scenario.speeds.len() > 1 {
+            notices.push("only server 0 is in this trace".into());
+        }
+        if *self.dropped.borrow() > 0 {
+            notices.push(format!("{} later iterations are not in this trace", self.dropped.borrow()));
+        }
+        let producer = format!("strobe {}", env!("CARGO_PKG_VERSION"));
+        trace.meta = Meta { notices, producer, ..Meta::default() };
+        trace.finish();
+        trace
+    }
+}
+
+fn limits(built: &Built) -> IterationLimits {
+    let (batch, tokens, blocks, per_block, policy, reuse) = match &built.scenario.policy {
+        Policy::Engine(config) => (
+            config.scheduler.max_batch_size,
+            config.scheduler.max_num_tokens,
+            config.kv_blocks,
+            config.tokens_per_block,
+            config.scheduler.policy,
+            config.reuse,
+        ),
+        Policy::Dynamic(config) => (config.max_batch, 0, 0, 0, strobe_engine::Policy::StaticBatch, false),
+    };
+    IterationLimits {
+        built: (batch, tokens),
+        runtime: (batch, tokens),
+        kv_blocks: blocks,
+        tokens_per_block: per_block,
+        policy,
+        reuse,
+        overlap: false,
+        utc_ns: 0,
+    }
+}
+
+/// The engine's own record of an iteration, all of whose time is in the forward pass.
+fn iteration_record(step: &StepRecord) -> IterationRecord {
+    let (start, end) = (step.start_ns, step.end_ns);
+    IterationRecord {
+        iter: step.iter,
+        times: StepTimes {
+            start,
+            fetched: start,
+            planned: start,
+            scheduled: start,
+            prepared: start,
+            forwarded: end,
+            sampled: end,
+            end,
+        },
+        active: step.active,
+        queued: step.queued,
+        new_active: step.new_active,
+        new_active_queue_ns: step.new_active_queue_ns,
+        completed: step.completed,
+        paused: step.paused,
+        context_requests: step.load.context_requests,
+        generation_requests: step.load.decode_requests,
+        context_tokens: step.load.context_tokens.min(u64::from(u32::MAX)) as u32,
+        recomputed_tokens: step.recomputed_tokens,
+        new_tokens: step.new_tokens,
+        kv_used: step.kv_used,
+        kv_free: step.kv_total - step.kv_used.min(step.kv_total),
+        pool: step.pool,
+        ..IterationRecord::default()
+    }
+}

@@ -1,0 +1,553 @@
+//! From options to a scenario.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use strobe_engine::Policy as EnginePolicy;
+use strobe_scheduler::scheduler::SchedulerConfig;
+use strobe_sim::cluster::{Autoscale, Failure, Transfer};
+use strobe_sim::dynamic::{DynamicConfig, TimeoutAction};
+use strobe_sim::lengths::LengthDist;
+use strobe_sim::replay::{self, ReplayOptions};
+use strobe_sim::units::parse_duration_ns;
+use strobe_sim::{ClusterConfig, CostModel, Linear, Load, Policy, ReplicaConfig, Routing, Scenario, Slo};
+use strobe_workload::Arrival;
+
+use crate::build_args::Switch;
+
+/// More blocks than any server has; a cache that shall not bind needs no more.
+const MOST_BLOCKS: usize = 1 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PolicyChoice {
+    /// The engine's scheduler: requests join and leave in every iteration
+    Inflight,
+    /// Triton's dynamic batcher: a batch is formed once
+    Dynamic,
+    /// The engine's scheduler with fixed batches: nothing new until the batch has ended
+    Static,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AdmissionChoice {
+    /// Admit only what can finish
+    #[value(name = "guaranteed_no_evict", alias = "guaranteed-no-evict")]
+    GuaranteedNoEvict,
+    /// Admit what fits the next step; pause and recompute when blocks run out
+    #[value(name = "max_utilization", alias = "max-utilization")]
+    MaxUtilization,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TimeoutChoice {
+    Reject,
+    Delay,
+}
+
+#[derive(clap::Args, Clone)]
+pub struct ScenarioArgs {
+    /// Requests per second
+    #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = "Load")]
+    pub rate: Option<f64>,
+    /// poisson, constant, gamma, onoff:on=10s,off=50s, drift:swing=0.5,period=60s or at-once [default: poisson]
+    #[arg(long, value_name = "PROCESS", help_heading = "Load")]
+    pub arrival: Option<String>,
+    /// Shape of gamma arrivals: below 1 bursty, above 1 regular
+    #[arg(long, value_name = "B", allow_negative_numbers = true, help_heading = "Load")]
+    pub burstiness: Option<f64>,
+    /// How many requests [default: 1000, or all of a trace]
+    #[arg(long, value_name = "N", help_heading = "Load")]
+    pub num_requests: Option<u64>,
+    /// Prompt length: N, normal:MEAN,STDEV, uniform:MIN,MAX, lognormal:MEAN,SIGMA, geometric:MEAN or empirical:FILE
+    #[arg(long, value_name = "LENGTH", default_value = "128", allow_hyphen_values = true, help_heading = "Load")]
+    pub input_tokens: String,
+    /// Output length, in the same ways
+    #[arg(long, value_name = "LENGTH", default_value = "128", allow_hyphen_values = true, help_heading = "Load")]
+    pub output_tokens: String,
+    /// Closed loop: this many clients, each sending when its last request has ended
+    #[arg(long, value_name = "C", conflicts_with_all = ["rate", "trace"], help_heading = "Load")]
+    pub concurrency: Option<u64>,
+    /// Requests per conversation; each turn's prompt repeats all that was said
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["trace", "concurrency"], help_heading = "Load")]
+    pub turns: u32,
+    /// Mean time between an answer and the next turn or request
+    #[arg(long, value_name = "TIME", default_value = "0", help_heading = "Load")]
+    pub think_time: String,
+    /// Tokens that all prompts of conversations begin with
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Load")]
+    pub shared_prefix: u32,
+    /// Replay arrivals and lengths: Azure CSV, Mooncake or LLMServingSim JSONL, requests.jsonl of a run, or a CSV with
+    /// arrival_s,input_tokens,output_tokens; .gz too
+    #[arg(long, value_name = "FILE", visible_alias = "dataset", conflicts_with = "rate", help_heading = "Load")]
+    pub trace: Option<PathBuf>,
+    /// Multiply the rate of a trace
+    #[arg(long, value_name = "F", default_value_t = 1.0, allow_negative_numbers = true, help_heading = "Load")]
+    pub rate_scale: f64,
+    /// Leave stamps that were rounded to ticks as they are, instead of spreading them over their tick
+    #[arg(long, help_heading = "Load")]
+    pub no_jitter: bool,
+
+    /// What serves the requests
+    #[arg(long, value_enum, default_value = "inflight", help_heading = "Server")]
+    pub policy: PolicyChoice,
+    /// Most requests in an iteration or batch
+    #[arg(long, value_name = "N", default_value_t = 256, help_heading = "Server")]
+    pub max_batch_size: usize,
+    /// Most tokens in an iteration
+    #[arg(long, value_name = "N", default_value_t = 8192, help_heading = "Server")]
+    pub max_num_tokens: usize,
+    /// Longest sequence [default: no limit]
+    #[arg(long, value_name = "N", help_heading = "Server")]
+    pub max_seq_len: Option<usize>,
+    /// Admission under --policy inflight
+    #[arg(long, value_enum, default_value = "guaranteed_no_evict", help_heading = "Server")]
+    pub scheduler_policy: AdmissionChoice,
+    /// KV cache blocks of each server [default: enough for a full batch]
+    #[arg(long, value_name = "N", help_heading = "Server")]
+    pub kv_cache_blocks: Option<usize>,
+    /// Tokens per KV cache block
+    #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Server")]
+    pub tokens_per_block: usize,
+    /// Reuse cached prefixes
+    #[arg(long, value_enum, default_value = "disable", help_heading = "Server")]
+    pub kv_cache_reuse: Switch,
+    /// Spread long prompts over several iterations
+    #[arg(long, value_enum, default_value = "enable", help_heading = "Server")]
+    pub chunked_context: Switch,
+
+    /// How long the oldest request may wait for others
+    #[arg(long, value_name = "TIME", help_heading = "Dynamic batcher")]
+    pub max_queue_delay: Option<String>,
+    /// Batch sizes worth sending at once
+    #[arg(long, value_name = "N,..", value_delimiter = ',', help_heading = "Dynamic batcher")]
+    pub preferred_batch_size: Vec<usize>,
+    /// Batches that run at the same time
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Dynamic batcher")]
+    pub instances: usize,
+    /// Priority levels that requests are spread over
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Dynamic batcher")]
+    pub priority_levels: u32,
+    /// Refuse or delay requests that waited this long
+    #[arg(long, value_name = "TIME", help_heading = "Dynamic batcher")]
+    pub queue_timeout: Option<String>,
+    /// What becomes of those
+    #[arg(long, value_enum, default_value = "reject", help_heading = "Dynamic batcher")]
+    pub timeout_action: TimeoutChoice,
+    /// Most waiting requests; more are refused on arrival; 0 is no limit
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Dynamic batcher")]
+    pub max_queue_size: usize,
+
+    /// How long an iteration takes: linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns
+    #[arg(long, value_name = "COST", help_heading = "Cost")]
+    pub cost: String,
+
+    /// How many servers
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Cluster")]
+    pub replicas: usize,
+    /// Speed of each server relative to the cost, the last one for all that follow
+    #[arg(long, value_name = "F,..", value_delimiter = ',', help_heading = "Cluster")]
+    pub speeds: Vec<f64>,
+    /// round-robin, random, least-outstanding, power-of-D (such as power-of-2), shortest-tokens or prefix-affinity
+    #[arg(long, value_name = "HOW", default_value = "round-robin", help_heading = "Cluster")]
+    pub routing: String,
+    /// The first N servers only compute prompts, the others only generate
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Cluster")]
+    pub prefill_replicas: usize,
+    /// What moving a request from a prompt server to another takes
+    #[arg(long, value_name = "base=TIME,per_token=TIME", default_value = "base=0", help_heading = "Cluster")]
+    pub transfer: String,
+    /// A server is away: SERVER@FROM-UNTIL, such as 2@10s-30s; can be repeated
+    #[arg(long, value_name = "SPEC", help_heading = "Cluster")]
+    pub fail: Vec<String>,
+    /// Start with N servers and add more up to --replicas: min=N,target=REQUESTS,delay=TIME,interval=TIME
+    #[arg(long, value_name = "SPEC", help_heading = "Cluster")]
+    pub autoscale: Option<String>,
+
+    /// A limit for goodput, such as ttft:p99:500ms; can be repeated
+    #[arg(long, value_name = "SLO", help_heading = "Answer")]
+    pub slo: Vec<String>,
+    /// Leave the first N requests out of all latencies
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Answer")]
+    pub warmup_requests: u64,
+    /// Seed of arrivals, lengths, routing and random costs
+    #[arg(long, value_name = "S", default_value_t = 420, help_heading = "Answer")]
+    pub seed: u64,
+    /// Exit with 0 also when the queue grows without bound
+    #[arg(long, help_heading = "Answer")]
+    pub allow_unstable: bool,
+}
+
+/// A scenario with what a report says about it.
+pub struct Built {
+    pub scenario: Scenario,
+    pub workload: String,
+    pub server: String,
+    pub cost: String,
+}
+
+impl ScenarioArgs {
+    /// The scenario that the options describe.
+    pub fn build(&self) -> Result<Built> {
+        let input = length("--input-tokens", &self.input_tokens)?;
+        let output = length("--output-tokens", &self.output_tokens)?;
+        let (load, workload, longest) = self.load(&input, &output)?;
+        let num_requests = match (&load, self.num_requests) {
+            (_, Some(0)) => bail!("--num-requests: expected at least 1, found 0"),
+            (Load::Replay(requests), count) => count.unwrap_or(u64::MAX).min(requests.len() as u64),
+            (_, count) => count.unwrap_or(1000),
+        };
+        if self.warmup_requests >= num_requests {
+            bail!("--warmup-requests: {} leaves none of {num_requests} requests to count", self.warmup_requests);
+        }
+        let policy = self.policy(longest)?;
+        let cost = match self.cost.split_once(':') {
+            Some(("linear", terms)) => CostModel::Linear(Linear::parse(terms)?),
+            _ => bail!(
+                "--cost: `{}` is not a cost; use linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns",
+                self.cost
+            ),
+        };
+        let scenario = Scenario {
+            load,
+            input,
+            output,
+            num_requests,
+            policy,
+            cost,
+            speeds: self.server_speeds()?,
+            cluster: self.cluster()?,
+            slos: self.slo.iter().map(|text| Slo::parse(text)).collect::<Result<_, _>>()?,
+            warm_up: self.warmup_requests,
+            seed: self.seed,
+        };
+        if let (Policy::Engine(config), Load::Replay(requests)) = (&scenario.policy, &scenario.load) {
+            requests.iter().try_for_each(|request| strobe_sim::Replica::check(config, request))?;
+        }
+        let server = self.describe_server(&scenario);
+        Ok(Built {
+            workload: format!("{num_requests} requests, {workload}"),
+            server,
+            cost: self.cost.clone(),
+            scenario,
+        })
+    }
+
+    fn load(&self, input: &LengthDist, output: &LengthDist) -> Result<(Load, String, usize)> {
+        let think_ns = time("--think-time", &self.think_time)?;
+        let lengths = format!("{} in, {} out", self.input_tokens, self.output_tokens);
+        let longest = (input.nearly_longest() + output.nearly_longest()) as usize;
+        if let Some(path) = &self.trace {
+            if !(self.rate_scale > 0.0 && self.rate_scale.is_finite()) {
+                bail!("--rate-scale: expected a number above 0, found {}", self.rate_scale);
+            }
+            let options = ReplayOptions { rate_scale: self.rate_scale, jitter: !self.no_jitter, seed: self.seed };
+            let recorded = replay::read(path, &options)?;
+            let longest = recorded.requests.iter().map(|r| (r.input + r.output) as usize).max().unwrap_or(1);
+            let spread = recorded
+                .spread_over_ns
+                .map(|tick| format!(", stamps spread over their ticks of {} s", tick as f64 / 1e9))
+                .unwrap_or_default();
+            let said = format!("{} of {}, rate x {}{spread}", recorded.format, path.display(), self.rate_scale);
+            return Ok((Load::Replay(Arc::new(recorded.requests)), said, longest));
+        }
+        if let Some(clients) = self.concurrency {
+            if clients == 0 {
+                bail!("--concurrency: expected at least 1 client, found 0");
+            }
+            let said = format!("closed loop of {clients} clients, think time {}, {lengths}", self.think_time);
+            return Ok((Load::Closed { clients, think_ns }, said, longest));
+        }
+        let name = self.arrival.as_deref().unwrap_or("poisson");
+        let arrival = self.arrival_process(name)?;
+        let rate = arrival.rate().map_or(String::new(), |rate| format!(" at {rate} per second"));
+        if self.turns == 0 {
+            bail!("--turns: expected at least 1, found 0");
+        }
+        if self.turns == 1 && self.shared_prefix == 0 {
+            return Ok((Load::Open(arrival), format!("{name}{rate}, {lengths}"), longest));
+        }
+        let load = Load::Sessions { arrival, turns: self.turns, think_ns, shared: self.shared_prefix };
+        let said = format!(
+            "conversations of {} turns, {name}{rate}, think time {}, shared prefix {}, {lengths} per turn",
+            self.turns, self.think_time, self.shared_prefix
+        );
+        Ok((load, said, longest * self.turns as usize + self.shared_prefix as usize))
+    }
+
+    fn arrival_process(&self, name: &str) -> Result<Arrival> {
+        if name == "at-once" {
+            return Ok(Arrival::AtOnce);
+        }
+        let Some(rate) = self.rate else {
+            bail!("--rate: how many requests per second? Give --rate R, or --concurrency C, or --trace FILE");
+        };
+        let (kind, terms) = name.split_once(':').unwrap_or((name, ""));
+        let term = |wanted: &str| -> Result<f64> {
+            let found = terms.split(',').filter_map(|t| t.split_once('=')).find(|(n, _)| n.trim() == wanted);
+            let Some((_, value)) = found else {
+                bail!("--arrival: {kind} needs {wanted}=..; write onoff:on=10s,off=50s or drift:swing=0.5,period=60s");
+            };
+            if wanted == "swing" {
+                return value.parse().map_err(|_| anyhow::anyhow!("--arrival: swing `{value}` is not a number"));
+            }
+            Ok(time("--arrival", value)? / 1e9)
+        };
+        let arrival = match kind {
+            "onoff" | "on-off" => Arrival::OnOff { rate, on_s: term("on")?, off_s: term("off")? },
+            "drift" => Arrival::Drift { rate, swing: term("swing")?, period_s: term("period")? },
+            _ => {
+                // The benchmark calls its rate --request-rate and has fewer processes.
+                return Arrival::parse(name, rate, self.burstiness).map_err(|problem| {
+                    let text = problem.to_string().replace("--request-rate", "--rate");
+                    anyhow::anyhow!(
+                        "{}",
+                        text.replace(
+                            "use poisson, gamma or constant",
+                            "use poisson, constant, gamma, onoff, drift or at-once"
+                        )
+                    )
+                });
+            }
+        };
+        arrival
+            .validate()
+            .map_err(|problem| anyhow::anyhow!("{}", problem.to_string().replace("--request-rate", "--rate")))?;
+        Ok(arrival)
+    }
+
+    fn policy(&self, longest: usize) -> Result<Policy> {
+        for (option, value) in [
+            ("--max-batch-size", self.max_batch_size),
+            ("--max-num-tokens", self.max_num_tokens),
+            ("--tokens-per-block", self.tokens_per_block),
+            ("--instances", self.instances),
+            ("--priority-levels", self.priority_levels as usize),
+            ("--kv-cache-blocks", self.kv_cache_blocks.unwrap_or(1)),
+            ("--max-seq-len", self.max_seq_len.unwrap_or(1)),
+        ] {
+            if value == 0 {
+                bail!("{option}: expected at least 1, found 0");
+            }
+        }
+        if self.policy == PolicyChoice::Dynamic {
+            return self.dynamic();
+        }
+        let only_dynamic = [
+            ("--max-queue-delay", self.max_queue_delay.is_some()),
+            ("--preferred-batch-size", !self.preferred_batch_size.is_empty()),
+            ("--queue-timeout", self.queue_timeout.is_some()),
+            ("--max-queue-size", self.max_queue_size > 0),
+            ("--instances", self.instances > 1),
+            ("--priority-levels", self.priority_levels > 1),
+        ];
+        if let Some((option, _)) = only_dynamic.iter().find(|(_, given)| *given) {
+            bail!("{option}: only --policy dynamic has it; leave it out, or choose that policy");
+        }
+        let policy = match (self.policy, self.scheduler_policy) {
+            (PolicyChoice::Static, _) => EnginePolicy::StaticBatch,
+            (_, AdmissionChoice::GuaranteedNoEvict) => EnginePolicy::GuaranteedNoEvict,
+            (_, AdmissionChoice::MaxUtilization) => EnginePolicy::MaxUtilization,
+        };
+        let for_a_full_batch = self.max_batch_size.saturating_mul(longest.div_ceil(self.tokens_per_block));
+        let smallest = longest.div_ceil(self.tokens_per_block);
+        let kv_blocks = self.kv_cache_blocks.unwrap_or(for_a_full_batch.clamp(smallest, MOST_BLOCKS.max(smallest)));
+        Ok(Policy::Engine(ReplicaConfig {
+            scheduler: SchedulerConfig {
+                policy,
+                max_batch_size: self.max_batch_size,
+                max_num_tokens: self.max_num_tokens,
+                max_seq_len: self.max_seq_len.unwrap_or(usize::MAX / 4),
+                chunked_context: self.chunked_context.on(),
+                chunk_unit: self.tokens_per_block,
+                reuse_output: true,
+            },
+            kv_blocks,
+            tokens_per_block: self.tokens_per_block,
+            reuse: self.kv_cache_reuse.on(),
+            speed: 1.0,
+            skip: true,
+            prefill_only: false,
+        }))
+    }
+
+    fn dynamic(&self) -> Result<Policy> {
+        let mut preferred = self.preferred_batch_size.clone();
+        preferred.sort_unstable();
+        if let Some(bad) = preferred.iter().find(|&&size| size == 0 || size > self.max_batch_size) {
+            bail!("--preferred-batch-size: {bad} is not from 1 to --max-batch-size {}", self.max_batch_size);
+        }
+        if self.prefill_replicas > 0 {
+            bail!("--prefill-replicas: prompts and generation can be split under --policy inflight only");
+        }
+        let action = match self.timeout_action {
+            TimeoutChoice::Reject => TimeoutAction::Reject,
+            TimeoutChoice::Delay => TimeoutAction::Delay,
+        };
+        let optional = |option: &str, text: &Option<String>| text.as_ref().map(|text| time(option, text)).transpose();
+        Ok(Policy::Dynamic(DynamicConfig {
+            max_batch: self.max_batch_size,
+            preferred,
+            max_queue_delay_ns: optional("--max-queue-delay", &self.max_queue_delay)?.unwrap_or(0.0) as u64,
+            instances: self.instances,
+            priorities: self.priority_levels,
+            timeout: optional("--queue-timeout", &self.queue_timeout)?.map(|ns| (ns as u64, action)),
+            max_queue_size: self.max_queue_size,
+            speed: 1.0,
+        }))
+    }
+
+    fn server_speeds(&self) -> Result<Vec<f64>> {
+        if self.replicas == 0 {
+            bail!("--replicas: expected at least 1, found 0");
+        }
+        if let Some(bad) = self.speeds.iter().find(|s| !(**s > 0.0 && s.is_finite())) {
+            bail!("--speeds: expected numbers above 0, found {bad}");
+        }
+        if self.speeds.len() > self.replicas {
+            bail!("--speeds: {} speeds for {} servers; raise --replicas", self.speeds.len(), self.replicas);
+        }
+        let last = self.speeds.last().copied().unwrap_or(1.0);
+        Ok((0..self.replicas).map(|i| self.speeds.get(i).copied().unwrap_or(last)).collect())
+    }
+
+    fn cluster(&self) -> Result<ClusterConfig> {
+        let routing = match self.routing.as_str() {
+            "round-robin" => Routing::RoundRobin,
+            "random" => Routing::Random,
+            "least-outstanding" => Routing::LeastOutstanding,
+            "shortest-tokens" | "jsq" | "join-shortest-queue" => Routing::ShortestTokens,
+            "prefix-affinity" => Routing::PrefixAffinity,
+            other => match other.strip_prefix("power-of-").and_then(|d| d.parse().ok()).filter(|d| *d > 0) {
+                Some(choices) => Routing::PowerOf(choices),
+                None => bail!(
+                    "--routing: no such way `{other}`; use round-robin, random, least-outstanding, power-of-2, shortest-tokens or prefix-affinity"
+                ),
+            },
+        };
+        if self.prefill_replicas >= self.replicas && self.prefill_replicas > 0 {
+            bail!(
+                "--prefill-replicas: {} of {} servers would leave none to generate; raise --replicas",
+                self.prefill_replicas,
+                self.replicas
+            );
+        }
+        if self.prefill_replicas > 0 && self.autoscale.is_some() {
+            bail!("--autoscale: not together with --prefill-replicas");
+        }
+        Ok(ClusterConfig {
+            routing,
+            prefill_servers: self.prefill_replicas,
+            transfer: self.transfer()?,
+            failures: self.fail.iter().map(|text| self.failure(text)).collect::<Result<_>>()?,
+            autoscale: self.autoscale.as_ref().map(|text| self.autoscaling(text)).transpose()?,
+            seed: self.seed,
+        })
+    }
+
+    fn transfer(&self) -> Result<Transfer> {
+        let mut transfer = Transfer { base_ns: 0.0, per_token_ns: 0.0 };
+        for part in self.transfer.split(',') {
+            match part.split_once('=') {
+                Some(("base", value)) => transfer.base_ns = time("--transfer", value)?,
+                Some(("per_token", value)) => transfer.per_token_ns = time("--transfer", value)?,
+                _ => bail!("--transfer: `{part}` is neither base=TIME nor per_token=TIME"),
+            }
+        }
+        Ok(transfer)
+    }
+
+    fn failure(&self, text: &str) -> Result<Failure> {
+        let parsed = text.split_once('@').and_then(|(server, times)| {
+            let (from, until) = times.split_once('-')?;
+            Some((server.parse::<usize>().ok()?, parse_duration_ns(from).ok()?, parse_duration_ns(until).ok()?))
+        });
+        match parsed {
+            Some((server, from, until)) if server < self.replicas && from < until => {
+                Ok(Failure { server, at_ns: from as u64, until_ns: until as u64 })
+            }
+            Some((server, ..)) if server >= self.replicas => {
+                bail!("--fail: there is no server {server}; they are numbered 0 to {}", self.replicas - 1)
+            }
+            _ => bail!("--fail: `{text}` is not SERVER@FROM-UNTIL with FROM before UNTIL, such as 2@10s-30s"),
+        }
+    }
+
+    fn autoscaling(&self, text: &str) -> Result<Autoscale> {
+        let mut scale = Autoscale { min: 1, target: 8.0, delay_ns: 30_000_000_000, interval_ns: 5_000_000_000 };
+        for part in text.split(',') {
+            match part.split_once('=') {
+                Some(("min", n)) => {
+                    scale.min = n.parse().ok().filter(|n| (1..=self.replicas).contains(n)).ok_or_else(|| {
+                        anyhow::anyhow!("--autoscale: min `{n}` is not from 1 to --replicas {}", self.replicas)
+                    })?
+                }
+                Some(("target", n)) => {
+                    scale.target = n.parse().ok().filter(|n: &f64| *n > 0.0 && n.is_finite()).ok_or_else(|| {
+                        anyhow::anyhow!("--autoscale: target `{n}` is not a number of requests above 0")
+                    })?
+                }
+                Some(("delay", value)) => scale.delay_ns = time("--autoscale", value)? as u64,
+                Some(("interval", value)) => scale.interval_ns = time("--autoscale", value)? as u64,
+                _ => bail!("--autoscale: `{part}` is none of min=N, target=REQUESTS, delay=TIME, interval=TIME"),
+            }
+        }
+        if scale.interval_ns == 0 {
+            bail!("--autoscale: interval: expected a time above 0");
+        }
+        Ok(scale)
+    }
+
+    fn describe_server(&self, scenario: &Scenario) -> String {
+        let kind = match &scenario.policy {
+            Policy::Engine(config) => format!(
+                "{}, batch {}, {} tokens per iteration, {} blocks of {} tokens{}{}",
+                config.scheduler.policy.name(),
+                config.scheduler.max_batch_size,
+                config.scheduler.max_num_tokens,
+                config.kv_blocks,
+                config.tokens_per_block,
+                if config.reuse { ", prefixes reused" } else { "" },
+                if config.scheduler.chunked_context { ", chunked prompts" } else { "" },
+            ),
+            Policy::Dynamic(config) => format!(
+                "dynamic batcher, batch {}, preferred {:?}, delay {} us, {} instances",
+                config.max_batch,
+                config.preferred,
+                config.max_queue_delay_ns / 1000,
+                config.instances
+            ),
+        };
+        match scenario.speeds.len() {
+            1 => kind,
+            n if scenario.cluster.prefill_servers > 0 => {
+                format!("{n} servers, {} for prompts, {}: {kind}", scenario.cluster.prefill_servers, self.routing)
+            }
+            n => format!("{n} servers, {}: {kind}", self.routing),
+        }
+    }
+}
+
+/// A time in nanoseconds.
+pub fn time(option: &str, text: &str) -> Result<f64> {
+    parse_duration_ns(text.trim()).map_err(|problem| anyhow::anyhow!("{option}: {problem}"))
+}
+
+fn length(option: &'static str, text: &str) -> Result<LengthDist> {
+    let Some(path) = text.strip_prefix("empirical:") else {
+        return Ok(LengthDist::parse(option, text)?);
+    };
+    let content = std::fs::read_to_string(path).map_err(|e| anyhow::anyhow!("{option}: cannot read {path}: {e}"))?;
+    let mut values = Vec::new();
+    for (index, line) in content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        match line.trim().parse::<u32>() {
+            Ok(value) if value > 0 => values.push(value),
+            _ => bail!("{option}: {path} line {}: `{}` is not a length of at least 1", index + 1, line.trim()),
+        }
+    }
+    if values.is_empty() {
+        bail!("{option}: {path} holds no lengths; write one per line");
+    }
+    Ok(LengthDist::Empirical(values))
+}

@@ -1,0 +1,159 @@
+//! How long an iteration takes.
+
+use strobe_scheduler::scheduler::{Phase, Plan};
+use strobe_workload::Rng;
+
+use crate::error::SimError;
+use crate::units::parse_duration_ns;
+
+/// What an iteration has to do, as far as its duration depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepLoad {
+    /// Requests in their prompt.
+    pub context_requests: u32,
+    /// Prompt tokens computed.
+    pub context_tokens: u64,
+    /// Cached tokens that those prompt tokens look back on: earlier chunks and reused prefixes.
+    pub context_kv: u64,
+    /// Keys that prompt tokens attend to, summed over them.
+    pub context_pairs: u64,
+    /// Requests that generate.
+    pub decode_requests: u32,
+    /// Keys they read, each its whole sequence so far.
+    pub decode_kv: u64,
+}
+
+impl StepLoad {
+    /// The load of a plan.
+    pub fn of(plan: &Plan) -> StepLoad {
+        let mut load = StepLoad::default();
+        for item in &plan.items {
+            match item.phase {
+                Phase::Generation => load.add_decode(item.start as u64 + 1),
+                Phase::Context => load.add_context(item.start as u64, item.len as u64),
+            }
+        }
+        load
+    }
+
+    /// One more request that generates and reads `keys` keys.
+    pub fn add_decode(&mut self, keys: u64) {
+        self.decode_requests += 1;
+        self.decode_kv += keys;
+    }
+
+    /// One more request with `tokens` prompt tokens after `cached` ones.
+    pub fn add_context(&mut self, cached: u64, tokens: u64) {
+        self.context_requests += 1;
+        self.context_tokens += tokens;
+        self.context_kv += cached;
+        self.context_pairs += tokens * cached + tokens * (tokens + 1) / 2;
+    }
+
+    /// Requests in the iteration.
+    pub fn requests(&self) -> u64 {
+        u64::from(self.context_requests) + u64::from(self.decode_requests)
+    }
+
+    /// Keys read from the cache.
+    pub fn kv_tokens(&self) -> u64 {
+        self.context_kv + self.decode_kv
+    }
+}
+
+/// A plain linear form, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Linear {
+    /// Every iteration.
+    pub base_ns: f64,
+    /// Every request in it.
+    pub per_request_ns: f64,
+    /// Every prompt token.
+    pub per_context_token_ns: f64,
+    /// Every cached token that is read.
+    pub per_kv_token_ns: f64,
+}
+
+impl Linear {
+    /// Reads `base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns`; what is not named is 0.
+    pub fn parse(text: &str) -> Result<Linear, SimError> {
+        let bad = |what: String| SimError::Option {
+            option: "--cost",
+            problem: format!("{what}; use linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns"),
+        };
+        let mut linear = Linear::default();
+        for part in text.split(',') {
+            let Some((name, value)) = part.split_once('=') else {
+                return Err(bad(format!("`{part}` is not NAME=TIME")));
+            };
+            let ns = parse_duration_ns(value.trim()).map_err(|problem| bad(format!("{name}: {problem}")))?;
+            *match name.trim() {
+                "base" => &mut linear.base_ns,
+                "per_request" => &mut linear.per_request_ns,
+                "per_context_token" => &mut linear.per_context_token_ns,
+                "per_kv_token" => &mut linear.per_kv_token_ns,
+                other => return Err(bad(format!("no such term `{other}`"))),
+            } = ns;
+        }
+        if linear == Linear::default() {
+            return Err(bad("every term is 0, so no time would pass".into()));
+        }
+        Ok(linear)
+    }
+
+    fn ns(&self, load: &StepLoad) -> f64 {
+        self.base_ns
+            + self.per_request_ns * load.requests() as f64
+            + self.per_context_token_ns * load.context_tokens as f64
+            + self.per_kv_token_ns * load.kv_tokens() as f64
+    }
+}
+
+/// Where iteration times come from.
+#[derive(Clone, Debug)]
+pub enum CostModel {
+    /// A plain linear form.
+    Linear(Linear),
+    /// Exponential times of this mean whatever the iteration holds: queueing theory's server.
+    Exponential {
+        /// Mean, in nanoseconds.
+        mean_ns: f64,
+    },
+    /// Lognormal times whatever the iteration holds.
+    LogNormal {
+        /// Mean, in nanoseconds.
+        mean_ns: f64,
+        /// Standard deviation of the logarithm.
+        sigma: f64,
+    },
+}
+
+impl CostModel {
+    /// The duration of one iteration, in nanoseconds.
+    pub fn duration_ns(&self, load: &StepLoad, rng: &mut Rng) -> f64 {
+        match self {
+            CostModel::Linear(linear) => linear.ns(load),
+            CostModel::Exponential { mean_ns } => mean_ns * rng.exponential(),
+            CostModel::LogNormal { mean_ns, sigma } => mean_ns * (sigma * rng.normal() - sigma * sigma / 2.0).exp(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn linear_costs_are_read_and_bad_ones_named() {
+        let linear = Linear::parse("base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns").unwrap();
+        assert_eq!(linear.base_ns, 2e6);
+        let mut load = StepLoad::default();
+        load.add_context(0, 100);
+        load.add_decode(50);
+        assert_eq!(linear.ns(&load), 2e6 + 2.0 * 1e4 + 100.0 * 3e3 + 50.0 * 5.0);
+        for bad in ["base", "base=2", "bass=2ms", "base=-1ms", "base=nanms", "", "base=0ms"] {
+            let text = Linear::parse(bad).unwrap_err().to_string();
+            assert!(text.starts_with("--cost"), "{bad}: {text}");
+        }
+    }
+}
