@@ -12,7 +12,7 @@ use crate::error::SimError;
 use crate::lengths::LengthDist;
 use crate::replica::{Replica, ReplicaConfig};
 use crate::request::SimRequest;
-use crate::server::Server;
+use crate::server::{Server, Sink};
 use crate::source::{ClosedLoop, Lengths, OpenLoop, Replay, Sessions, Source, Think};
 
 /// When requests come.
@@ -145,6 +145,11 @@ impl Scenario {
         tokens <= EXACT_TOKENS && self.warm_up == 0
     }
 
+    /// Run it into any sink.
+    pub fn run_into(&self, sink: &mut dyn Sink) -> Result<ClusterStats, SimError> {
+        simulate(self.servers(), &self.cluster, self.source().as_mut(), sink)
+    }
+
     /// Run it. Writers that the collector has get every record.
     pub fn run(&self, mut collector: Collector<'_>) -> Result<Outcome, SimError> {
         collector.expected = match &self.load {
@@ -153,7 +158,7 @@ impl Scenario {
         };
         collector.slos.clone_from(&self.slos);
         collector.warm_up = self.warm_up;
-        let cluster = simulate(self.servers(), &self.cluster, self.source().as_mut(), &mut collector)?;
+        let cluster = self.run_into(&mut collector)?;
         let options =
             MetricOptions { rule: PercentileRule::Linear, world_size: self.speeds.len().max(1), streaming: true };
         let exact = if collector.keep_records { metrics(&collector.records, &options).ok() } else { None };
