@@ -2,6 +2,7 @@
 //! times that scale.
 
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
 use strobe_scheduler::scheduler::{Decision, Policy as EnginePolicy, SchedulerConfig};
 use strobe_sim::cluster::{Failure, Transfer};
 use strobe_sim::dynamic::{DynamicConfig, TimeoutAction};
