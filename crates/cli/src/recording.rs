@@ -4,17 +4,19 @@ mod gpu;
 
 use std::sync::LazyLock;
 
+use strobe_analyze::experts::{ASSUMED_RANKS, ExpertCounts};
 use strobe_analyze::{Context, Options};
-use strobe_engine::EngineInfo;
 use strobe_engine::recorder::{Recording, StepEvent};
 use strobe_engine::window::Window;
+use strobe_engine::{EngineInfo, IterationRecord};
 use strobe_kernels_cuda::GpuSamples;
 use strobe_model::program::{Cost, Node};
 use strobe_trace::{
-    Device, Distinct, GraphMode, Iteration, Meta, NONE, OpKind, OpRow, Process, RangeKind, RangeRow, StrId, Thread,
-    Trace, Work,
+    Device, Distinct, ExpertLoad, GraphMode, Iteration, Meta, NONE, OpKind, OpRow, Process, RangeKind, RangeRow, StrId,
+    Thread, Trace, Work,
 };
 
+use crate::bench::experts;
 use crate::machine::MeasuredPeaks;
 
 /// What else a trace says about its run.
@@ -33,6 +35,8 @@ pub struct TraceContext<'a> {
     pub layer_ranges: bool,
     /// What the GPU reported of itself during the run.
     pub samples: Option<&'a GpuSamples>,
+    /// Where tokens went in a model of experts, with the iterations that were counted.
+    pub experts: Option<(ExpertCounts<'a>, &'a [IterationRecord])>,
 }
 
 /// A recorded trace, ready to be analysed.
@@ -88,6 +92,9 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
     if let Some(samples) = context.samples {
         trace.counters = gpu::counters(samples);
     }
+    if let Some((counts, iterations)) = &context.experts {
+        add_expert_loads(&mut trace, counts, iterations);
+    }
     if context.layer_ranges && on_gpu.is_none() {
         add_layer_ranges(&mut trace);
     }
@@ -115,8 +122,12 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
         }
         None => Vec::new(),
     });
+    let wrong = info.perfect_router.map(|_| experts::WRONG.to_string());
+    if let Some((counts, _)) = context.experts.as_ref().filter(|(counts, _)| counts.ranks > 1) {
+        extra.insert(ASSUMED_RANKS.into(), counts.ranks.to_string());
+    }
     trace.meta = Meta {
-        notices: notices.collect(),
+        notices: wrong.into_iter().chain(notices).collect(),
         graph_mode: on_gpu.map(|_| GraphMode::Node),
         session_start_utc_ns: Some(info.clock.utc_ns() as i64),
         producer: format!("strobe {}", env!("CARGO_PKG_VERSION")),
@@ -128,6 +139,21 @@ pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
     };
     trace.finish();
     trace
+}
+
+/// The counts of the recorded iterations.
+fn add_expert_loads(trace: &mut Trace, counts: &ExpertCounts<'_>, iterations: &[IterationRecord]) {
+    for (index, record) in iterations.iter().enumerate().filter(|(_, record)| record.profiled) {
+        for load in counts.iteration(index).layer_loads() {
+            let row = |(expert, tokens): (usize, &u64)| ExpertLoad {
+                iter: record.iter,
+                layer: load.layer as u32,
+                expert: expert as u32,
+                tokens: *tokens as u32,
+            };
+            trace.expert_loads.extend(load.tokens_per_expert.iter().enumerate().map(row));
+        }
+    }
 }
 
 /// What ops mean in the model: their names, categories and layers, with what they had to do.

@@ -8,7 +8,7 @@ use strobe_kernels_cpu::{
     AttnBatch, Cpu, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind, QuantRows, RopeTable,
 };
 use strobe_model::program::{Buf, Node, OpKind, Rows};
-use strobe_model::{DType, LayerWeight, ModelConfig, MoeConfig, WeightId};
+use strobe_model::{DType, LayerWeight, ModelConfig, MoeConfig, PerfectRouter, WeightId};
 
 use crate::engine_config::BuildConfig;
 use crate::error::EngineError;
@@ -84,6 +84,8 @@ struct ExpertState {
     counts: Vec<u32>,
     /// Experts with at least one token, `[layers]`.
     used: Vec<u32>,
+    /// Balanced logits to be used instead of the router's, and whether they are.
+    perfect: Option<(PerfectRouter, bool)>,
 }
 
 impl ExpertState {
@@ -95,6 +97,7 @@ impl ExpertState {
             rows: vec![0.0; tokens * moe.experts_per_token * config.hidden_size],
             counts: vec![0; config.num_hidden_layers * moe.num_experts],
             used: vec![0; config.num_hidden_layers],
+            perfect: None,
         })
     }
 
@@ -218,6 +221,20 @@ impl CpuBackend {
     /// The kernels, for measurements between steps.
     pub fn cpu(&mut self) -> &mut Cpu {
         &mut self.cpu
+    }
+
+    /// Have balanced logits ready, and use them from the next step on instead of the router's.
+    pub fn set_perfect_router(&mut self, router: PerfectRouter) {
+        if let Some(experts) = &mut self.experts {
+            experts.perfect = Some((router, true));
+        }
+    }
+
+    /// Use balanced logits, where they were made ready, or the router's own.
+    pub fn use_perfect_router(&mut self, on: bool) {
+        if let Some((_, used)) = self.experts.as_mut().and_then(|experts| experts.perfect.as_mut()) {
+            *used = on;
+        }
     }
 
     /// Tokens sent to each expert in the last step, `[layers][experts]`; empty for a model without.
@@ -413,7 +430,10 @@ impl Backend for CpuBackend {
             OpKind::Route { bias } => {
                 let bias = bias.map(|id| Self::vector(weights, id));
                 let (Some(state), Some(moe)) = (&mut self.experts, &self.config.moe) else { return };
-                let (logits, experts) = (&state.router_logits, moe.num_experts);
+                let (logits, experts) = match &state.perfect {
+                    Some((router, true)) => (router.logits(m), moe.num_experts),
+                    _ => (&state.router_logits[..], moe.num_experts),
+                };
                 self.cpu.route(&mut state.pairs, m, |token, chosen, weights| {
                     moe.routing.route(&logits[token * experts..(token + 1) * experts], bias, chosen, weights);
                 });

@@ -71,6 +71,22 @@ impl Runner {
         }
     }
 
+    /// Tokens sent to each expert in the last step, `[layers][experts]`; empty where it is not known.
+    pub fn expert_counts(&self) -> &[u32] {
+        match self {
+            Runner::Cpu(backend) => backend.expert_counts(),
+            Runner::Cuda(_) => &[],
+        }
+    }
+
+    /// Use balanced logits, where they were made ready, or the router's own.
+    pub fn use_perfect_router(&mut self, on: bool) {
+        match self {
+            Runner::Cpu(backend) => backend.use_perfect_router(on),
+            Runner::Cuda(_) => {}
+        }
+    }
+
     /// Experts that some token of the last step was sent to, layer by layer.
     pub fn experts_used(&self) -> &[u32] {
         match self {

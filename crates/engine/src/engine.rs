@@ -68,6 +68,17 @@ pub struct EngineOptions {
     pub overlap: bool,
     /// Tokens that end a request unless it ignores them.
     pub eos_ids: Vec<u32>,
+    /// Send tokens to experts in balance, whatever the router says. What the model says is then wrong by design.
+    pub perfect_router: Option<PerfectRouterOptions>,
+}
+
+/// How tokens are balanced, see [`strobe_model::perfect_router`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerfectRouterOptions {
+    /// Expert-parallel ranks that the experts are thought to be divided among.
+    pub ranks: usize,
+    /// The plan under a group limit.
+    pub plan: strobe_model::perfect_router::Plan,
 }
 
 impl Default for EngineOptions {
@@ -82,6 +93,7 @@ impl Default for EngineOptions {
             probe_recorder: false,
             overlap: false,
             eos_ids: Vec::new(),
+            perfect_router: None,
         }
     }
 }
@@ -109,11 +121,20 @@ pub struct EngineInfo {
     pub kernels: Arc<[String]>,
     /// The clock of all stamps.
     pub clock: Clock,
+    /// Layers and experts of a layer, for which the outbox has counts; `None` for a model without experts.
+    pub experts: Option<(usize, usize)>,
+    /// The balance in which tokens are sent to experts, where it is not the router that decides.
+    pub perfect_router: Option<strobe_model::Balance>,
     /// Things a user should know, one line each.
     pub notes: Vec<String>,
 }
 
 impl EngineInfo {
+    /// Expert counts of one iteration.
+    pub fn expert_counts(&self) -> usize {
+        self.experts.map_or(0, |(layers, experts)| layers * experts)
+    }
+
     /// Whether a request of this shape can ever run here.
     pub fn check(&self, prompt: usize, output: usize) -> Result<(), Rejection> {
         check_request(&self.scheduler, self.limits.kv_blocks, self.limits.tokens_per_block, prompt, output)
@@ -190,6 +211,8 @@ pub struct Outbox {
     pub iterations: Vec<IterationRecord>,
     /// Decisions of those iterations.
     pub decisions: Vec<Decision>,
+    /// Tokens sent to each expert, `[iterations][layers][experts]`; empty where it is not known.
+    pub expert_counts: Vec<u32>,
     /// Recorded windows.
     pub recordings: Vec<Recording>,
     /// Windows that were never reached; filled when the engine ends.
@@ -199,12 +222,14 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    fn with_room() -> Outbox {
+    /// `counts` are the expert counts of one iteration.
+    fn with_room(counts: usize) -> Outbox {
         Outbox {
             tokens: Vec::with_capacity(1 << 15),
             finished: Vec::with_capacity(1 << 12),
             iterations: Vec::with_capacity(1 << 12),
             decisions: Vec::with_capacity(1 << 14),
+            expert_counts: Vec::with_capacity((counts << 12).min(1 << 22)),
             ..Outbox::default()
         }
     }
@@ -216,6 +241,7 @@ impl Outbox {
         self.rejected.clear();
         self.iterations.clear();
         self.decisions.clear();
+        self.expert_counts.clear();
         self.recordings.clear();
         self.unreached.clear();
         self.notes.clear();
@@ -233,6 +259,7 @@ enum Command {
     Submit(Request, u64),
     Abort(RequestId),
     BeginMeasurement(Vec<Window>),
+    UsePerfectRouter(bool),
     Shutdown,
 }
 
@@ -317,6 +344,12 @@ impl Engine {
         self.send([Command::BeginMeasurement(windows)]);
     }
 
+    /// From the next step on, balance tokens or let the router decide. An engine that was not started with a perfect
+    /// router has nothing to balance them with and stays as it is.
+    pub fn use_perfect_router(&self, on: bool) {
+        self.send([Command::UsePerfectRouter(on)]);
+    }
+
     /// Wait until a request has ended or `timeout` is over, then swap what the engine said into `outbox` (whose old
     /// content is dropped). Returns false once the engine has stopped.
     pub fn wait(&self, outbox: &mut Outbox, timeout: Duration) -> bool {
@@ -332,7 +365,7 @@ impl Engine {
 
     /// An outbox with the room that a run needs.
     pub fn outbox(&self) -> Outbox {
-        Outbox::with_room()
+        Outbox::with_room(self.info.expert_counts())
     }
 
     /// End the loop and take what is left to say; an open window is handed out as incomplete.

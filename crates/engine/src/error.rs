@@ -11,6 +11,9 @@ pub enum EngineError {
     /// The model or its files.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// Tokens cannot be balanced over the experts.
+    #[error(transparent)]
+    PerfectRouter(#[from] strobe_model::PerfectRouterError),
     /// A file operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {

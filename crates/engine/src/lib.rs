@@ -29,8 +29,8 @@ pub mod weights;
 pub mod window;
 
 pub use engine::{
-    CacheSize, Engine, EngineInfo, EngineOptions, FinishEvent, FinishReason, GPU_PROBE_BLOCK, Outbox, Request,
-    TokenEvent,
+    CacheSize, Engine, EngineInfo, EngineOptions, FinishEvent, FinishReason, GPU_PROBE_BLOCK, Outbox,
+    PerfectRouterOptions, Request, TokenEvent,
 };
 pub use engine_config::{BuildConfig, EngineConfig, WeightsOrigin};
 pub use engine_dir::{LoadedModel, ModelRef};

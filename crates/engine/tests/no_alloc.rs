@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Random, build, greedy, load};
 use strobe_engine::{
-    BuildConfig, CacheSize, Engine, EngineOptions, KvCacheType, LoadedModel, Outbox, Policy, Quantization, Request,
-    SamplingParams,
+    BuildConfig, CacheSize, Engine, EngineOptions, KvCacheType, LoadedModel, Outbox, PerfectRouterOptions, Policy,
+    Quantization, Request, SamplingParams,
 };
 use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
+use strobe_model::perfect_router::Plan;
 
 /// Counts what other threads than the test's own take from the system while `COUNTING`.
 struct Counter;
@@ -246,6 +247,10 @@ fn steps_allocate_nothing_once_warm() {
             let chunked =
                 EngineOptions { max_num_tokens: Some(24), max_batch_size: Some(6), ..EngineOptions::default() };
             mixed(&model, chunked.clone(), &format!("{what} chunked"));
+            if model.config.model.moe.is_some() {
+                let perfect_router = Some(PerfectRouterOptions { ranks: 1, plan: Plan::Even });
+                mixed(&model, EngineOptions { perfect_router, ..chunked.clone() }, &format!("{what} perfect router"));
+            }
             let reusing = EngineOptions { prefix_reuse: true, cache: CacheSize::Blocks(28), ..chunked.clone() };
             let seen = mixed(&model, reusing, &format!("{what} reusing"));
             assert!(seen.reused > 0, "{what}: nothing was reused");

@@ -32,6 +32,8 @@ pub struct Load {
     pub params: SamplingParams,
     /// Print the anchor's old-style line for every iteration.
     pub log_iterations: bool,
+    /// What to say behind every such line.
+    pub log_remark: &'static str,
 }
 
 /// Everything one run left behind.
@@ -40,6 +42,8 @@ pub struct RunData {
     pub records: Vec<RequestRecord>,
     pub iterations: Vec<IterationRecord>,
     pub decisions: Vec<Decision>,
+    /// Tokens sent to each expert, `[iterations][layers][experts]`.
+    pub expert_counts: Vec<u32>,
     pub recordings: Vec<Recording>,
     pub unreached: Vec<Window>,
     /// What the engine had to say beside.
@@ -204,12 +208,13 @@ fn take(run: &mut RunData, outbox: &Outbox, limits: &IterationLimits, load: &Loa
 fn take_iterations(run: &mut RunData, outbox: &Outbox, limits: &IterationLimits, load: &Load) {
     let shift = run.decisions.len() as u32;
     run.decisions.extend_from_slice(&outbox.decisions);
+    run.expert_counts.extend_from_slice(&outbox.expert_counts);
     for iteration in &outbox.iterations {
         let mut iteration = *iteration;
         iteration.decisions.0 += shift;
         run.iterations.push(iteration);
         if load.log_iterations {
-            output::line(&format!("[strobe][INFO] {}", iteration.to_old_style(limits)));
+            output::line(&format!("[strobe][INFO] {}{}", iteration.to_old_style(limits), load.log_remark));
         }
     }
     run.recordings.extend(outbox.recordings.iter().cloned());

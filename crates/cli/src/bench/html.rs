@@ -8,6 +8,7 @@ use strobe_report::human;
 use strobe_report::svg::{self, CdfChart, CdfSeries, IterationStrip, StackedChart, StackedRow, StripCell, Unit};
 use strobe_trace::Trace;
 
+use super::experts::{self, ExpertReport};
 use super::outcome::Outcome;
 use super::text;
 use super::utilization::kind_of;
@@ -17,6 +18,9 @@ use crate::recording;
 pub fn page(outcome: &Outcome, report: &Value) -> String {
     let config = &outcome.config;
     let mut page = Page::new(format!("strobe: {}", config.model_name)).subtitle(subtitle(outcome));
+    if outcome.info.perfect_router.is_some() {
+        page = page.verdict(experts::WRONG);
+    }
     if outcome.run.partial {
         page = page.verdict("Partial run: interrupted before all requests had ended.");
     }
@@ -58,6 +62,9 @@ pub fn page(outcome: &Outcome, report: &Value) -> String {
     }
     page = page.section("Latency").svg(&latency_cdf(&[("", outcome)]));
     page = page.section("Iterations").svg(&iteration_strip(outcome));
+    if let Some(report) = ExpertReport::of(outcome) {
+        page = report.page(page);
+    }
     if let Some(trace) = &outcome.trace {
         page = profile(page, trace);
     }

@@ -1,6 +1,7 @@
 //! A benchmark from jobs to outcome; the verbs `bench` and `demo` are built on it.
 
 pub mod client;
+pub mod experts;
 pub mod html;
 pub mod kernels;
 pub mod outcome;
@@ -45,6 +46,8 @@ pub struct Spec {
     pub command: String,
     /// How requests arrive, in words.
     pub arrival: String,
+    /// Expert-parallel ranks that the experts are thought to be divided among.
+    pub assumed_ranks: usize,
 }
 
 /// Turn samples into jobs: tokenize text, check ids.
@@ -107,6 +110,9 @@ pub fn execute(
     };
     let info = engine.info().clone();
     info.notes.iter().for_each(|note| output::note(&format!("note: {note}")));
+    if info.perfect_router.is_some() {
+        output::warn(experts::WRONG);
+    }
     for (index, job) in spec.jobs.iter().enumerate() {
         let place = || format!("request {index} (task_id {})", job.task_id);
         info.check(job.prompt.len(), job.output_tokens as usize).with_context(place)?;
@@ -193,6 +199,7 @@ pub fn execute(
         let ended = recording.steps.last().map_or(recording.window.first, |s| s.iteration);
         output::warn(&format!("profile window {} is incomplete: the run ended at iteration {ended}", recording.window));
     }
+    let layers = experts::layers_of(&info);
     let trace = (!run.recordings.is_empty()).then(|| {
         recording::to_trace(
             &run.recordings,
@@ -204,6 +211,7 @@ pub fn execute(
                 model: &model.config.model_name,
                 layer_ranges: recording::layer_ranges_wanted(),
                 samples: samples.as_ref(),
+                experts: experts::counts(&info, &run, &layers, spec.assumed_ranks).map(|c| (c, &run.iterations[..])),
             },
         )
     });
@@ -230,5 +238,6 @@ pub fn execute(
         asked: spec.jobs.len(),
         command: spec.command.clone(),
         arrival: spec.arrival.clone(),
+        assumed_ranks: spec.assumed_ranks,
     })
 }

@@ -17,6 +17,7 @@ use strobe_workload::{
 };
 
 use super::client::RunData;
+use super::experts::{self, ExpertReport};
 use super::overhead::{self, Overhead};
 use super::start::Start;
 use super::utilization::{FullBatchDecode, Utilization, prefill_tokens_per_s};
@@ -118,6 +119,8 @@ pub struct Outcome {
     pub asked: usize,
     pub command: String,
     pub arrival: String,
+    /// Expert-parallel ranks that the experts are thought to be divided among.
+    pub assumed_ranks: usize,
 }
 
 /// What became of a profile window.
@@ -185,6 +188,12 @@ impl Outcome {
         let mut strobe = Map::new();
         let mut put = |key: &str, value: Value| strobe.insert(key.to_string(), value);
         put("partial", json!(self.run.partial));
+        if let Some(balance) = &self.info.perfect_router {
+            put("perfect_router", experts::plan_json(balance));
+        }
+        if let Some(report) = ExpertReport::of(self) {
+            put("experts", report.to_json());
+        }
         put("command", json!(self.command));
         put("arrival", json!(self.arrival));
         put("weights", json!(self.config.describe_origin()));

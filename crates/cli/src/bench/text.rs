@@ -12,6 +12,7 @@ use strobe_report::table::{Cell, Table};
 use strobe_trace::{IterationKind, Trace};
 use strobe_workload::{anchor_text, strobe_text};
 
+use super::experts::{self, ExpertReport};
 use super::outcome::{Outcome, RepeatFigures, spreads};
 use super::utilization::FullBatchDecode;
 use crate::recording;
@@ -26,6 +27,9 @@ pub fn heading(text: &mut String, title: &str) {
 /// The whole report.
 pub fn report(outcome: &Outcome, width: usize) -> String {
     let mut text = String::new();
+    if outcome.info.perfect_router.is_some() {
+        let _ = writeln!(text, "{}\n", experts::WRONG);
+    }
     if outcome.run.partial {
         let done = outcome.run.records.iter().filter(|r| r.finish_reason != "aborted").count();
         let why = if outcome.run.failure.is_some() { "the engine failed" } else { "interrupted" };
@@ -47,6 +51,10 @@ pub fn report(outcome: &Outcome, width: usize) -> String {
     }
     text.push('\n');
     details(&mut text, outcome, width);
+    if let Some(report) = ExpertReport::of(outcome) {
+        text.push('\n');
+        report.text(&mut text, width);
+    }
     if let Some(trace) = &outcome.trace {
         text.push('\n');
         profile(&mut text, outcome, trace, width);

@@ -10,6 +10,7 @@ use strobe_trace::export::{self, Format};
 use strobe_trace::{Trace, nsys};
 use strobe_workload::anchor_requests_with_text;
 
+use super::experts::{self, ExpertReport};
 use super::html;
 use super::outcome::Outcome;
 use crate::{explore, recording, run_dir};
@@ -35,9 +36,18 @@ impl Files {
 /// One JSON object per line and iteration.
 pub fn iteration_lines(outcome: &Outcome) -> String {
     let mut text = String::new();
-    for record in &outcome.run.iterations {
+    let layers = experts::layers_of(&outcome.info);
+    let counts = experts::counts(&outcome.info, &outcome.run, &layers, outcome.assumed_ranks);
+    for (index, record) in outcome.run.iterations.iter().enumerate() {
         let decisions = outcome.run.decisions_of(record);
-        text.push_str(&record.to_json(&outcome.info.limits, decisions).to_string());
+        let mut line = record.to_json(&outcome.info.limits, decisions);
+        if let Some(counts) = &counts {
+            line["strobe"]["experts"] = experts::iteration_json(counts, index);
+        }
+        if outcome.info.perfect_router.is_some() {
+            line["strobe"]["perfectRouter"] = json!(experts::WRONG);
+        }
+        text.push_str(&line.to_string());
         text.push('\n');
     }
     text
@@ -46,7 +56,7 @@ pub fn iteration_lines(outcome: &Outcome) -> String {
 /// Write everything into a staged directory and put it in its place.
 pub fn run_directory(outcome: &Outcome, report: &Value, staged: StagedDir) -> Result<()> {
     let file = |name: &str| staged.path().join(name);
-    let run = json!({
+    let mut run = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "command": outcome.command,
         "started_utc_ns": outcome.info.clock.utc_ns(),
@@ -58,10 +68,17 @@ pub fn run_directory(outcome: &Outcome, report: &Value, staged: StagedDir) -> Re
         "machine": outcome.machine,
         "ranks": 1,
     });
+    if let Some(balance) = &outcome.info.perfect_router {
+        run["perfect_router"] = experts::plan_json(balance);
+    }
     run_dir::write_whole(&file(run_dir::RUN), format!("{run:#}\n").as_bytes())?;
     let mut requests = String::new();
     for record in &outcome.run.records {
-        requests.push_str(&serde_json::to_string(record).context("a request record can't be written as JSON")?);
+        let mut line = serde_json::to_value(record).context("a request record can't be written as JSON")?;
+        if outcome.info.perfect_router.is_some() {
+            line["perfect_router"] = json!(experts::WRONG);
+        }
+        requests.push_str(&line.to_string());
         requests.push('\n');
     }
     run_dir::write_whole(&file(run_dir::REQUESTS), requests.as_bytes())?;
@@ -70,6 +87,11 @@ pub fn run_directory(outcome: &Outcome, report: &Value, staged: StagedDir) -> Re
         nsys::write(trace, &file(run_dir::TRACE))?;
         let page = explore::trace_page(&recording::context(trace));
         run_dir::write_whole(&file(run_dir::TRACE_HTML), page.as_bytes())?;
+    }
+    if let Some(report) = ExpertReport::of(outcome) {
+        for (ending, content) in report.plots() {
+            run_dir::write_whole(&file(&format!("{}.{ending}", experts::HEAT_MAP)), &content)?;
+        }
     }
     run_dir::write_whole(&file(run_dir::REPORT_HTML), html::page(outcome, report).as_bytes())?;
     run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{report:#}\n").as_bytes())?;
@@ -84,7 +106,11 @@ pub fn single_files(outcome: &Outcome, report: &Value, files: &Files, tokenizer:
     }
     if let Some(path) = &files.request_json {
         let decode = |r: &strobe_workload::RequestRecord| tokenizer.and_then(|t| t.decode(&r.output_ids).ok());
-        let requests = anchor_requests_with_text(&outcome.run.records, &decode);
+        let mut requests = anchor_requests_with_text(&outcome.run.records, &decode);
+        if outcome.info.perfect_router.is_some() {
+            let all = requests.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
+            all.for_each(|request| drop(request.insert("perfect_router".into(), json!(experts::WRONG))));
+        }
         run_dir::write_whole(path, format!("{requests:#}\n").as_bytes())?;
     }
     if let Some(path) = &files.iteration_log {

@@ -12,6 +12,7 @@ use strobe_kernels_cpu::Cpu;
 use strobe_workload::{Arrival, MetricOptions, PercentileRule, Sample, arrival_times_ns, metrics, read_dataset};
 
 use crate::bench::client::Load;
+use crate::bench::experts::ExpertArgs;
 use crate::bench::outcome::RepeatFigures;
 use crate::bench::start::{Start, since_beginning_ms};
 use crate::bench::write::{self, Files};
@@ -195,6 +196,9 @@ struct BenchArgs {
     #[command(flatten)]
     build: BuildArgs,
 
+    #[command(flatten)]
+    experts: ExpertArgs,
+
     /// Record iterations: A-B, N, or a comma list; also STROBE_PROFILE_START_STOP or TLLM_PROFILE_START_STOP
     #[arg(long, value_name = "SPEC", help_heading = "Profiling", allow_hyphen_values = true)]
     profile: Option<String>,
@@ -315,6 +319,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     if args.eos_id >= vocab as i64 || args.eos_id < -1 {
         bail!("--eos-id: expected -1 or an id below {vocab}, found {}", args.eos_id);
     }
+    let experts = args.experts.options(&model)?;
     let jobs = bench::jobs(&args.dataset, samples, vocab, model.tokenizer.as_ref())?;
     let staged = output_dir
         .as_ref()
@@ -339,6 +344,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
             concurrency,
             params,
             log_iterations: args.log_iteration_data,
+            log_remark: if experts.perfect_router.is_some() { LOG_REMARK } else { "" },
         },
         jobs,
         engine: EngineOptions {
@@ -358,6 +364,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
             probe_recorder: args.measure_profiler_overhead,
             overlap,
             eos_ids: u32::try_from(args.eos_id).into_iter().collect(),
+            perfect_router: experts.perfect_router,
         },
         move_weights: moves_weights(&model, args.weights_memory),
         warmup: args.warmup,
@@ -368,6 +375,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         dataset: Some(args.dataset.display().to_string()),
         command: command_line(),
         arrival: in_words,
+        assumed_ranks: experts.ranks,
     };
     let device = match target {
         Target::Cpu(cpu) => cpu.into(),
@@ -425,7 +433,7 @@ fn refuse_of_other_runtimes(args: &BenchArgs, profiled: bool) -> Result<()> {
         ("--context-fmha", args.build.context_fmha.is_some()),
         ("--paged-kv-cache", args.build.paged_kv_cache.is_some()),
     ];
-    match given.iter().find(|(_, given)| *given) {
+    match given.iter().chain(&args.experts.given()).find(|(_, given)| *given) {
         Some((name, _)) => bail!("{name} is for --runtime strobe; {} does not have it", args.runtime.name()),
         None => Ok(()),
     }
@@ -518,6 +526,9 @@ fn rule(args: &BenchArgs) -> PercentileRule {
         PercentileChoice::Nearest => PercentileRule::Nearest,
     }
 }
+
+/// Behind every logged iteration of a run with the perfect router.
+const LOG_REMARK: &str = " (perfect router: output is wrong by design)";
 
 /// More random requests than anybody waits for.
 const MOST_WARMUP: usize = 10_000;

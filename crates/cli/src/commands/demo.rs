@@ -247,6 +247,7 @@ fn measure(args: &Args, engine: &Path, dataset: &Path, peaks: &MeasuredPeaks, si
             concurrency: usize::MAX,
             params: SamplingParams { ignore_eos: true, max_tokens: u32::MAX, ..SamplingParams::default() },
             log_iterations: false,
+            log_remark: "",
         },
         jobs,
         engine: EngineOptions::default(),
@@ -262,6 +263,7 @@ fn measure(args: &Args, engine: &Path, dataset: &Path, peaks: &MeasuredPeaks, si
             side.engine
         ),
         arrival: "all at once, no concurrency limit".into(),
+        assumed_ranks: 1,
     };
     bench::execute(args.cpu.open()?.into(), &model, || Ok(peaks.clone()), &spec, None)
 }

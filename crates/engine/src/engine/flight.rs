@@ -30,16 +30,18 @@ pub(super) struct Flight {
     /// Tokens of the rows, where the device has given them already.
     pub(super) tokens: Vec<u32>,
     decisions: Vec<Decision>,
+    expert_counts: Vec<u32>,
 }
 
 impl Flight {
-    pub(super) fn with_room(batch: usize) -> Flight {
+    pub(super) fn with_room(batch: usize, expert_counts: usize) -> Flight {
         Flight {
             record: IterationRecord::default(),
             rows: Vec::with_capacity(batch),
             left: Vec::with_capacity(batch),
             tokens: Vec::with_capacity(batch),
             decisions: Vec::with_capacity(5 * batch + 4),
+            expert_counts: Vec::with_capacity(expert_counts),
         }
     }
 
@@ -48,6 +50,7 @@ impl Flight {
         self.left.clear();
         self.tokens.clear();
         self.decisions.clear();
+        self.expert_counts.clear();
     }
 }
 
@@ -55,11 +58,12 @@ impl Core {
     /// The step was launched. Entries move on as if it were done, with tokens pending; requests that get their last token
     /// leave the batch, and their blocks can be given away, because a device runs steps in order.
     pub(super) fn take_off(&mut self, record: IterationRecord) {
-        let mut flight = self.spare_flights.pop().unwrap_or_else(|| Flight::with_room(self.plan.items.len()));
+        let mut flight = self.spare_flights.pop().unwrap_or_else(|| Flight::with_room(self.plan.items.len(), 0));
         flight.record = record;
         if let Runner::Cpu(backend) = &self.backend {
             flight.tokens.extend_from_slice(backend.tokens());
         }
+        flight.expert_counts.extend_from_slice(self.backend.expert_counts());
         flight.decisions.extend_from_slice(&self.carried);
         flight.decisions.extend_from_slice(&self.plan.decisions);
         self.carried.clear();
@@ -166,6 +170,7 @@ impl Core {
         if self.measuring {
             record.decisions = (outbox.decisions.len() as u32, flight.decisions.len() as u32);
             outbox.decisions.extend_from_slice(&flight.decisions);
+            outbox.expert_counts.extend_from_slice(&flight.expert_counts);
             record.times.end = clock.now();
             outbox.iterations.push(*record);
         }

@@ -125,6 +125,10 @@ impl Core {
                     self.active.iter_mut().flatten().for_each(|active| active.iterations = None);
                     self.scheduler.reset_counters();
                 }
+                Command::UsePerfectRouter(on) => {
+                    self.drain()?;
+                    self.backend.use_perfect_router(on);
+                }
                 Command::Shutdown => go_on = false,
             }
         }

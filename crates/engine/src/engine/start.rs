@@ -5,6 +5,7 @@ use std::fs::File;
 use std::sync::{Arc, Condvar, Mutex};
 
 use strobe_model::program::{Node, program};
+use strobe_model::{Balance, ModelConfig, PerfectRouter};
 
 use crate::block_pool::BlockPool;
 use crate::clock::Clock;
@@ -64,12 +65,15 @@ impl Core {
         let block_tokens = build.cache_block_tokens();
         let nodes: Arc<[Node]> = program(&config, build.program_options()).into();
         check_cache_options(&options)?;
+        let perfect_router = perfect_router(&config, &options, tokens)?;
+        let balance = perfect_router.as_ref().map(|router| *router.balance());
+        let counts = config.moe.as_ref().map(|moe| (config.num_hidden_layers, moe.num_experts));
         let (backend, blocks, kernels, facts) = match device {
             Device::Cpu(cpu) => {
                 build.check_cpu()?;
                 let blocks = cache_blocks(model, &options, limits)?;
                 let facts = DeviceFacts::Cpu { tier: cpu.tier(), threads: cpu.threads() };
-                let backend = CpuBackend::new(
+                let mut backend = CpuBackend::new(
                     cpu,
                     config.clone(),
                     model.weights.clone(),
@@ -82,6 +86,9 @@ impl Core {
                         context_fmha: build.context_fmha,
                     },
                 )?;
+                if let Some(router) = perfect_router {
+                    backend.set_perfect_router(router);
+                }
                 let kernels: Arc<[String]> = nodes.iter().map(|n| backend.kernel_name(n)).collect();
                 (Runner::Cpu(Box::new(backend)), blocks, kernels, facts)
             }
@@ -124,10 +131,13 @@ impl Core {
             kernels,
             program: nodes.clone(),
             clock,
+            experts: counts,
+            perfect_router: balance,
             notes,
         };
+        let counts = info.expert_counts();
         let scheduler = Scheduler::new(info.scheduler, BlockPool::new(blocks, block_tokens, options.prefix_reuse));
-        let mailbox = Mailbox { commands: Vec::new(), outbox: Outbox::with_room(), news: false, stopped: false };
+        let mailbox = Mailbox { commands: Vec::new(), outbox: Outbox::with_room(counts), news: false, stopped: false };
         Ok(Core {
             shared: Arc::new(Shared {
                 mailbox: Mutex::new(mailbox),
@@ -155,7 +165,7 @@ impl Core {
             commands: Vec::new(),
             carried: Vec::with_capacity(batch),
             flights: VecDeque::with_capacity(2),
-            spare_flights: (0..2).map(|_| Flight::with_room(batch)).collect(),
+            spare_flights: (0..2).map(|_| Flight::with_room(batch, counts)).collect(),
             leaving: Vec::with_capacity(batch),
             depth: usize::from(options.overlap),
             pass: StepTimes::default(),
@@ -167,6 +177,28 @@ impl Core {
             scheduler,
         })
     }
+}
+
+/// Balanced logits for every step the engine can run.
+fn perfect_router(
+    config: &ModelConfig,
+    options: &EngineOptions,
+    tokens: usize,
+) -> Result<Option<PerfectRouter>, EngineError> {
+    let Some(asked) = options.perfect_router else { return Ok(None) };
+    let Some(moe) = &config.moe else {
+        let problem = format!("needs a mixture of experts; {} has no experts", config.architecture);
+        return Err(EngineError::option("--perfect-router", problem));
+    };
+    let balance = Balance {
+        method: moe.routing,
+        experts: moe.num_experts,
+        k: moe.experts_per_token,
+        ranks: asked.ranks,
+        rank: 0,
+        plan: asked.plan,
+    };
+    Ok(Some(PerfectRouter::new(balance, tokens)?))
 }
 
 fn check_cache_options(options: &EngineOptions) -> Result<(), EngineError> {
