@@ -1,9 +1,10 @@
 //! `linear` over bfloat16 weights on CPUs that multiply pairs of bfloat16: tasks, register tiles and cache blocks.
 //!
 //! The rows are rounded to bfloat16 once. Every output element is one chain `acc = dot(w[k..k + 2], x[k..k + 2], acc)` over k
-//! in order, from zero; an odd k ends with a zero in both. A block of k that is not the first takes the chain up again from
-//! the output. So tile sizes and blocking never change a bit of the result.
+//! in order, from zero; an odd k ends with a zero in both. A block of k that is not the last leaves its sums to the next one.
+//! So tile sizes and blocking never change a bit of the result.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use half::bf16;
@@ -14,8 +15,8 @@ use crate::linear::{PACK_ALONE, stream_panels};
 use crate::matrix::{Matrix, PANEL};
 use crate::simd::{PairKernel, Simd, SimdPairs, dispatch_pairs};
 
-/// Rows that are multiplied at a time: a block of them and the results of a task's panels share the second cache.
-const ROW_BLOCK: usize = 516;
+/// Rows that are multiplied at a time: a block of them and the sums of a task's panels share the second cache.
+const ROW_BLOCK: usize = 264;
 /// Panels that a task of many rows takes together: each block of the rows is then fetched once for all of them.
 const PANELS_PER_TASK: usize = 8;
 /// Strips of rows up to which weights are paired on the way, once per strip, instead of beforehand through the cache.
@@ -63,7 +64,6 @@ impl Cpu {
         let (tier, threads) = (self.tier, self.threads());
         let strips = Strips::new(m, tier);
         self.reserve_packed_rows(rounded_rows_len(m, k));
-        self.reserve_worker_scratch(PAIRED);
 
         let rounded = SharedMut::new(bytemuck::cast_slice_mut::<f32, bf16>(&mut self.packed_rows));
         let round = |strip: usize, _worker: usize| {
@@ -85,12 +85,16 @@ impl Cpu {
         let column_tasks = panels.div_ceil(per_task);
         // Few columns: share the rows as well.
         let row_tasks = (2 * threads).div_ceil(column_tasks).clamp(1, strips.count);
+        let sums = per_task * m.min(strips.count.div_ceil(row_tasks) * MAX_TILE_ROWS) * PANEL;
+        let paired = PAIRED * size_of::<bf16>() / size_of::<f32>();
+        self.reserve_worker_scratch(paired + sums);
         let scratch = SharedMut::new(&mut self.worker_scratch);
         let (rows, out) = (bytemuck::cast_slice::<f32, bf16>(&self.packed_rows), SharedMut::new(out));
         self.pool.run(column_tasks * row_tasks, &|task, worker| {
             let (column_task, row_task) = (task / row_tasks, task % row_tasks);
             // SAFETY: a worker runs one task at a time.
             let scratch = unsafe { &mut scratch.slice(worker, 1)[0] };
+            let (paired, rest) = scratch.split_at_mut(paired);
             let task = PairGemm {
                 rows,
                 m,
@@ -101,7 +105,8 @@ impl Cpu {
                 data,
                 bias,
                 panels: column_task * per_task..panels.min((column_task + 1) * per_task),
-                paired: &mut bytemuck::cast_slice_mut(&mut scratch[..])[..PAIRED],
+                paired: bytemuck::cast_slice_mut(paired),
+                sums: &mut rest[..sums],
                 out: out.ptr(),
             };
             // SAFETY: lengths were checked, and each task writes its own tiles.
@@ -175,27 +180,25 @@ unsafe fn multiply<S: SimdPairs, const R: usize, const P: usize>(
     }
 }
 
-/// `R` rows times `P` panels over one block of k, all in registers. `a` is `[R][K_BLOCK]`; `c` has its panels side by
-/// side.
+/// `R` rows times `P` panels over one block of k, all in registers. `a` is `[R][K_BLOCK]`. Sums are taken up from `[R][PANEL]`
+/// of a single panel, and left with their panels side by side.
 #[inline(always)]
 unsafe fn tile<S: SimdPairs, const R: usize, const P: usize>(
     k_len: usize,
     a: *const bf16,
     source: Source,
+    resumed: Option<*const f32>,
     c: *mut f32,
     c_stride: usize,
-    resume: bool,
 ) {
     let lanes = S::F::LANES;
     // SAFETY: the caller's pointers cover the tile; a prefetch may point anywhere.
     unsafe {
         let mut acc = [[[S::F::zero(); 2]; P]; R];
-        if resume {
+        if let Some(sums) = resumed {
             for row in 0..R {
-                for p in 0..P {
-                    for v in 0..2 {
-                        acc[row][p][v] = S::F::load(c.add(row * c_stride + p * PANEL + v * lanes));
-                    }
+                for v in 0..2 {
+                    acc[row][0][v] = S::F::load(sums.add(row * PANEL + v * lanes));
                 }
             }
         }
@@ -257,6 +260,9 @@ struct PairGemm<'a> {
     panels: Range<usize>,
     /// One block of paired weights.
     paired: &'a mut [bf16],
+    /// What blocks of k leave to the next one, `[panels][rows][PANEL]`. In the output, whose rows may lie a power of two
+    /// apart, they would drive each other out of the caches.
+    sums: &'a mut [f32],
     /// The whole output, `[m][n]`.
     out: *mut f32,
 }
@@ -278,16 +284,19 @@ impl PairKernel for PairGemm<'_> {
 impl PairGemm<'_> {
     /// Few rows: the weights pass by once, in the order in which they are stored.
     #[inline(always)]
-    unsafe fn stream<S: SimdPairs>(&self) {
+    unsafe fn stream<S: SimdPairs>(&mut self) {
+        // The blocks of a single row lie end to end.
+        let k_block = if self.m == 1 { self.k } else { K_BLOCK };
         let mut panel = self.panels.start;
         while panel < self.panels.end {
             // Several streams keep more memory requests in flight.
             let together = if self.m == 1 && panel + GEMV_PANELS <= self.panels.end { GEMV_PANELS } else { 1 };
-            for k_start in (0..self.k).step_by(K_BLOCK) {
+            for k_start in (0..self.k).step_by(k_block) {
+                let block = k_start..self.k.min(k_start + k_block);
                 for strip in self.strip_range.clone() {
                     let source = Source::Stored { b: self.block(panel, k_start), panel_len: self.k * PANEL };
                     // SAFETY: the caller's promise.
-                    unsafe { self.strip::<S>(strip, panel, together, k_start, source) };
+                    unsafe { self.strip::<S>(strip, panel, together, block.clone(), source) };
                 }
             }
             panel += together;
@@ -312,7 +321,7 @@ impl PairGemm<'_> {
                     let mut ahead = next.cast::<u8>();
                     for strip in self.strip_range.clone() {
                         let source = Source::Paired { b: self.paired.as_ptr(), ahead, step };
-                        self.strip::<S>(strip, panel, 1, k_start, source);
+                        self.strip::<S>(strip, panel, 1, k_start..k_start + k_len, source);
                         ahead = ahead.wrapping_add(k_len / 2 * step);
                     }
                 }
@@ -326,47 +335,61 @@ impl PairGemm<'_> {
         self.data.as_ptr().wrapping_add((panel * self.k + k_start) * PANEL)
     }
 
-    /// One strip times `together` panels over one block of k.
+    /// One strip times `together` panels over one block of k: only the last block writes to the output.
     #[inline(always)]
-    unsafe fn strip<S: SimdPairs>(&self, strip: usize, panel: usize, together: usize, k_start: usize, source: Source) {
+    unsafe fn strip<S: SimdPairs>(
+        &mut self,
+        strip: usize,
+        panel: usize,
+        together: usize,
+        block: Range<usize>,
+        source: Source,
+    ) {
         let rows = self.strips.rows(strip);
-        let (column, k_len) = (panel * PANEL, K_BLOCK.min(self.k - k_start));
+        let first = self.strips.rows(self.strip_range.start).start;
+        let end = self.strips.rows(self.strip_range.end - 1).end;
+        let (column, k_len) = (panel * PANEL, block.len());
         let width = (together * PANEL).min(self.n - column);
-        let (resume, last) = (k_start > 0, k_start + k_len == self.k);
+        let last = block.end == self.k;
         // A panel that sticks out over the last column goes through here.
-        let mut edge = [0.0f32; MAX_TILE_ROWS * PANEL];
-        let is_edge = width < together * PANEL;
-        // SAFETY: the strip's rows and the panels' columns lie within rows and out.
+        let mut edge = [const { MaybeUninit::<f32>::uninit() }; MAX_TILE_ROWS * PANEL];
+        let is_edge = last && width < together * PANEL;
+        // SAFETY: the strip's rows and the panels' columns lie within rows, sums and out.
         unsafe {
-            let a = self.rows.as_ptr().add((k_start / K_BLOCK * self.m + rows.start) * K_BLOCK);
+            let a = self.rows.as_ptr().add((block.start / K_BLOCK * self.m + rows.start) * K_BLOCK);
             let c = self.out.add(rows.start * self.n + column);
-            let (tile_out, stride) = if is_edge { (edge.as_mut_ptr(), together * PANEL) } else { (c, self.n) };
-            if is_edge && resume {
-                for row in 0..rows.len() {
-                    std::ptr::copy_nonoverlapping(c.add(row * self.n), tile_out.add(row * stride), width);
-                }
-            }
+            let place = (panel - self.panels.start) * (end - first) + rows.start - first;
+            let sums = self.sums.as_mut_ptr().add(place * PANEL);
+            let resumed = (block.start > 0).then_some(sums.cast_const());
+            let (to, stride) = match (last, is_edge) {
+                (false, _) => (sums, PANEL),
+                (true, true) => (edge.as_mut_ptr().cast(), together * PANEL),
+                (true, false) => (c, self.n),
+            };
             match (rows.len(), together) {
-                (1, GEMV_PANELS) => tile::<S, 1, GEMV_PANELS>(k_len, a, source, tile_out, stride, resume),
-                (1, _) => tile::<S, 1, 1>(k_len, a, source, tile_out, stride, resume),
-                (2, _) => tile::<S, 2, 1>(k_len, a, source, tile_out, stride, resume),
-                (3, _) => tile::<S, 3, 1>(k_len, a, source, tile_out, stride, resume),
-                (4, _) => tile::<S, 4, 1>(k_len, a, source, tile_out, stride, resume),
-                (5, _) => tile::<S, 5, 1>(k_len, a, source, tile_out, stride, resume),
-                (6, _) => tile::<S, 6, 1>(k_len, a, source, tile_out, stride, resume),
-                (7, _) => tile::<S, 7, 1>(k_len, a, source, tile_out, stride, resume),
-                (8, _) => tile::<S, 8, 1>(k_len, a, source, tile_out, stride, resume),
-                (9, _) => tile::<S, 9, 1>(k_len, a, source, tile_out, stride, resume),
-                (10, _) => tile::<S, 10, 1>(k_len, a, source, tile_out, stride, resume),
-                (11, _) => tile::<S, 11, 1>(k_len, a, source, tile_out, stride, resume),
-                (12, _) => tile::<S, 12, 1>(k_len, a, source, tile_out, stride, resume),
+                (1, GEMV_PANELS) => tile::<S, 1, GEMV_PANELS>(k_len, a, source, resumed, to, stride),
+                (1, _) => tile::<S, 1, 1>(k_len, a, source, resumed, to, stride),
+                (2, _) => tile::<S, 2, 1>(k_len, a, source, resumed, to, stride),
+                (3, _) => tile::<S, 3, 1>(k_len, a, source, resumed, to, stride),
+                (4, _) => tile::<S, 4, 1>(k_len, a, source, resumed, to, stride),
+                (5, _) => tile::<S, 5, 1>(k_len, a, source, resumed, to, stride),
+                (6, _) => tile::<S, 6, 1>(k_len, a, source, resumed, to, stride),
+                (7, _) => tile::<S, 7, 1>(k_len, a, source, resumed, to, stride),
+                (8, _) => tile::<S, 8, 1>(k_len, a, source, resumed, to, stride),
+                (9, _) => tile::<S, 9, 1>(k_len, a, source, resumed, to, stride),
+                (10, _) => tile::<S, 10, 1>(k_len, a, source, resumed, to, stride),
+                (11, _) => tile::<S, 11, 1>(k_len, a, source, resumed, to, stride),
+                (12, _) => tile::<S, 12, 1>(k_len, a, source, resumed, to, stride),
                 _ => unreachable!("a strip is higher than the tile"),
+            }
+            if !last {
+                return;
             }
             for row in 0..rows.len() {
                 if is_edge {
-                    std::ptr::copy_nonoverlapping(tile_out.add(row * stride), c.add(row * self.n), width);
+                    std::ptr::copy_nonoverlapping(to.add(row * stride), c.add(row * self.n), width);
                 }
-                if last && let Some(bias) = self.bias {
+                if let Some(bias) = self.bias {
                     let out = std::slice::from_raw_parts_mut(c.add(row * self.n), width);
                     add_bias(out, &bias[column..column + width]);
                 }
