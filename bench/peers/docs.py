@@ -9,7 +9,9 @@ sys.path.insert(0, str(ROOT / "bench"))
 from cuda_results import replace  # noqa: E402
 
 WORKLOADS = {"prefill": "prefill, 512 tokens", "decode": "decode, batch 1",
-             "throughput": "64 requests of 128/128, 32 at a time", "start": "start to first token, warm page cache"}
+             "throughput": "64 requests of 128/128, 32 at a time: output of the whole run (peer: decoding alone)",
+             "batched decode": "decoding alone in that run, all 32 in a step (both)",
+             "start": "start to first token, warm page cache"}
 
 
 def value(spread, unit):
@@ -17,15 +19,29 @@ def value(spread, unit):
     return f"{spread['median']:.{digits}f} {unit}"
 
 
+def limit_of(entry):
+    """The share of what the machine allowed, and how much that is."""
+    limit = entry.get("limit")
+    if limit is None:
+        return ""
+    share, of = limit["strobe_share"], {"read": "read bandwidth", "compute": "peak"}[limit["by"]]
+    return (f"{share['median']:.0%} of {of} ({share['min']:.0%} to {share['max']:.0%}), which allows "
+            f"{value(limit['most'], entry['unit'])}")
+
+
 def rows(result):
     for entry in result["results"]:
-        share = result["strobe_shares"].get(f"{entry['type']} {entry['workload']}")
-        of = {"prefill": "peak", "decode": "read bandwidth"}.get(entry["workload"])
-        limit = f"{share['median']:.0%} of {of} ({share['min']:.0%} to {share['max']:.0%})" if share and of else ""
         unit, ratio = entry["unit"], entry["strobe_is_faster_by"]
-        yield (f"| {WORKLOADS[entry['workload']]} | {entry['type']} | **{value(entry['strobe'], unit)}** | {limit} | "
-               f"{entry['peer']} {entry['peer_type']} {value(entry['peer_result'], unit)} | "
+        yield (f"| {WORKLOADS[entry['workload']]} | {entry['type']} | **{value(entry['strobe'], unit)}** | "
+               f"{limit_of(entry)} | {entry['peer']} {entry['peer_type']} {value(entry['peer_result'], unit)} | "
                f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f}) |")
+
+
+def scaling(result):
+    """How matrix products scale, over all shapes of a type."""
+    words = [f"{name} {entry['median']:.2f} ({entry['min']:.2f} to {entry['max']:.2f})"
+             for name, entry in result["scaling"].items()]
+    return f"\nMatrix products on {result['threads']} threads against one, median and range over the shapes: {', '.join(words)}."
 
 
 def main():
@@ -36,11 +52,12 @@ def main():
         near, far = depth["context"]
         lines.append(f"\nDecoding at {far:,} tokens of context takes {depth['slowdown']['median']:.2f} times as long as at {near}; the "
                      f"bytes alone would make it {depth['bytes_implied_slowdown']:.2f}.")
+    lines += [scaling(result) for result in results if "scaling" in result]
     turns = sorted({result["repeats"] for result in results})
     commits = sorted({result["commit"][:7] for result in results})
     threads = sorted({result["threads"] for result in results})
     several = [" or ".join(map(str, values)) for values in (turns, threads, commits)]
-    lines.append("\nMedians of {} turns, {} threads, commit {}.".format(*several))
+    lines.append("\nMedians of {} turns in which the machine was steady (peaks are read around every run), {} threads, commit {}.".format(*several))
     replace(ROOT / "README.md", "cpu-peers", "\n".join(lines))
 
 

@@ -42,6 +42,7 @@ class Llama:
         self.model = library.llama_model_load_from_file(model.encode(), library.llama_model_default_params())
         if not self.model:
             raise RuntimeError(f"llama.cpp cannot load {model}")
+        self.prompts = None
         self.context(1024, 1)
         self.decode([(1, 0, 0)])
         self.start_seconds = time.perf_counter() - begin
@@ -74,16 +75,23 @@ class Llama:
             return self.start_seconds
         ids = tokens(prompt + output)
         sequences, steps = work.get("batch", 1), work.get("steps", output - 1)
-        self.library.llama_free(self.ctx)
-        self.context(max(1024, sequences * (prompt + steps + 1)), sequences)
-        self.decode([(ids[0], 0, 0)])  # the first call allocates
-        self.library.llama_memory_clear(self.library.llama_get_memory(self.ctx), True)
 
         def prompts():
             for sequence in range(sequences):
                 self.decode([(ids[i], i, sequence) for i in range(prompt)])
 
-        took = seconds(prompts)
+        if self.prompts == (prompt, sequences) and name != "prefill":
+            # The prompts of the turn before are still there: forget what came after them.
+            memory = self.library.llama_get_memory(self.ctx)
+            for sequence in range(sequences):
+                self.library.llama_memory_seq_rm(memory, sequence, prompt, -1)
+        else:
+            self.library.llama_free(self.ctx)
+            self.context(max(1024, sequences * (prompt + steps + 1)), sequences)
+            self.decode([(ids[0], 0, 0)])  # the first call allocates
+            self.library.llama_memory_clear(self.library.llama_get_memory(self.ctx), True)
+            took = seconds(prompts)
+            self.prompts = (prompt, sequences)
         if name == "prefill":
             return prompt / took
 

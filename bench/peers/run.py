@@ -5,9 +5,11 @@
 
 Makes a private virtual environment (--venv), installs the engines there by name, makes a TinyLlama of random weights in
 each format (--work, about 20 GB; what an earlier call left there is used again), and lets strobe and one engine at a
-time run each workload in turn. Medians over the repeats, their spread, and the median of the ratios of each turn go to
-bench/results/cpu-peers.json and cpu-peers.svg; what could not run is listed there with its reason. Needs Python 3.10 or
-later, a C++ compiler for llama.cpp, and a machine that has nothing else to do: about an hour on 2 cores.
+time run each workload in turn. What the machine can do at that moment is read before and after every run: a turn in
+which it changed by more than 15 % is repeated, and shares of a limit stand against the readings around the run. Medians
+over the turns, their spread, and the median of the ratios of each turn go to bench/results/cpu-peers.json and
+cpu-peers.svg; what could not run is listed there with its reason. Needs Python 3.10 or later, a C++ compiler for
+llama.cpp, and a machine that has nothing else to do: half an hour on 2 cores, once models and engines are there.
 
 --rehearse takes a model of two small layers and two repeats: it tests this script and measures nothing worth keeping.
 """
@@ -32,22 +34,29 @@ TYPES = {
     "int8": (["--quantization", "int8"], {"llama.cpp": "q8_0", "ctranslate2": "int8"}),
     "int4": (["--quantization", "int4"], {"llama.cpp": "q4_0"}),
     "bfloat16": (["--dtype", "bfloat16"], {"llama.cpp": "bf16", "torch": "bfloat16"}),
-    "float32": (["--dtype", "float32"], {"llama.cpp": "f32", "torch": "float32", "ctranslate2": "float32"}),
-}
-# Prompt and output tokens of a request; batch is how many run together.
-WORKLOADS = {
-    "prefill": dict(prompt=512, output=1, types=list(TYPES), unit="tok/s"),
-    "decode": dict(prompt=128, output=33, types=list(TYPES), unit="tok/s"),
-    "throughput": dict(prompt=128, output=128, requests=64, batch=32, steps=16, types=["int8"], unit="tok/s",
-                       note="strobe: output tokens of the whole run, prompts included; the peer: decoding alone"),
-    "start": dict(prompt=1, output=1, types=["int8"], unit="s",
-                  note="a new process with a warm page cache, until the first token is there"),
+    "float32": (["--dtype", "float32"], {"llama.cpp": "f32", "torch": "float32"}),
 }
 PEERS = {  # what pip installs
     "llama.cpp": ["llama-cpp-python", "gguf", "numpy"],
     "torch": ["torch", "transformers"],
     "ctranslate2": ["ctranslate2", "numpy"],
 }
+# Prompt and output tokens of a request; batch is how many run together; limit is what bounds the work.
+WORKLOADS = {
+    "prefill": dict(prompt=512, output=1, types=list(TYPES), peers=list(PEERS), unit="tok/s", limit="compute"),
+    "decode": dict(prompt=128, output=33, types=list(TYPES), peers=list(PEERS), unit="tok/s", limit="read"),
+    "throughput": dict(prompt=128, output=128, requests=64, batch=32, steps=16, types=["int8"], peers=["llama.cpp"],
+                       unit="tok/s", limit="compute",
+                       note="strobe: output tokens of the whole run, prompts included; the peer: decoding alone"),
+    "start": dict(prompt=1, output=1, types=["int8"], peers=["llama.cpp"], unit="s",
+                  note="a new process with a warm page cache, until the first token is there"),
+}
+BATCHED_DECODE = ("both: decoding alone, all 32 requests in every step. strobe: steps of the throughput run that hold "
+                  "generating requests only, all 32 of them; the peer: 16 steps after prompts of the same length")
+# What strobe is measured in alone.
+OWN = ["depth", "scaling"]
+# Readings of one turn that differ by more than this belong to different machines.
+STEADY = 1.15
 skipped = []
 
 
@@ -67,14 +76,14 @@ def arguments():
     parser.add_argument("--torch-python", type=Path, help="a Python with torch and transformers instead of --venv's")
     parser.add_argument("--work", type=Path, default=cache_dir() / "work", help="where models and engines go")
     parser.add_argument("--output", type=Path, default=ROOT / "bench/results/cpu-peers.json")
-    parser.add_argument("--only", default="", help=f"some of {', '.join(WORKLOADS)}, depth")
+    parser.add_argument("--only", default="", help=f"some of {', '.join([*WORKLOADS, *OWN])}")
     parser.add_argument("--types", default="", help=f"some of {', '.join(TYPES)}")
     parser.add_argument("--peers", default="", help=f"some of {', '.join(PEERS)}")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
-    for option, known in (("only", [*WORKLOADS, "depth"]), ("types", TYPES), ("peers", PEERS)):
+    for option, known in (("only", [*WORKLOADS, *OWN]), ("types", TYPES), ("peers", PEERS)):
         names = [name for name in getattr(args, option).split(",") if name]
         unknown = [name for name in names if name not in known]
         if unknown:
@@ -155,7 +164,8 @@ class Strobe:
     """The program as a user calls it, one process per measurement."""
 
     def __init__(self, args, shape):
-        self.args, self.shape, self.commands, self.shares = args, shape, {}, {}
+        self.args, self.shape, self.commands = args, shape, {}
+        self.threads = ["--threads", str(args.threads)]
 
     def call(self, *words):
         done = subprocess.run([self.args.strobe, *words], capture_output=True, text=True, cwd=self.args.work)
@@ -171,52 +181,115 @@ class Strobe:
                       engine, "--device", "cpu")
         return engine
 
-    def dataset(self, prompt, output, requests):
-        path = self.args.work / f"{requests}x{prompt}-{output}.jsonl"
-        draw = random.Random(1)
-        with open(path, "w") as file:
-            for task in range(requests):
-                ids = [draw.randrange(3, self.shape["vocab"]) for _ in range(prompt)]
+    def peak(self, kind, limit):
+        """What the machine can do now of what limits the work; None where nothing does."""
+        if limit is None:
+            return None
+        which = limit if limit == "read" else "int8" if kind.startswith("int") else kind
+        answer = json.loads(self.call("doctor", "--peaks", which, "--json", *self.threads))
+        return next(iter(answer["peaks"].values()))
+
+    def dataset(self, name, prompts, output):
+        with open(self.args.work / name, "w") as file:
+            for task, ids in enumerate(prompts):
                 file.write(json.dumps({"task_id": task, "input_ids": ids, "output_tokens": output}) + "\n")
-        return path.name
+        return name
+
+    def prompt(self, draw, length):
+        return [draw.randrange(3, self.shape["vocab"]) for _ in range(length)]
+
+    def run(self, name, *words):
+        words = ["bench", *words, "--warmup", "1", *self.threads, "--device", "cpu"]
+        self.commands[name] = "strobe " + " ".join(words)
+        return self.call(*words)
 
     def bench(self, kind, name, workload):
-        """One value in the workload's unit."""
-        engine, threads = self.build(kind), ["--threads", str(self.args.threads), "--device", "cpu"]
+        """`value` in the workload's unit; `used` is what of the limit was used in a second."""
+        engine = self.build(kind)
         if name == "start":
-            words = ["eval", "logits", "--engine-dir", engine, "--ids", "1", "--output", "-", *threads]
+            words = ["eval", "logits", "--engine-dir", engine, "--ids", "1", "--output", "-", *self.threads,
+                     "--device", "cpu"]
             self.commands[name] = "strobe " + " ".join(words)
             begin = time.perf_counter()
             self.call(*words)
-            return time.perf_counter() - begin
-        requests = workload.get("requests", 1)
-        data = self.dataset(workload["prompt"], workload["output"], requests)
+            return {"value": time.perf_counter() - begin}
+        draw, requests = random.Random(1), workload.get("requests", 1)
+        prompts = [self.prompt(draw, workload["prompt"]) for _ in range(requests)]
+        data = self.dataset(f"{requests}x{workload['prompt']}-{workload['output']}.jsonl", prompts, workload["output"])
         mode = ["throughput", "--concurrency", str(workload["batch"])] if "batch" in workload else ["latency"]
-        words = ["bench", *mode, "--engine-dir", engine, "--dataset", data, "--warmup", "1", "--json", *threads]
-        self.commands[name] = "strobe " + " ".join(words)
-        report = json.loads(self.call(*words))["strobe"]
+        report = json.loads(self.run(name, *mode, "--engine-dir", engine, "--dataset", data, "--json"))["strobe"]
         metrics = report["metrics"]
-        iterations = {entry["kind"]: entry for entry in report.get("utilization", [])}
-        of, what = ("prefill", "mfu") if workload["output"] == 1 else ("decode", "mbu")
-        share = iterations.get(of, {}).get(what)
-        if share is not None:
-            self.shares.setdefault(f"{kind} {name}", []).append(share)
+        steps = {entry["kind"]: entry for entry in report["utilization"]}
         if "batch" in workload:
-            return metrics["output_throughput_tok_s"]
+            full, decode, whole = report["full_batch_decode"], steps["decode"], steps["all"]
+            if full["requests"] != workload["batch"]:
+                raise RuntimeError(f"no step held all {workload['batch']} requests")
+            return {"value": metrics["output_throughput_tok_s"], "used": 1e3 * whole["flops"] / whole["wall_ms"],
+                    "decode": full["tokens_per_s"],
+                    "decode_used": full["tokens_per_s"] * decode["flops"] / decode["tokens"]}
         if workload["output"] == 1:
-            return workload["prompt"] * 1e3 / metrics["ttft_ms"]["p50"]
-        return 1e3 / metrics["tpot_ms"]["p50"]
+            step = steps["prefill"]
+            return {"value": workload["prompt"] * 1e3 / metrics["ttft_ms"]["p50"],
+                    "used": 1e3 * step["flops"] / step["wall_ms"]}
+        return {"value": 1e3 / metrics["tpot_ms"]["p50"], "used": steps["decode"]["bytes_per_s"]}
 
 
 def spread(values):
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": values}
 
 
+def is_steady(readings):
+    return max(readings) <= STEADY * min(readings)
+
+
+def take_turns(args, kind, workload, strobe, ours, theirs):
+    """Turns of both, each run between two readings of the limit, until enough of them met a steady machine."""
+    turns, reading = [], strobe.peak(kind, workload.get("limit"))
+    while sum(turn["steady"] for turn in turns) < args.repeats and len(turns) < args.repeats + args.repeats // 2:
+        turn = {"strobe": ours(), "peaks": [reading]}
+        turn["peaks"].append(strobe.peak(kind, workload.get("limit")))
+        turn["peer"] = theirs()
+        reading = strobe.peak(kind, workload.get("limit"))
+        turn["peaks"].append(reading)
+        turn["steady"] = reading is None or is_steady(turn["peaks"])
+        turns.append(turn)
+    return turns
+
+
+def steady_turns(turns):
+    """Those that count: the steady ones, or all where hardly any was."""
+    steady = [turn for turn in turns if turn["steady"]]
+    return steady if len(steady) >= 3 else turns
+
+
+def summary(name, kind, peer, file_type, workload, turns, value="value", used="used", note=None):
+    chosen = steady_turns(turns)
+    ours, theirs = [turn["strobe"][value] for turn in chosen], [turn["peer"] for turn in chosen]
+    faster = workload["unit"] == "tok/s"
+    entry = {"workload": name, "type": kind, "peer": peer, "peer_type": file_type, "unit": workload["unit"],
+             "strobe": spread(ours), "peer_result": spread(theirs),
+             "strobe_is_faster_by": spread([a / b if faster else b / a for a, b in zip(ours, theirs)]), "note": note,
+             "turns": len(turns), "turns_on_a_steady_machine": sum(turn["steady"] for turn in turns)}
+    if "limit" in workload:
+        # strobe ran between the first two readings of a turn.
+        around = [statistics.mean(turn["peaks"][:2]) for turn in chosen]
+        shares = [turn["strobe"][used] / peak for turn, peak in zip(chosen, around)]
+        entry["limit"] = {"by": workload["limit"], "peak": spread(around), "strobe_share": spread(shares),
+                          "most": spread([a / share for a, share in zip(ours, shares)])}
+    entry["all_turns"] = turns
+    a, b, ratio = (entry[key]["median"] for key in ("strobe", "peer_result", "strobe_is_faster_by"))
+    share = f", {entry['limit']['strobe_share']['median']:.0%} of the limit" if "limit" in entry else ""
+    print(f"{name:14} {kind:8} strobe {a:9.2f}  {peer} {file_type} {b:9.2f} {workload['unit']}: {ratio:.2f}x{share}",
+          flush=True)
+    return entry
+
+
 def turn_about(args, strobe, found, shape):
     results = []
     for kind in args.types:
-        names = [name for name in WORKLOADS if name in args.only and kind in WORKLOADS[name]["types"]]
         for peer, file_type in TYPES[kind][1].items():
+            names = [name for name, work in WORKLOADS.items()
+                     if name in args.only and kind in work["types"] and peer in work["peers"]]
             if peer not in found or not names:
                 continue
             try:
@@ -227,44 +300,73 @@ def turn_about(args, strobe, found, shape):
                 continue
             for name in names:
                 workload = dict(WORKLOADS[name], name=name)
-                turns = []
+
+                def theirs():
+                    nonlocal worker
+                    if name == "start":  # in a process of its own
+                        worker.close()
+                        worker = Peer(args, found[peer][0], peer, file)
+                    return worker.run(workload)
+
                 try:
-                    for turn in range(args.repeats):
-                        if name == "start":  # in a process of its own
-                            worker.close()
-                            worker = Peer(args, found[peer][0], peer, file)
-                        turns.append((strobe.bench(kind, name, workload), worker.run(workload)))
+                    turns = take_turns(args, kind, workload, strobe, lambda: strobe.bench(kind, name, workload), theirs)
                 except RuntimeError as why:
                     skip(f"{name}, {kind} against {peer} {file_type}", str(why))
                     if worker.process.poll() is not None:
                         break
                     continue
-                ours, theirs = zip(*turns)
-                better = [a / b if workload["unit"] == "tok/s" else b / a for a, b in turns]
-                results.append({"workload": name, "type": kind, "peer": peer, "peer_type": file_type,
-                                "unit": workload["unit"], "strobe": spread(ours), "peer_result": spread(theirs),
-                                "strobe_is_faster_by": spread(better), "note": workload.get("note")})
-                a, b, ratio = (statistics.median(values) for values in (ours, theirs, better))
-                print(f"{name:10} {kind:8} strobe {a:9.2f}  {peer} {file_type} {b:9.2f} {workload['unit']}: "
-                      f"{ratio:.2f}x", flush=True)
+                results.append(summary(name, kind, peer, file_type, workload, turns, note=workload.get("note")))
+                if name == "throughput":
+                    results.append(summary("batched decode", kind, peer, file_type, workload, turns, "decode",
+                                           "decode_used", BATCHED_DECODE))
             worker.close()
     return results
 
 
 def depth(args, strobe, shape):
     """Decoding far into a context against decoding at its begin: the slowdown, and what more bytes alone would cost."""
-    far = 1024 if args.rehearse else 8192
-    turns = []
-    for _ in range(args.repeats):
-        turns.append([strobe.bench("int8", f"depth {at}", dict(prompt=at, output=17)) for at in (128, far)])
+    far, output = (1024 if args.rehearse else 8192), 17
+    draw = random.Random(1)
+    prompts = [strobe.prompt(draw, 128), strobe.prompt(draw, far)]
+    # One process, in which both take turns; prompts seen before come from the cache.
+    data = strobe.dataset(f"depth-{far}.jsonl", prompts * (args.repeats + 1), output)
+    run = args.work / "depth-run"
+    strobe.run("depth", "latency", "--engine-dir", strobe.build("int8"), "--dataset", data, "--kv-cache-reuse", "enable",
+               "--output-dir", run.name, "--overwrite")
+    rates = {128: [], far: []}
+    for line in (run / "requests.jsonl").read_text().splitlines():
+        request = json.loads(line)
+        times = request["token_times_ns"]
+        rates[request["num_input_tokens"]].append((len(times) - 1) * 1e9 / (times[-1] - times[0]))
+    near, deep = (rates[at][1:] for at in (128, far))  # the first of each filled the cache
     head = shape["hidden"] // shape["heads"]
     per_token = 2 * shape["layers"] * shape["kv_heads"] * head * 2
     weights = (args.work / "engine-int8/rank0.engine").stat().st_size - shape["vocab"] * shape["hidden"] * 2
     implied = (weights + per_token * (far + 8)) / (weights + per_token * (128 + 8))
-    slowdown = [near / deep for near, deep in turns]
-    return {"type": "int8", "context": [128, far], "tok_s": [spread(list(values)) for values in zip(*turns)],
+    slowdown = [a / b for a, b in zip(near, deep)]
+    return {"type": "int8", "context": [128, far], "tok_s": [spread(near), spread(deep)],
             "slowdown": spread(slowdown), "bytes_implied_slowdown": implied,
             "slowdown_over_implied": statistics.median(slowdown) / implied}
+
+
+def scaling(args, strobe):
+    """Matrix products on all threads against one, turn about in one process."""
+    if args.threads < 2:
+        raise RuntimeError("there is one thread")
+    words = ["bench", "kernels", "--op", "gemm", "--dtype", ",".join(args.types), "--scaling", "--repeat",
+             str(max(args.repeats, 7)), "--json", *strobe.threads]
+    strobe.commands["scaling"] = "strobe " + " ".join(words)
+    lines = json.loads(strobe.call(*words))["kernels"]
+    result = {}
+    for kind in args.types:
+        for rows in sorted({line["shape"]["m"] for line in lines}):
+            chosen = [line for line in lines if line["dtype"] == kind and line["shape"]["m"] == rows]
+            result[f"{kind} m={rows}"] = dict(
+                spread([line["scaling"] for line in chosen]),
+                kernels={line["kernel"]: {"scaling": line["scaling"], "roofline_share": line["roofline_share"]}
+                         for line in chosen})
+            print(f"scaling        {kind:8} m={rows}: {result[f'{kind} m={rows}']['median']:.2f}x on {args.threads} threads")
+    return result
 
 
 def make_model(args, peer, file_type, shape, found):
@@ -289,7 +391,7 @@ def main():
     args.work.mkdir(parents=True, exist_ok=True)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     found = install(args)
-    skip("onnxruntime", "it runs graphs that other tools export from a checkpoint, and there is no checkpoint here")
+    skip("onnxruntime", "it runs graphs that other tools export from a trained checkpoint, and there is none here")
     make_model(args, "llama.cpp", "bf16", shape, found)  # what strobe builds its engines from
     strobe = Strobe(args, shape)
     git = ["git", "-C", ROOT]
@@ -303,14 +405,13 @@ def main():
         "peers": {peer: version for peer, (_, version) in found.items()},
         "results": turn_about(args, strobe, found, shape),
     }
-    if "depth" in args.only:
-        try:
-            result["depth"] = depth(args, strobe, shape)
-        except RuntimeError as why:
-            skip("depth", str(why))
-    # Of the machine's measured peak in prefill, of its measured read bandwidth in decoding; one value per turn.
-    shares = {name: spread(values) for name, values in strobe.shares.items()}
-    result.update(strobe_commands=strobe.commands, strobe_shares=shares, skipped=skipped)
+    for name, measure in (("depth", lambda: depth(args, strobe, shape)), ("scaling", lambda: scaling(args, strobe))):
+        if name in args.only:
+            try:
+                result[name] = measure()
+            except RuntimeError as why:
+                skip(name, str(why))
+    result.update(strobe_commands=strobe.commands, skipped=skipped)
     partial = args.output.with_suffix(".partial")
     partial.write_text(json.dumps(result, indent=1) + "\n")
     partial.rename(args.output)

@@ -61,6 +61,16 @@ fn doctor_measures_the_machine() {
 }
 
 #[test]
+fn doctor_measures_single_peaks() {
+    let sandbox = Sandbox::new();
+    let document: Value =
+        serde_json::from_str(&sandbox.ok("doctor --peaks int8,float32,bfloat16 --json").stdout).unwrap();
+    assert_eq!(document["peaks"].as_object().unwrap().len(), 3);
+    assert!(num(&document, "/peaks/int8_ops_per_s") > 0.0 && num(&document, "/peaks/flops_per_s") > 0.0);
+    assert_names(&sandbox.ok("doctor --peaks float32 --threads 1").stdout, &["f32", "1 thread"]);
+}
+
+#[test]
 fn help_of_every_verb_starts_with_examples() {
     let sandbox = Sandbox::new();
     for verb in [

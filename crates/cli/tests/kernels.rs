@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use common::{Sandbox, assert_names};
+use common::{Sandbox, assert_names, num};
 use serde_json::Value;
 
 /// Odd sizes of every op.
@@ -79,6 +79,26 @@ fn a_table_for_people_and_csv_for_programs() {
     let csv = sandbox.ok("bench kernels --shapes s.toml --op gemm --repeat 5 --csv").stdout;
     assert_eq!(csv.lines().count(), 2, "{csv}");
     assert!(csv.lines().nth(1).unwrap().starts_with("gemm,gemm,2x32x32,float16,"), "{csv}");
+}
+
+#[test]
+fn products_are_timed_on_one_thread_as_well() {
+    let sandbox = Sandbox::new();
+    sandbox.write(
+        "s.json",
+        r#"[{"op": "gemm", "m": 3, "n": 40, "k": 64, "dtype": "int8"}, {"op": "silu", "rows": 1, "width": 8}]"#,
+    );
+    let scaled = sandbox.ok("bench kernels --shapes s.json --repeat 5 --threads 2 --scaling --json").stdout;
+    let result: Value = serde_json::from_str(&scaled).unwrap();
+    let kernels = result["kernels"].as_array().unwrap();
+    assert!(num(&kernels[0], "/scaling") > 0.0 && num(&kernels[0], "/one_thread_time_s/median") > 0.0);
+    assert!(kernels[1]["scaling"].is_null());
+    let refused = sandbox.refused("bench kernels --shapes s.json --threads 1 --scaling");
+    assert_names(&refused, &["--scaling", "--threads"]);
+    assert_names(
+        &sandbox.refused("bench kernels --shapes s.json --op silu --threads 2 --scaling"),
+        &["--scaling", "gemm"],
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde_json::json;
 use strobe_engine::memory;
-use strobe_kernels_cpu::Tier;
+use strobe_kernels_cpu::{Cpu, Tier, measure};
 use strobe_kernels_cuda::library::{self, Lib};
 use strobe_kernels_cuda::{Arch, CudaError, DeviceInfo};
 use strobe_report::human;
@@ -17,6 +17,7 @@ use crate::{device, nsys, output};
 const EXAMPLES: &str = "EXAMPLES:
   strobe doctor
   strobe doctor --json
+  strobe doctor --peaks read --json    one reading of the bandwidth, in half a second
   STROBE_CPU=avx2 strobe doctor        what another instruction set would reach";
 
 #[derive(clap::Args)]
@@ -25,12 +26,75 @@ pub struct Args {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+    /// Measure these peaks and print nothing else: quick enough to frame a run with
+    #[arg(long, value_enum, value_name = "PEAK,..", value_delimiter = ',')]
+    peaks: Vec<Peak>,
     #[command(flatten)]
     cpu: CpuArgs,
 }
 
+/// One of the machine's ceilings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Peak {
+    /// Operations per second of float32 multiply-adds
+    Float32,
+    /// Operations per second of bfloat16 products: those of float32 where the CPU has none of their own
+    Bfloat16,
+    /// Operations per second of 8-bit dot products
+    Int8,
+    /// Bytes per second of a streaming read
+    Read,
+    /// Bytes per second of a streaming copy, read and written together
+    Copy,
+}
+
+impl Peak {
+    /// Its name in JSON, the value and the value in words.
+    fn measure(self, cpu: &mut Cpu) -> (&'static str, f64, String) {
+        match self {
+            Peak::Float32 => {
+                let value = measure::peak_flops_f32(cpu);
+                ("flops_per_s", value, format!("{} f32", human::flops_per_s(value)))
+            }
+            Peak::Bfloat16 => {
+                let value = measure::peak_flops_bf16(cpu).unwrap_or_else(|| measure::peak_flops_f32(cpu));
+                ("bf16_flops_per_s", value, format!("{} bfloat16", human::flops_per_s(value)))
+            }
+            Peak::Int8 => {
+                let value = measure::peak_ops_int8(cpu);
+                ("int8_ops_per_s", value, format!("{} int8", human::ops_per_s(value)))
+            }
+            Peak::Read => {
+                let value = measure::read_bandwidth(cpu);
+                ("read_bytes_per_s", value, format!("{} read", human::bytes_per_s(value)))
+            }
+            Peak::Copy => {
+                let value = measure::copy_bandwidth(cpu);
+                ("copy_bytes_per_s", value, format!("{} copy (read + written)", human::bytes_per_s(value)))
+            }
+        }
+    }
+}
+
+fn print_peaks(args: &Args, cpu: &mut Cpu) {
+    let measured: Vec<_> = args.peaks.iter().map(|peak| peak.measure(cpu)).collect();
+    if args.json {
+        let values: serde_json::Map<_, _> =
+            measured.into_iter().map(|(name, value, _)| (name.into(), json!(value))).collect();
+        let document = json!({"peaks": values, "threads": cpu.threads(), "tier": cpu.tier().name()});
+        return output::line(&format!("{document:#}"));
+    }
+    for (_, _, words) in measured {
+        output::line(&format!("{words}, {} threads, {}", cpu.threads(), cpu.tier().name()));
+    }
+}
+
 pub fn run(args: Args) -> Result<()> {
     let mut cpu = args.cpu.open()?;
+    if !args.peaks.is_empty() {
+        print_peaks(&args, &mut cpu);
+        return Ok(());
+    }
     let machine = Machine::describe(&cpu);
     let peaks = machine::measure_peaks(&mut cpu);
     let tiers: Vec<_> = Tier::available().iter().map(|t| t.name()).collect();

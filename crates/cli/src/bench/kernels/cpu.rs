@@ -28,6 +28,8 @@ const EPS: f32 = 1e-5;
 pub struct Bench {
     pub cpu: Cpu,
     oracle: Cpu,
+    /// What all threads are compared with.
+    alone: Option<Cpu>,
     repeats: usize,
 }
 
@@ -130,9 +132,10 @@ fn kv_type(kind: Kind) -> KvType {
 }
 
 impl Bench {
-    pub fn new(cpu: Cpu, repeats: usize) -> Bench {
+    pub fn new(cpu: Cpu, repeats: usize, scaling: bool) -> Bench {
         let oracle = Cpu::new(Tier::Scalar, cpu.threads());
-        Bench { cpu, oracle, repeats }
+        let alone = scaling.then(|| Cpu::new(cpu.tier(), 1));
+        Bench { cpu, oracle, alone, repeats }
     }
 
     /// Refuse what would not fit into memory, before anything runs.
@@ -183,9 +186,15 @@ impl Bench {
         if quantised {
             self.cpu.quantize_rows(&x, k, &mut codes);
         }
-        let times = sample(self.repeats, |turn| match quantised {
-            true => self.cpu.linear_quantized(&codes, matrix(turn), None, &mut out),
-            false => self.cpu.linear(&x, m, matrix(turn), None, &mut out),
+        let alone = &mut self.alone;
+        // All threads come last: theirs is the result that is checked.
+        let last = usize::from(alone.is_some());
+        let mut times = sample_ways(self.repeats, 1 + last, |way, turn| {
+            let cpu = alone.as_mut().filter(|_| way < last).unwrap_or(&mut self.cpu);
+            match quantised {
+                true => cpu.linear_quantized(&codes, matrix(turn), None, &mut out),
+                false => cpu.linear(&x, m, matrix(turn), None, &mut out),
+            }
         })?;
 
         let rows = spread_rows(m, (ORACLE_WORK / (n * k)).clamp(1, ORACLE_ROWS));
@@ -198,7 +207,7 @@ impl Bench {
         self.oracle.linear(&chosen, rows.len(), matrix(0), None, &mut want);
         let got = rows.iter().flat_map(|row| &out[row * n..][..n]);
         Ok(Measured {
-            times,
+            times: times.remove(last),
             flops: Some(2.0 * m as f64 * n as f64 * k as f64),
             bytes: (weights.bytes() + m * (4 * n + if quantised { k } else { 4 * k })) as f64,
             ceiling: Ceiling::Read,
@@ -206,6 +215,7 @@ impl Bench {
             // Sums in another order: the error grows with the root of their length.
             tolerance: 4.0 * f64::from(f32::EPSILON) * (k as f64).sqrt().max(4.0),
             naive: None,
+            one_thread: times.pop(),
         })
     }
 
@@ -263,6 +273,7 @@ impl Bench {
             error: deviation(got, &want),
             tolerance: 1e-4,
             naive,
+            one_thread: None,
         })
     }
 
@@ -311,6 +322,7 @@ impl Bench {
                 _ => 1e-2,
             },
             naive: None,
+            one_thread: None,
         })
     }
 
@@ -362,7 +374,16 @@ impl Bench {
 /// An op that reads and writes `touched` buffers of `len` elements.
 fn rows_measured(times: Times, touched: usize, len: usize, error: f64) -> Measured {
     let bytes = (4 * touched * len) as f64;
-    Measured { times, flops: None, bytes, ceiling: Ceiling::Copy, error, tolerance: 1e-5, naive: None }
+    Measured {
+        times,
+        flops: None,
+        bytes,
+        ceiling: Ceiling::Copy,
+        error,
+        tolerance: 1e-5,
+        naive: None,
+        one_thread: None,
+    }
 }
 
 fn rope_table(head_dim: usize, positions: usize) -> RopeTable {

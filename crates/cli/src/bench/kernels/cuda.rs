@@ -207,6 +207,7 @@ impl Bench {
             error: deviation(rows.iter().flat_map(|row| &got[row * n..][..n]), &want),
             tolerance: tolerance(precision),
             naive: None,
+            one_thread: None,
         })
     }
 
@@ -307,6 +308,7 @@ impl Bench {
             error: deviation(chosen.iter().flat_map(|row| &got[row * q_row..][..q_row]), &want),
             tolerance: tolerance(precision),
             naive,
+            one_thread: None,
         })
     }
 }

@@ -38,6 +38,9 @@ pub struct Args {
     /// The Python with torch for --versus torch [default: python3]
     #[arg(long, value_name = "PATH", requires = "versus")]
     python: Option<PathBuf>,
+    /// Time matrix products on one thread as well, turn about, and say how many times as fast all threads are
+    #[arg(long)]
+    scaling: bool,
     /// Timed runs of each kernel at least, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 7)]
     repeat: usize,
@@ -126,9 +129,16 @@ pub struct Measured {
     pub tolerance: f64,
     /// The same attention in three ops.
     pub naive: Option<Times>,
+    /// The same on one thread.
+    pub one_thread: Option<Times>,
 }
 
 impl Measured {
+    /// How many times as fast all threads are as one.
+    pub fn scaling(&self) -> Option<f64> {
+        self.one_thread.as_ref().map(|alone| alone.median() / self.times.median())
+    }
+
     pub fn passes(&self) -> bool {
         self.error <= self.tolerance // false for NaN
     }
@@ -207,7 +217,13 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 fn on_cpu(args: &Args, cases: Vec<Case>) -> Result<Outcome> {
-    let mut bench = cpu::Bench::new(args.cpu.open()?, args.repeat);
+    let mut bench = cpu::Bench::new(args.cpu.open()?, args.repeat, args.scaling);
+    if args.scaling && bench.cpu.threads() == 1 {
+        bail!("--scaling compares several threads with one; there is one, see --threads");
+    }
+    if args.scaling && !cases.iter().any(|case| matches!(case.op, Op::Gemm | Op::Gemv)) {
+        bail!("--scaling is for --op gemm and gemv");
+    }
     cases.iter().try_for_each(|case| bench.check(case))?;
     let before = machine::measure_peaks(&mut bench.cpu);
     let (lines, mut notes) = measure_all(args, Device::Cpu, bench.cpu.threads(), cases, |case| bench.run(case))?;
@@ -235,6 +251,9 @@ fn on_cpu(args: &Args, cases: Vec<Case>) -> Result<Outcome> {
 fn on_gpu(args: &Args, index: u32, cases: Vec<Case>) -> Result<Outcome> {
     if args.cpu.threads.is_some() {
         bail!("--threads is for --device cpu");
+    }
+    if args.scaling {
+        bail!("--scaling is for --device cpu");
     }
     let mut bench = cuda::Bench::open(index, args.repeat)?;
     let ceilings = bench.ceilings(&cases)?;
@@ -376,6 +395,7 @@ mod tests {
             error: f64::NAN,
             tolerance: 1.0,
             naive: None,
+            one_thread: None,
         };
         assert!(!wrong.passes());
     }

@@ -84,8 +84,11 @@ fn sheet(outcome: &Outcome) -> Sheet {
         ("verdict", Unit::Text),
     ];
     let versus = [("torch", Unit::Ns), ("torch / strobe", Unit::Number)];
+    let scaling = [("one thread", Unit::Ns), ("scaling", Unit::Number)];
+    let with_scaling = outcome.lines.iter().any(|line| line.measured.one_thread.is_some());
     let with_torch = outcome.lines.iter().any(|line| line.torch.is_some());
-    let columns = columns.into_iter().chain(versus.into_iter().filter(|_| with_torch));
+    let columns = columns.into_iter().chain(scaling.into_iter().filter(|_| with_scaling));
+    let columns = columns.chain(versus.into_iter().filter(|_| with_torch));
     let mut sheet = Sheet::new("kernels", columns.map(|(name, unit)| Column::new(name, unit)));
     for line in &outcome.lines {
         let measured = &line.measured;
@@ -105,6 +108,10 @@ fn sheet(outcome: &Outcome) -> Sheet {
             format!("{:.0e}", measured.error).into(),
             if measured.passes() { "pass" } else { "FAILED" }.into(),
         ];
+        if with_scaling {
+            let alone = measured.one_thread.as_ref().map(Times::median);
+            row.extend([alone.map_or(Value::Unknown, ns), measured.scaling().into()]);
+        }
         if with_torch {
             let torch = line.torch_times().map(Times::median);
             row.extend([torch.map_or(Value::Unknown, ns), torch.map(|torch| torch / median).into()]);
@@ -188,6 +195,8 @@ pub fn json(outcome: &Outcome) -> Json {
             "passes": measured.passes(),
             "naive_time_s": measured.naive.as_ref().map(spread),
             "fused_speedup": measured.naive.as_ref().map(|naive| naive.median() / median),
+            "one_thread_time_s": measured.one_thread.as_ref().map(spread),
+            "scaling": measured.scaling(),
             "torch_time_s": line.torch_times().map(spread),
             "torch_over_strobe": line.torch_times().map(|torch| torch.median() / median),
         })
