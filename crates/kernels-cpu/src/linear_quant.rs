@@ -15,13 +15,16 @@ use crate::matrix::{Elems, Matrix, PANEL};
 use crate::quant::{BLOCK, GROUP, INT4_GROUP, INT8_OFFSET, QuantKind, block_stride, panel_bytes};
 use crate::quant::{int4_code, int4_scale_at, int8_scale_at};
 use crate::quant_rows::{GROUPS, QuantRows};
-use crate::quant_tile::{BlockRows, BlockWeights, Results, UNPACKED_GROUP, int4, int8, unpack_int4};
+use crate::quant_tile::{Ahead, BlockRows, BlockWeights, Results, UNPACKED_GROUP, int4, int8, unpack_int4};
 use crate::simd::{IntKernel, Simd, SimdInt, dispatch_int};
 
-/// Rows that are multiplied at a time: a panel's results for them and a block of their codes stay in the second cache.
-const ROW_BLOCK: usize = 504;
+/// Rows that are multiplied at a time: a block of their codes hardly leaves the first cache, and there are still enough of
+/// them for weights to come from memory many times as fast as they are used.
+const ROW_BLOCK: usize = 132;
 /// Panels that a task of many rows takes together: each block of the rows is then fetched once for all of them.
 const PANELS_PER_TASK: usize = 4;
+/// Tasks that each thread has at least, where there are panels enough: the last ones keep no thread waiting for long.
+const TASKS_PER_THREAD: usize = 16;
 /// Weight bytes that a task of a bandwidth-bound product takes.
 const STREAM_BYTES: usize = 256 * 1024;
 /// Rows up to which the product is bound by memory.
@@ -69,7 +72,7 @@ impl Cpu {
             let by_size = STREAM_BYTES.div_ceil(panel_bytes(kind, w.k)).next_multiple_of(4);
             by_size.min(panels.div_ceil(threads)).max(1)
         } else {
-            panels.div_ceil(4 * threads).clamp(1, PANELS_PER_TASK)
+            panels.div_ceil(TASKS_PER_THREAD * threads).clamp(1, PANELS_PER_TASK)
         };
         let column_tasks = panels.div_ceil(per_task);
         // Few columns: share the rows as well.
@@ -236,8 +239,7 @@ impl QuantGemm<'_> {
                 start,
                 panel_stride: panel_bytes(self.kind, self.x.k()),
                 k_len: self.k_len(block),
-                ahead: start,
-                ahead_step: 0,
+                ahead: [Ahead { at: start, step: 0 }; 2],
             };
             let c = Results { start: results.as_mut_ptr().cast(), panel_stride: rows * PANEL, resume: block > 0 };
             let x = self.block_rows(block, self.rows.start);
@@ -276,16 +278,22 @@ impl QuantGemm<'_> {
                     unsafe { unpack_int4::<S>(start, k_len, unpacked) };
                 }
                 let halves = PANEL / (2 * <S::F as Simd>::LANES);
-                let step = block_stride(self.kind) / (BLOCK / 4) / (strips * halves);
+                let step = block_stride(self.kind).div_ceil((BLOCK / 4) * strips * halves);
                 for strip in 0..strips {
                     let range = rows * strip / strips..rows * (strip + 1) / strips;
+                    // The rows of the next tile; after the last one those of the next panel, which are the first again.
+                    let next_strip = (strip + 1) % strips;
+                    let next_range = rows * next_strip / strips..rows * (next_strip + 1) / strips;
+                    let next_rows = self.block_rows(block, self.rows.start + next_range.start).codes;
                     let start = if self.kind == QuantKind::Int8 { start } else { unpacked };
                     let mut w = BlockWeights {
                         start,
                         panel_stride: 0,
                         k_len,
-                        ahead: next.wrapping_add(strip * halves * (BLOCK / 4) * step),
-                        ahead_step: step,
+                        ahead: [
+                            Ahead { at: next.wrapping_add(strip * halves * (BLOCK / 4) * step), step },
+                            Ahead { at: next_rows.cast(), step: next_range.len() * BLOCK / (BLOCK / 4) },
+                        ],
                     };
                     let results = ((panel - self.panels.start) * rows + range.start) * PANEL;
                     let c = Results {
@@ -303,7 +311,7 @@ impl QuantGemm<'_> {
                                 QuantKind::Int4 => int4_tile::<S>(range.len(), x, w, c, first),
                             }
                         }
-                        w.ahead = w.ahead.wrapping_add((BLOCK / 4) * step);
+                        w.ahead[0].at = w.ahead[0].at.wrapping_add((BLOCK / 4) * step);
                     }
                 }
             }

@@ -44,10 +44,24 @@ pub(crate) struct BlockWeights {
     pub(crate) panel_stride: usize,
     /// Inputs of this block, a multiple of 32.
     pub(crate) k_len: usize,
-    /// Memory to ask for meanwhile, unless the tile streams: a line for every four inputs, `ahead_step` bytes further
-    /// each time.
-    pub(crate) ahead: *const u8,
-    pub(crate) ahead_step: usize,
+    /// What to ask for meanwhile, unless the tile streams: weights and rows of tiles to come.
+    pub(crate) ahead: [Ahead; 2],
+}
+
+/// Memory to ask for: a line for every four inputs, `step` bytes further each time.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    pub(crate) at: *const u8,
+    pub(crate) step: usize,
+}
+
+impl Ahead {
+    #[inline(always)]
+    unsafe fn fetch<S: SimdInt>(&mut self) {
+        // SAFETY: the caller has the features; a prefetch may point anywhere.
+        unsafe { S::F::prefetch(self.at) };
+        self.at = self.at.wrapping_add(self.step);
+    }
 }
 
 /// Four codes of a row, as a number.
@@ -91,8 +105,7 @@ pub(crate) unsafe fn int8<S: SimdInt, const R: usize, const P: usize, const V: u
                 }
             }
             if !STREAM {
-                S::F::prefetch(ahead);
-                ahead = ahead.wrapping_add(w.ahead_step);
+                ahead.iter_mut().for_each(|ahead| ahead.fetch::<S>());
             }
             codes = codes.add(4);
             b = b.add(STEP);
@@ -159,8 +172,7 @@ pub(crate) unsafe fn int4<S: SimdInt, const R: usize, const P: usize, const V: u
                         }
                     }
                     if UNPACKED {
-                        S::F::prefetch(ahead);
-                        ahead = ahead.wrapping_add(w.ahead_step);
+                        ahead.iter_mut().for_each(|ahead| ahead.fetch::<S>());
                     }
                 }
             }
