@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use memmap2::MmapMut;
 use strobe_kernels_cpu::{
-    AttnBatch, Cpu, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind, QuantRows, RopeTable,
+    Activation, AttnBatch, Cpu, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind,
+    QuantRows, RopeTable,
 };
 use strobe_model::program::{Buf, Node, OpKind, Rows};
-use strobe_model::{DType, LayerWeight, ModelConfig, MoeConfig, PerfectRouter, WeightId};
+use strobe_model::{DType, LayerWeight, ModelConfig, MoeConfig, PerfectRouter, SwigluClamp, WeightId};
 
 use crate::engine_config::BuildConfig;
 use crate::error::EngineError;
@@ -398,8 +399,9 @@ impl Backend for CpuBackend {
                 self.cpu.qk_norm(qkv, shape, Self::vector(weights, q), Self::vector(weights, k), eps);
             }
             OpKind::RopeKvWrite => self.cpu.rope_kv_write(qkv, shape, &self.rope, &batch(Rows::All), &mut kv),
-            OpKind::Attention { rows } => {
-                self.cpu.attention(qkv, shape, &batch(rows), &kv, window, &mut self.attn[..m * q_width]);
+            OpKind::Attention { rows, sinks } => {
+                let (sinks, out) = (sinks.map(|id| Self::vector(weights, id)), &mut self.attn[..m * q_width]);
+                self.cpu.attention_with_sinks(qkv, shape, &batch(rows), &kv, window, sinks, out);
             }
             OpKind::AttnScores => {
                 // The first of the three lays out the score matrix for all of them.
@@ -412,8 +414,9 @@ impl Backend for CpuBackend {
                 let offsets = &self.score_offsets;
                 self.cpu.attn_scores(qkv, shape, &batch(Rows::Context), &kv, window, offsets, scores);
             }
-            OpKind::AttnSoftmax => {
-                self.cpu.attn_softmax(shape, &batch(Rows::Context), window, &self.score_offsets, scores);
+            OpKind::AttnSoftmax { sinks } => {
+                let (sinks, offsets) = (sinks.map(|id| Self::vector(weights, id)), &self.score_offsets);
+                self.cpu.attn_softmax_with_sinks(shape, &batch(Rows::Context), window, sinks, offsets, scores);
             }
             OpKind::AttnValues => {
                 let (offsets, out) = (&self.score_offsets, &mut self.attn[..m * q_width]);
@@ -439,7 +442,8 @@ impl Backend for CpuBackend {
                 });
                 state.count(layer);
             }
-            OpKind::ExpertLinear { x, weight, .. } => {
+            OpKind::ExpertLinear { x, weight, bias, .. } => {
+                let bias = bias.map(|id| Self::vector(weights, id));
                 let Some(state) = &mut self.experts else { return };
                 let (matrix, pairs) = (Self::matrix(weights, weight), &state.pairs);
                 let rows = &mut state.rows[..pairs.len() * hidden];
@@ -447,24 +451,28 @@ impl Backend for CpuBackend {
                     let (x, out) = (&self.normed[..m * hidden], &mut self.gate_up[..pairs.len() * matrix.n]);
                     if self.integers {
                         self.cpu.quantize_gathered_rows(x, hidden, pairs.tokens(), &mut self.codes);
-                        self.cpu.expert_linear_quantized(&self.codes, pairs, matrix, out);
+                        self.cpu.expert_linear_quantized(&self.codes, pairs, matrix, bias, out);
                     } else {
                         self.cpu.gather_rows(x, hidden, pairs.tokens(), rows);
-                        self.cpu.expert_linear(rows, pairs, matrix, out);
+                        self.cpu.expert_linear(rows, pairs, matrix, bias, out);
                     }
                 } else if self.integers {
-                    self.cpu.expert_linear_quantized(&self.codes, pairs, matrix, rows);
+                    self.cpu.expert_linear_quantized(&self.codes, pairs, matrix, bias, rows);
                 } else {
-                    self.cpu.expert_linear(&self.act[..pairs.len() * matrix.k], pairs, matrix, rows);
+                    self.cpu.expert_linear(&self.act[..pairs.len() * matrix.k], pairs, matrix, bias, rows);
                 }
             }
             OpKind::ExpertSiluMul => {
                 let (Some(state), Some(moe)) = (&self.experts, &self.config.moe) else { return };
                 let (inter, pairs) = (moe.intermediate_size, state.pairs.len());
                 let gate_up = &self.gate_up[..pairs * 2 * inter];
+                let activation = match moe.clamp {
+                    None => Activation::Silu,
+                    Some(SwigluClamp { alpha, limit }) => Activation::ClampedSwiglu { alpha, limit },
+                };
                 match self.integers {
-                    true => self.cpu.silu_mul_quantized(gate_up, inter, &mut self.codes),
-                    false => self.cpu.silu_mul(gate_up, inter, &mut self.act[..pairs * inter]),
+                    true => self.cpu.activate_quantized(gate_up, inter, activation, &mut self.codes),
+                    false => self.cpu.activate(gate_up, inter, activation, &mut self.act[..pairs * inter]),
                 }
             }
             OpKind::ExpertSum => {
@@ -535,7 +543,7 @@ impl Backend for CpuBackend {
             OpKind::RopeKvWrite => format!("rope_kv_write_{kv}_{tier}"),
             OpKind::Attention { .. } => format!("paged_attention_{kv}_{tier}"),
             OpKind::AttnScores => format!("unfused_scores_{kv}_{tier}"),
-            OpKind::AttnSoftmax => format!("unfused_softmax_{tier}"),
+            OpKind::AttnSoftmax { .. } => format!("unfused_softmax_{tier}"),
             OpKind::AttnValues => format!("unfused_values_{kv}_{tier}"),
             OpKind::SiluMul | OpKind::ExpertSiluMul => format!("silu_mul{codes}_{tier}"),
             OpKind::Route { .. } => "moe_route".to_string(),

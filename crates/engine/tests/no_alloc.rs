@@ -225,7 +225,7 @@ fn steps_allocate_nothing_once_warm() {
         ("micro", DType::Bf16),
         ("qwen3", DType::F16),
         ("mixtral", DType::F32),
-        ("qwen3-moe", DType::Bf16),
+        ("gpt-oss-mxfp4", DType::Bf16),
     ];
     let floats = floats.map(|(name, dtype)| (name, build(dtype)));
     let integers = [

@@ -104,9 +104,9 @@ fn a_new_measurement_closes_the_windows_of_the_old_one() {
 /// Whether an op has work in a step, by what the step's event says.
 fn has_rows(kind: &OpKind, context: u32, generation: u32, sampled: u32) -> bool {
     match kind {
-        OpKind::AttnScores | OpKind::AttnSoftmax | OpKind::AttnValues => context > 0,
-        OpKind::Attention { rows: Rows::Context } => context > 0,
-        OpKind::Attention { rows: Rows::Generation } => generation > 0,
+        OpKind::AttnScores | OpKind::AttnSoftmax { .. } | OpKind::AttnValues => context > 0,
+        OpKind::Attention { rows: Rows::Context, .. } => context > 0,
+        OpKind::Attention { rows: Rows::Generation, .. } => generation > 0,
         OpKind::Gather | OpKind::Sample => sampled > 0,
         OpKind::Linear { x: strobe_model::program::Buf::Sampled, .. } => sampled > 0,
         _ => true,

@@ -122,17 +122,25 @@ impl Cpu {
         pairs.sort();
     }
 
-    /// `out[pair] = x[pair] . w[expert]^T` for rows `x` that lie in the order of `pairs`; the data of `w` is that of all
+    /// `out[pair] = x[pair] . w[expert]^T (+ bias[expert])` for rows `x` that lie in the order of `pairs`; the data of `w` is that of all
     /// experts, one after the other.
     ///
     /// # Panics
     /// When a length does not fit the shape, or the weight is quantised.
-    pub fn expert_linear(&mut self, x: &[f32], pairs: &ExpertPairs, w: Matrix<'_>, out: &mut [f32]) {
+    pub fn expert_linear(
+        &mut self,
+        x: &[f32],
+        pairs: &ExpertPairs,
+        w: Matrix<'_>,
+        bias: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
         assert_eq!(x.len(), pairs.len() * w.k, "x of expert_linear: pairs * k");
         assert_eq!(out.len(), pairs.len() * w.n, "out of expert_linear: pairs * n");
         for (expert, rows) in runs(pairs) {
             let x = &x[rows.start * w.k..rows.end * w.k];
-            self.linear(x, rows.len(), w.nth(expert), None, &mut out[rows.start * w.n..rows.end * w.n]);
+            let bias = bias.map(|bias| &bias[expert * w.n..(expert + 1) * w.n]);
+            self.linear(x, rows.len(), w.nth(expert), bias, &mut out[rows.start * w.n..rows.end * w.n]);
         }
     }
 
@@ -140,11 +148,19 @@ impl Cpu {
     ///
     /// # Panics
     /// When a length does not fit the shape, or the weight is not quantised.
-    pub fn expert_linear_quantized(&mut self, x: &QuantRows, pairs: &ExpertPairs, w: Matrix<'_>, out: &mut [f32]) {
+    pub fn expert_linear_quantized(
+        &mut self,
+        x: &QuantRows,
+        pairs: &ExpertPairs,
+        w: Matrix<'_>,
+        bias: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
         assert_eq!(x.rows(), pairs.len(), "rows of expert_linear: pairs");
         assert_eq!(out.len(), pairs.len() * w.n, "out of expert_linear: pairs * n");
         for (expert, rows) in runs(pairs) {
-            self.linear_quantized_rows(x, rows, w.nth(expert), None, out);
+            let bias = bias.map(|bias| &bias[expert * w.n..(expert + 1) * w.n]);
+            self.linear_quantized_rows(x, rows, w.nth(expert), bias, out);
         }
     }
 

@@ -41,4 +41,5 @@ pub use kv::{AttnBatch, KvGeometry, KvLayer, KvType, QkvShape, RopeTable, SeqSpa
 pub use matrix::{Elems, Layout, Matrix, PANEL, pack_panel, pack_panels, packed_len};
 pub use quant::{QuantKind, packed_bytes, packed_shape, panel_bytes, quantize_panel};
 pub use quant_rows::QuantRows;
+pub use rows::Activation;
 pub use tier::{Tier, TierError};

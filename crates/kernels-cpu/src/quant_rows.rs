@@ -4,7 +4,7 @@ use crate::buffer::AlignedBuf;
 use crate::cpu::{Cpu, SharedMut};
 use crate::norm::{RmsNorm, add};
 use crate::quant::{BLOCK, GROUP, INT4_OFFSET, INT8_OFFSET, int8_code, int8_scale, largest};
-use crate::rows::{SiluMul, for_row_ranges_on};
+use crate::rows::{Activate, Activation, for_row_ranges_on};
 use crate::simd::{Kernel, Simd, dispatch};
 
 /// Groups of a block.
@@ -289,6 +289,14 @@ impl Cpu {
     /// # Panics
     /// When a length does not fit.
     pub fn silu_mul_quantized(&mut self, gate_up: &[f32], inter: usize, out: &mut QuantRows) {
+        self.activate_quantized(gate_up, inter, Activation::Silu, out);
+    }
+
+    /// [`Cpu::activate`], quantised.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn activate_quantized(&mut self, gate_up: &[f32], inter: usize, activation: Activation, out: &mut QuantRows) {
         assert!(
             inter > 0 && gate_up.len().is_multiple_of(2 * inter),
             "gate_up of silu_mul: rows of {}, found {}",
@@ -306,7 +314,7 @@ impl Cpu {
                     let product = &mut product[..gate.len()];
                     // SAFETY: three slices of one length; rows are disjoint.
                     unsafe {
-                        dispatch(tier, SiluMul { gate, up, out: product });
+                        dispatch(tier, Activate { gate, up, activation, out: product });
                         out.write_block(tier, row, block, product);
                     }
                 }

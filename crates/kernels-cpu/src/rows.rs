@@ -88,6 +88,14 @@ impl Cpu {
     /// # Panics
     /// When a length does not fit.
     pub fn silu_mul(&mut self, gate_up: &[f32], inter: usize, out: &mut [f32]) {
+        self.activate(gate_up, inter, Activation::Silu, out);
+    }
+
+    /// [`Cpu::silu_mul`] with any activation.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn activate(&mut self, gate_up: &[f32], inter: usize, activation: Activation, out: &mut [f32]) {
         assert_eq!(gate_up.len(), 2 * out.len(), "gate_up of silu_mul: twice out");
         assert!(inter > 0 && out.len().is_multiple_of(inter), "out of silu_mul: rows of {inter}, found {}", out.len());
         let (tier, rows, out) = (self.tier, out.len() / inter, SharedMut::new(out));
@@ -97,7 +105,7 @@ impl Cpu {
                 // SAFETY: rows are disjoint.
                 let out = unsafe { out.slice(row * inter, inter) };
                 // SAFETY: three slices of one length.
-                unsafe { dispatch(tier, SiluMul { gate, up, out }) };
+                unsafe { dispatch(tier, Activate { gate, up, activation, out }) };
             }
         });
     }
@@ -156,16 +164,37 @@ impl Kernel for ArgMax<'_> {
     }
 }
 
-pub(crate) struct SiluMul<'a> {
+/// What is made of the gate and up projections.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `silu(gate) * up`.
+    Silu,
+    /// `gate * sigmoid(alpha * gate) * (up + 1)` of a gate of at most `limit` and an up within `limit` around 0.
+    ClampedSwiglu {
+        /// Steepness of the sigmoid.
+        alpha: f32,
+        /// Bound of both inputs.
+        limit: f32,
+    },
+}
+
+pub(crate) struct Activate<'a> {
     pub(crate) gate: &'a [f32],
     pub(crate) up: &'a [f32],
+    pub(crate) activation: Activation,
     pub(crate) out: &'a mut [f32],
 }
 
-impl Kernel for SiluMul<'_> {
+impl Kernel for Activate<'_> {
     fn scalar(self) {
-        for ((out, gate), up) in self.out.iter_mut().zip(self.gate).zip(self.up) {
-            *out = gate / (1.0 + (-gate).exp()) * up;
+        for ((out, &gate), &up) in self.out.iter_mut().zip(self.gate).zip(self.up) {
+            *out = match self.activation {
+                Activation::Silu => gate / (1.0 + (-gate).exp()) * up,
+                Activation::ClampedSwiglu { alpha, limit } => {
+                    let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+                    gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)
+                }
+            };
         }
     }
 
@@ -177,10 +206,24 @@ impl Kernel for SiluMul<'_> {
             let n = S::LANES.min(len - i);
             // SAFETY: `n` elements are left in each slice.
             unsafe {
+                let one = S::splat(1.0);
                 let gate = S::load_partial(self.gate.as_ptr().add(i), n);
                 let up = S::load_partial(self.up.as_ptr().add(i), n);
-                let denominator = S::add(S::splat(1.0), exp::<S>(S::sub(S::zero(), gate)));
-                S::store_partial(self.out.as_mut_ptr().add(i), S::mul(S::div(gate, denominator), up), n);
+                let value = match self.activation {
+                    Activation::Silu => {
+                        let denominator = S::add(one, exp::<S>(S::sub(S::zero(), gate)));
+                        S::mul(S::div(gate, denominator), up)
+                    }
+                    Activation::ClampedSwiglu { alpha, limit } => {
+                        let negated = |x| S::sub(S::zero(), x);
+                        // The least of x and the limit.
+                        let capped = |x| negated(S::max(negated(x), S::splat(-limit)));
+                        let (gate, up) = (capped(gate), S::max(capped(up), S::splat(-limit)));
+                        let denominator = S::add(one, exp::<S>(S::mul(gate, S::splat(-alpha))));
+                        S::mul(S::div(gate, denominator), S::add(up, one))
+                    }
+                };
+                S::store_partial(self.out.as_mut_ptr().add(i), value, n);
             }
             i += n;
         }

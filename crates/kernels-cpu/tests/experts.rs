@@ -93,6 +93,7 @@ fn each_pair_is_the_product_with_its_own_expert() {
     for (experts, per_token, tokens) in SHAPES {
         let mut rng = Rng(7);
         let weights: Vec<Vec<f32>> = (0..experts).map(|_| rng.floats(n * k)).collect();
+        let bias = rng.floats(experts * n);
         for load in LOADS {
             for (kind, layout) in KINDS.into_iter().flat_map(|kind| [(kind, Layout::Packed), (kind, Layout::RowMajor)])
             {
@@ -112,20 +113,16 @@ fn each_pair_is_the_product_with_its_own_expert() {
                     let pairs = routed(&mut cpu, load, experts, per_token, tokens);
                     let x = Rng(9).floats(pairs.len() * k);
                     let mut out = vec![f32::NAN; pairs.len() * n];
-                    cpu.expert_linear(&x, &pairs, matrix, &mut out);
+                    cpu.expert_linear(&x, &pairs, matrix, Some(&bias), &mut out);
                     for expert in 0..experts {
                         for pair in pairs.of_expert(expert) {
                             let (x, out) = (&x[pair * k..(pair + 1) * k], &out[pair * n..(pair + 1) * n]);
                             let mut expected = vec![0.0; n];
-                            oracle.linear(
-                                &as_multiplied(x, tier, kind, layout),
-                                1,
-                                matrix.nth(expert),
-                                None,
-                                &mut expected,
-                            );
+                            let bias = Some(&bias[expert * n..(expert + 1) * n]);
+                            let rounded = as_multiplied(x, tier, kind, layout);
+                            oracle.linear(&rounded, 1, matrix.nth(expert), bias, &mut expected);
                             assert_close(out, &expected, 2e-5, &what);
-                            cpu.linear(x, 1, matrix.nth(expert), None, &mut expected);
+                            cpu.linear(x, 1, matrix.nth(expert), bias, &mut expected);
                             assert_same_bits(out, &expected, &format!("{what}, alone"));
                         }
                     }
@@ -140,6 +137,7 @@ fn quantised_experts_give_the_oracles_bits() {
     let (n, k) = (45, 300);
     for (experts, per_token, tokens) in SHAPES {
         let mut rng = Rng(3);
+        let bias = rng.floats(experts * n);
         for kind in [QuantKind::Int8, QuantKind::Int4] {
             let one = packed_bytes(kind, n, k);
             let mut bytes = AlignedBuf::<u8>::zeroed(experts * one);
@@ -158,7 +156,7 @@ fn quantised_experts_give_the_oracles_bits() {
                     let mut rows = QuantRows::new();
                     cpu.quantize_gathered_rows(&token_rows, k, pairs.tokens(), &mut rows);
                     let mut out = vec![f32::NAN; pairs.len() * n];
-                    cpu.expert_linear_quantized(&rows, &pairs, matrix, &mut out);
+                    cpu.expert_linear_quantized(&rows, &pairs, matrix, Some(&bias), &mut out);
                     (pairs, out)
                 };
                 let (pairs, expected) = run(Tier::Scalar);
@@ -167,7 +165,8 @@ fn quantised_experts_give_the_oracles_bits() {
                     for pair in pairs.of_expert(expert) {
                         let token = pairs.tokens()[pair] as usize;
                         let x = &token_rows[token * k..(token + 1) * k];
-                        Cpu::new(Tier::Scalar, 1).linear(x, 1, matrix.nth(expert), None, &mut alone);
+                        let bias = &bias[expert * n..(expert + 1) * n];
+                        Cpu::new(Tier::Scalar, 1).linear(x, 1, matrix.nth(expert), Some(bias), &mut alone);
                         assert_same_bits(&expected[pair * n..(pair + 1) * n], &alone, &format!("{kind:?} {load:?}"));
                     }
                 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{KINDS, Rng, Weight, assert_close, assert_same_bits, simd_tiers};
-use strobe_kernels_cpu::{Cpu, KvType, Layout, QkvShape, Tier};
+use strobe_kernels_cpu::{Activation, Cpu, KvType, Layout, QkvShape, Tier};
 
 const WIDTHS: [usize; 9] = [1, 2, 7, 8, 15, 16, 33, 100, 2048];
 const ROWS: [usize; 5] = [1, 2, 5, 33, 70];
@@ -90,11 +90,14 @@ fn silu_mul() {
         gate_up[0] = -1000.0;
         gate_up[2 * width] = 1000.0;
         gate_up.iter_mut().step_by(3).for_each(|x| *x *= 10.0);
-        check(width, 1e-6, "silu_mul", &|cpu, rows| {
-            let mut out = vec![f32::NAN; rows.len() * width];
-            cpu.silu_mul(&gate_up[rows.start * 2 * width..rows.end * 2 * width], width, &mut out);
-            out
-        });
+        for activation in [Activation::Silu, Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 }] {
+            check(width, 1e-6, "silu_mul", &|cpu, rows| {
+                let mut out = vec![f32::NAN; rows.len() * width];
+                let rows = &gate_up[rows.start * 2 * width..rows.end * 2 * width];
+                cpu.activate(rows, width, activation, &mut out);
+                out
+            });
+        }
     }
 }
 

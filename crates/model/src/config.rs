@@ -9,13 +9,14 @@ use crate::moe::MoeConfig;
 use crate::weights::weight_list;
 
 /// The architectures this crate can describe, by the names `config.json` uses.
-pub const SUPPORTED_ARCHITECTURES: [&str; 6] = [
+pub const SUPPORTED_ARCHITECTURES: [&str; 7] = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "MixtralForCausalLM",
     "Qwen3MoeForCausalLM",
+    "GptOssForCausalLM",
 ];
 
 /// The floating-point types weights and caches are stored in.
@@ -98,6 +99,21 @@ pub enum RopeScaling {
         /// The context length of the first training.
         original_max_position_embeddings: usize,
     },
+    /// YaRN: high frequencies kept, low ones divided, a straight passage between, and all rotations stretched.
+    Yarn {
+        /// The divisor of the low frequencies.
+        factor: f64,
+        /// Turns within the original context above which a frequency is kept.
+        beta_fast: f64,
+        /// Turns below which it is divided.
+        beta_slow: f64,
+        /// The context length of the first training.
+        original_max_position_embeddings: usize,
+        /// Whether the passage begins and ends at whole pairs of elements.
+        truncate: bool,
+        /// What cosines and sines are multiplied by.
+        attention_factor: f64,
+    },
     /// Every frequency divided by a factor of its own, as GGUF files store whatever rule there was.
     Factors {
         /// The divisors, one per pair of elements of a head.
@@ -144,6 +160,9 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Whether each q and k head passes an RMS norm before the rotation (Qwen3).
     pub qk_norm: bool,
+    /// Whether each query head has a sink: a score that takes its part of the softmax and gives no value (GPT-OSS).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub attention_sinks: bool,
     /// Whether the output head is the embedding table.
     pub tie_word_embeddings: bool,
     /// The attention window of each layer: a query sees itself and the `window - 1` positions before it.
@@ -286,6 +305,20 @@ impl ModelConfig {
                 }
                 factors.iter().try_for_each(|factor| in_range("rope_scaling.factors", f64::from(*factor), 0.0, 1e9))
             }
+            RopeScaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                original_max_position_embeddings: original,
+                attention_factor,
+                ..
+            } => {
+                in_range("rope_scaling.factor", factor, 0.0, 1e9)?;
+                in_range("rope_scaling.beta_fast", beta_fast, 0.0, 1e9)?;
+                in_range("rope_scaling.beta_slow", beta_slow, 0.0, 1e9)?;
+                in_range("rope_scaling.attention_factor", attention_factor, 0.0, 1e9)?;
+                original_in_range(original)
+            }
             RopeScaling::Linear { factor } => in_range("rope_scaling.factor", factor, 0.0, 1e9),
             RopeScaling::Llama3 {
                 factor,
@@ -302,16 +335,18 @@ impl ModelConfig {
                         format!("must be above low_freq_factor ({low_freq_factor}), found {high_freq_factor}"),
                     ));
                 }
-                if original == 0 || original > 1 << 30 {
-                    return Err((
-                        "rope_scaling.original_max_position_embeddings",
-                        format!("must be between 1 and {}, found {original}", 1 << 30),
-                    ));
-                }
-                Ok(())
+                original_in_range(original)
             }
         }
     }
+}
+
+fn original_in_range(original: usize) -> Result<(), (&'static str, String)> {
+    if original == 0 || original > 1 << 30 {
+        let problem = format!("must be between 1 and {}, found {original}", 1 << 30);
+        return Err(("rope_scaling.original_max_position_embeddings", problem));
+    }
+    Ok(())
 }
 
 /// NaN fails as well: it is not above anything.

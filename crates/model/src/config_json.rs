@@ -42,7 +42,7 @@ pub(crate) fn parse(text: &str, origin: &Path) -> Result<Parsed, ModelError> {
     };
     let fields = Fields { map, origin, prefix: "" };
     let family = Family::of(&fields)?;
-    refuse_unsupported(&fields)?;
+    refuse_unsupported(&fields, family)?;
 
     let heads = fields.required_size("num_attention_heads")?;
     let hidden_size = fields.required_size("hidden_size")?;
@@ -50,7 +50,7 @@ pub(crate) fn parse(text: &str, origin: &Path) -> Result<Parsed, ModelError> {
     let max_position_embeddings = fields.size("max_position_embeddings")?.unwrap_or(family.max_positions());
     let (rope_theta, rope_scaling) = rope(&fields, family, max_position_embeddings)?;
     let intermediate_size = fields.required_size("intermediate_size")?;
-    let attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
+    let attention_bias = fields.flag("attention_bias")?.unwrap_or(family == Family::GptOss);
     let dtype = dtype(&fields)?;
     let config = ModelConfig {
         architecture: family.architecture().to_string(),
@@ -71,12 +71,13 @@ pub(crate) fn parse(text: &str, origin: &Path) -> Result<Parsed, ModelError> {
         rope_theta,
         rope_scaling,
         qkv_bias: match family {
-            Family::Llama | Family::Qwen3 | Family::Qwen3Moe => attention_bias,
+            Family::Llama | Family::Qwen3 | Family::Qwen3Moe | Family::GptOss => attention_bias,
             Family::Qwen2 => true,
             Family::Mistral | Family::Mixtral => false,
         },
-        o_bias: matches!(family, Family::Llama | Family::Qwen3 | Family::Qwen3Moe) && attention_bias,
+        o_bias: !matches!(family, Family::Qwen2 | Family::Mistral | Family::Mixtral) && attention_bias,
         mlp_bias: family == Family::Llama && fields.flag("mlp_bias")?.unwrap_or(false),
+        attention_sinks: family == Family::GptOss,
         qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
         // The class default of all families.
         tie_word_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
@@ -105,6 +106,7 @@ pub(crate) enum Family {
     Qwen3,
     Mixtral,
     Qwen3Moe,
+    GptOss,
 }
 
 impl Family {
@@ -112,14 +114,21 @@ impl Family {
     fn key_value_heads(self) -> Option<usize> {
         match self {
             Family::Llama => None,
-            Family::Mistral | Family::Mixtral => Some(8),
+            Family::Mistral | Family::Mixtral | Family::GptOss => Some(8),
             Family::Qwen2 | Family::Qwen3 => Some(32),
             Family::Qwen3Moe => Some(4),
         }
     }
 
-    const ALL: [Family; 6] =
-        [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3, Family::Mixtral, Family::Qwen3Moe];
+    const ALL: [Family; 7] = [
+        Family::Llama,
+        Family::Mistral,
+        Family::Qwen2,
+        Family::Qwen3,
+        Family::Mixtral,
+        Family::Qwen3Moe,
+        Family::GptOss,
+    ];
 
     /// By `architectures`; files without it are known by `model_type`.
     fn of(fields: &Fields<'_>) -> Result<Family, ModelError> {
@@ -147,13 +156,13 @@ impl Family {
     }
 
     fn model_type(self) -> &'static str {
-        ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"][self as usize]
+        ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss"][self as usize]
     }
 
     fn max_positions(self) -> usize {
         match self {
             Family::Llama => 2048,
-            Family::Mistral | Family::Mixtral => 131_072,
+            Family::Mistral | Family::Mixtral | Family::GptOss => 131_072,
             Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => 32_768,
         }
     }
@@ -164,9 +173,12 @@ impl Family {
     }
 }
 
-fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ModelError> {
+fn refuse_unsupported(fields: &Fields<'_>, family: Family) -> Result<(), ModelError> {
     if let Some(found) = fields.get("quantization_config") {
         let method = found.get("quant_method").and_then(Value::as_str).unwrap_or("unnamed method");
+        if family == Family::GptOss && method == "mxfp4" {
+            return Ok(()); // read as floats
+        }
         let problem = format!("quantized checkpoints ({}) are not supported; use the original one", excerpt(method));
         return Err(fields.error("quantization_config", problem));
     }
@@ -197,6 +209,7 @@ fn head_dim(fields: &Fields<'_>, family: Family, hidden_size: usize, heads: usiz
     match fields.size("head_dim")? {
         Some(given) => Ok(given),
         None if family == Family::Qwen3 => Ok(128),
+        None if family == Family::GptOss => Ok(64),
         None if heads > 0 && hidden_size.is_multiple_of(heads) => Ok(hidden_size / heads),
         None => {
             let problem = format!(
@@ -209,7 +222,11 @@ fn head_dim(fields: &Fields<'_>, family: Family, hidden_size: usize, heads: usiz
 
 /// Theta and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 fn rope(fields: &Fields<'_>, family: Family, max_positions: usize) -> Result<(f64, RopeScaling), ModelError> {
-    let theta = fields.number("rope_theta")?.unwrap_or(if family == Family::Mixtral { 1e6 } else { 1e4 });
+    let theta = fields.number("rope_theta")?.unwrap_or(match family {
+        Family::Mixtral => 1e6,
+        Family::GptOss => 150_000.0,
+        _ => 1e4,
+    });
     full_rotation(fields)?;
     let parameters = fields.object("rope_parameters")?;
     let Some(rope) = parameters.or(fields.object("rope_scaling")?) else {
@@ -220,7 +237,7 @@ fn rope(fields: &Fields<'_>, family: Family, max_positions: usize) -> Result<(f6
     let kind_field = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
     let scaling = match rope.text(kind_field)? {
         None if parameters.is_none() || rope.map.values().any(Value::is_object) => {
-            return Err(rope.error("rope_type", "is missing; expected default, linear or llama3"));
+            return Err(rope.error("rope_type", "is missing; expected default, linear, llama3 or yarn"));
         }
         None | Some("default") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor: rope.required_number("factor")? },
@@ -230,12 +247,33 @@ fn rope(fields: &Fields<'_>, family: Family, max_positions: usize) -> Result<(f6
             high_freq_factor: rope.required_number("high_freq_factor")?,
             original_max_position_embeddings: rope.size("original_max_position_embeddings")?.unwrap_or(max_positions),
         },
+        Some("yarn") => yarn(&rope, max_positions)?,
         Some(other) => {
-            let problem = format!("`{}` is not supported; supported: default, linear, llama3", excerpt(other));
+            let problem = format!("`{}` is not supported; supported: default, linear, llama3, yarn", excerpt(other));
             return Err(rope.error(kind_field, problem));
         }
     };
     Ok((theta, scaling))
+}
+
+fn yarn(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelError> {
+    let original = rope.size("original_max_position_embeddings")?.unwrap_or(max_positions);
+    let factor = rope.number("factor")?.unwrap_or(max_positions as f64 / original as f64);
+    let stretch = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+    let positive = |field: &str| rope.number(field).map(|number| number.filter(|n| *n != 0.0));
+    let attention_factor = match (rope.number("attention_factor")?, positive("mscale")?, positive("mscale_all_dim")?) {
+        (Some(given), ..) => given,
+        (None, Some(mscale), Some(all)) => stretch(mscale) / stretch(all),
+        _ => stretch(1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        beta_fast: positive("beta_fast")?.unwrap_or(32.0),
+        beta_slow: positive("beta_slow")?.unwrap_or(1.0),
+        original_max_position_embeddings: original,
+        truncate: rope.flag("truncate")?.unwrap_or(true),
+        attention_factor,
+    })
 }
 
 fn full_rotation(fields: &Fields<'_>) -> Result<(), ModelError> {
@@ -252,7 +290,9 @@ fn sliding_window(fields: &Fields<'_>, family: Family, layers: usize) -> Result<
     // All families that have windows but Mixtral default to this many positions.
     const DEFAULT_WINDOW: usize = 4096;
     let window = match fields.map.get("sliding_window") {
-        None => (family != Family::Mixtral).then_some(DEFAULT_WINDOW),
+        None if family == Family::Mixtral => None,
+        None if family == Family::GptOss => Some(128),
+        None => Some(DEFAULT_WINDOW),
         Some(_) => fields.size("sliding_window")?,
     };
     // Before anything is made per layer: the number of layers is not validated yet.
@@ -260,6 +300,14 @@ fn sliding_window(fields: &Fields<'_>, family: Family, layers: usize) -> Result<
     match family {
         Family::Llama => Ok(Vec::new()),
         Family::Mistral | Family::Mixtral => Ok(window.map(|w| vec![Some(w); layers]).unwrap_or_default()),
+        Family::GptOss => {
+            let Some(window) = window else { return Ok(Vec::new()) };
+            let slides = match fields.get("layer_types") {
+                None => (0..layers).map(|layer| layer % 2 == 0).collect(),
+                Some(_) => sliding_layers(fields, layers)?,
+            };
+            Ok(slides.into_iter().map(|slides| slides.then_some(window)).collect())
+        }
         Family::Qwen3Moe => {
             let used = fields.flag("use_sliding_window")?.unwrap_or(false);
             Ok(window.filter(|_| used).map(|w| vec![Some(w); layers]).unwrap_or_default())

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::config_json::{Family, Fields};
 use crate::error::ModelError;
-use crate::moe::MoeConfig;
+use crate::moe::{MoeConfig, SwigluClamp};
 use crate::routing::RoutingMethod;
 
 /// The experts of a model, or `None` for a family without.
@@ -21,21 +21,23 @@ pub(crate) fn experts(
     let chosen = fields.size("num_experts_per_tok")?;
     let config = match family {
         Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => return Ok(None),
-        Family::Mixtral => MoeConfig {
-            num_experts: count.unwrap_or(8),
-            experts_per_token: chosen.unwrap_or(2),
-            intermediate_size,
-            routing: RoutingMethod::TopKSoftmax,
-            dense_layers: Vec::new(),
-            router_skew: None,
-        },
-        Family::Qwen3Moe => MoeConfig {
-            num_experts: count.unwrap_or(128),
-            experts_per_token: chosen.unwrap_or(8),
-            intermediate_size: fields.size("moe_intermediate_size")?.unwrap_or(768),
-            routing: RoutingMethod::SoftmaxTopK { renormalise: fields.flag("norm_topk_prob")?.unwrap_or(false) },
-            dense_layers: qwen_dense_layers(fields, layers)?,
-            router_skew: None,
+        Family::Mixtral => {
+            MoeConfig::plain(count.unwrap_or(8), chosen.unwrap_or(2), intermediate_size, RoutingMethod::TopKSoftmax)
+        }
+        Family::Qwen3Moe => {
+            let routing = RoutingMethod::SoftmaxTopK { renormalise: fields.flag("norm_topk_prob")?.unwrap_or(false) };
+            let width = fields.size("moe_intermediate_size")?.unwrap_or(768);
+            let dense_layers = qwen_dense_layers(fields, layers)?;
+            MoeConfig { dense_layers, ..MoeConfig::plain(count.unwrap_or(128), chosen.unwrap_or(8), width, routing) }
+        }
+        Family::GptOss => MoeConfig {
+            router_bias: true,
+            expert_bias: true,
+            clamp: Some(SwigluClamp {
+                alpha: fields.number("swiglu_alpha")?.unwrap_or(1.702) as f32,
+                limit: fields.number("swiglu_limit")?.unwrap_or(7.0) as f32,
+            }),
+            ..MoeConfig::plain(count.unwrap_or(128), chosen.unwrap_or(4), intermediate_size, RoutingMethod::TopKSoftmax)
         },
     };
     // A model of dense layers alone has none, whatever its class.

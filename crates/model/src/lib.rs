@@ -25,6 +25,7 @@ pub mod safetensors;
 mod safetensors_header;
 mod safetensors_writer;
 mod source;
+mod stacked;
 pub mod tokenizer;
 pub mod weights;
 
@@ -33,7 +34,7 @@ pub use config::{DType, ModelConfig, RopeScaling};
 pub use error::ModelError;
 pub use gguf::Gguf;
 pub use gguf_model::GgufModel;
-pub use moe::MoeConfig;
+pub use moe::{MoeConfig, SwigluClamp};
 pub use perfect_router::{Balance, PerfectRouter, PerfectRouterError};
 pub use presets::{Preset, preset, presets};
 pub use router_skew::RouterSkew;

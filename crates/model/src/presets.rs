@@ -1,7 +1,7 @@
 //! Models by name: true shapes, to be filled with random weights.
 
 use crate::config::{DType, ModelConfig, RopeScaling};
-use crate::moe::MoeConfig;
+use crate::moe::{MoeConfig, SwigluClamp};
 use crate::routing::RoutingMethod;
 use crate::tokenizer::Tokenizer;
 
@@ -24,6 +24,12 @@ enum Family {
     Mixtral {
         experts: usize,
         chosen: usize,
+    },
+    /// The same with biases, sinks, and a window in every other layer.
+    GptOss {
+        experts: usize,
+        chosen: usize,
+        window: usize,
     },
 }
 
@@ -66,7 +72,31 @@ const LLAMA: Shape = Shape {
     eos: &[2],
 };
 
-static PRESETS: [Preset; 9] = [
+/// What GPT-OSS models share.
+const GPT_OSS: Shape = Shape {
+    dtype: DType::Bf16,
+    vocab: 201_088,
+    hidden: 2880,
+    intermediate: 2880,
+    heads: 64,
+    kv_heads: 8,
+    positions: 131_072,
+    theta: 150_000.0,
+    scaling: RopeScaling::Yarn {
+        factor: 32.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_max_position_embeddings: 4096,
+        truncate: false,
+        // 0.1 ln(32) + 1
+        attention_factor: 1.346_573_590_279_972_7,
+    },
+    bos: 199_998,
+    eos: &[200_002],
+    ..LLAMA
+};
+
+static PRESETS: [Preset; 12] = [
     Preset {
         name: "micro",
         summary: "4 small layers for demos and tests: runs in seconds on any CPU",
@@ -95,6 +125,25 @@ static PRESETS: [Preset; 9] = [
             kv_heads: 4,
             head_dim: 32,
             ..LLAMA
+        },
+    },
+    Preset {
+        name: "gpt-oss-tiny",
+        summary: "4 small layers as in GPT-OSS: sinks, a window in every other layer, 2 of 8 experts, clamped SwiGLU",
+        shape: Shape {
+            family: Family::GptOss { experts: 8, chosen: 2, window: 64 },
+            dtype: DType::F32,
+            vocab: 512,
+            hidden: 128,
+            intermediate: 128,
+            layers: 4,
+            heads: 8,
+            kv_heads: 2,
+            head_dim: 32,
+            positions: 4096,
+            bos: 1,
+            eos: &[2],
+            ..GPT_OSS
         },
     },
     Preset {
@@ -191,6 +240,16 @@ static PRESETS: [Preset; 9] = [
         },
     },
     Preset {
+        name: "gpt-oss-20b",
+        summary: "GPT-OSS 20B: 21 B parameters, 3.6 B of them active, weights as floats",
+        shape: Shape { family: Family::GptOss { experts: 32, chosen: 4, window: 128 }, layers: 24, ..GPT_OSS },
+    },
+    Preset {
+        name: "gpt-oss-120b",
+        summary: "GPT-OSS 120B: 117 B parameters, 5.1 B of them active, weights as floats",
+        shape: Shape { family: Family::GptOss { experts: 128, chosen: 4, window: 128 }, layers: 36, ..GPT_OSS },
+    },
+    Preset {
         name: "mixtral-8x7b",
         summary: "Mixtral 8x7B: 47 B parameters, 13 B of them active",
         shape: Shape {
@@ -227,8 +286,11 @@ impl Preset {
             Family::Llama => ("LlamaForCausalLM", "llama"),
             Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
             Family::Mixtral { .. } => ("MixtralForCausalLM", "mixtral"),
+            Family::GptOss { .. } => ("GptOssForCausalLM", "gpt_oss"),
         };
         let qwen3 = s.family == Family::Qwen3;
+        let gpt_oss = matches!(s.family, Family::GptOss { .. });
+        let plain = |experts, chosen| MoeConfig::plain(experts, chosen, s.intermediate, RoutingMethod::TopKSoftmax);
         ModelConfig {
             architecture: architecture.to_string(),
             model_type: model_type.to_string(),
@@ -244,20 +306,23 @@ impl Preset {
             max_position_embeddings: s.positions,
             rope_theta: s.theta,
             rope_scaling: s.scaling.clone(),
-            qkv_bias: false,
-            o_bias: false,
+            qkv_bias: gpt_oss,
+            o_bias: gpt_oss,
             mlp_bias: false,
+            attention_sinks: gpt_oss,
             qk_norm: qwen3,
             tie_word_embeddings: qwen3,
-            sliding_window: Vec::new(),
+            sliding_window: match s.family {
+                Family::GptOss { window, .. } => (0..s.layers).map(|l| (l % 2 == 0).then_some(window)).collect(),
+                _ => Vec::new(),
+            },
             moe: match s.family {
-                Family::Mixtral { experts, chosen } => Some(MoeConfig {
-                    num_experts: experts,
-                    experts_per_token: chosen,
-                    intermediate_size: s.intermediate,
-                    routing: RoutingMethod::TopKSoftmax,
-                    dense_layers: Vec::new(),
-                    router_skew: None,
+                Family::Mixtral { experts, chosen } => Some(plain(experts, chosen)),
+                Family::GptOss { experts, chosen, .. } => Some(MoeConfig {
+                    router_bias: true,
+                    expert_bias: true,
+                    clamp: Some(SwigluClamp { alpha: 1.702, limit: 7.0 }),
+                    ..plain(experts, chosen)
                 }),
                 _ => None,
             },

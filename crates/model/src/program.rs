@@ -92,11 +92,16 @@ pub enum OpKind {
     Attention {
         /// Rows it covers.
         rows: Rows,
+        /// The sink of each query head, where the model has them.
+        sinks: Option<WeightId>,
     },
     /// Unfused attention, step 1: scores of the context rows into memory.
     AttnScores,
     /// Unfused attention, step 2: softmax over each row of scores, in memory.
-    AttnSoftmax,
+    AttnSoftmax {
+        /// The sink of each query head, where the model has them.
+        sinks: Option<WeightId>,
+    },
     /// Unfused attention, step 3: weighted sum of values from the scores in memory.
     AttnValues,
     /// `act = silu(gate) * up`.
@@ -113,10 +118,12 @@ pub enum OpKind {
         x: Buf,
         /// One `[n][k]` weight for each expert.
         weight: WeightId,
+        /// Optional `[n]` bias of each expert.
+        bias: Option<WeightId>,
         /// Output rows.
         out: Buf,
     },
-    /// [`OpKind::SiluMul`] of every pair.
+    /// The activation of every pair: SiLU of gate times up, or what the model has instead.
     ExpertSiluMul,
     /// `proj[token] = sum of weight * out[pair]` over the token's pairs, the best expert first.
     ExpertSum,
@@ -170,25 +177,33 @@ pub fn program(config: &ModelConfig, options: ProgramOptions) -> Vec<Node> {
             push(layer, "qk_norm", OpKind::QkNorm { q: w(LayerWeight::QNorm), k: w(LayerWeight::KNorm) });
         }
         push(layer, "rope_kv_write", OpKind::RopeKvWrite);
+        let sinks = config.attention_sinks.then_some(w(LayerWeight::Sinks));
         if options.context_fmha {
-            push(layer, "attention", OpKind::Attention { rows: Rows::All });
+            push(layer, "attention", OpKind::Attention { rows: Rows::All, sinks });
         } else {
             push(layer, "attn_scores", OpKind::AttnScores);
-            push(layer, "attn_softmax", OpKind::AttnSoftmax);
+            push(layer, "attn_softmax", OpKind::AttnSoftmax { sinks });
             push(layer, "attn_values", OpKind::AttnValues);
-            push(layer, "attention", OpKind::Attention { rows: Rows::Generation });
+            push(layer, "attention", OpKind::Attention { rows: Rows::Generation, sinks });
         }
         let o_bias = config.o_bias.then_some(LayerWeight::OBias);
         push(layer, "o_proj", linear(Buf::Attn, LayerWeight::O, o_bias, Buf::Proj));
         push(layer, "post_norm", OpKind::AddRmsNorm { weight: w(LayerWeight::PostNorm) });
         if let Some(moe) = config.experts(usize::from(index)) {
-            let bias = moe.router_bias().then_some(w(LayerWeight::RouterBias));
-            let expert = |x, weight, out| OpKind::ExpertLinear { x, weight: w(weight), out };
+            let bias = moe.has_router_bias().then_some(w(LayerWeight::RouterBias));
+            let expert = |x, weight, bias: LayerWeight, out| OpKind::ExpertLinear {
+                x,
+                weight: w(weight),
+                bias: moe.expert_bias.then_some(w(bias)),
+                out,
+            };
+            let (up, up_bias) = (LayerWeight::ExpertGateUp, LayerWeight::ExpertGateUpBias);
+            let (down, down_bias) = (LayerWeight::ExpertDown, LayerWeight::ExpertDownBias);
             push(layer, "router", linear(Buf::Normed, LayerWeight::Router, None, Buf::RouterLogits));
             push(layer, "route", OpKind::Route { bias });
-            push(layer, "expert_gate_up", expert(Buf::Normed, LayerWeight::ExpertGateUp, Buf::ExpertGateUp));
+            push(layer, "expert_gate_up", expert(Buf::Normed, up, up_bias, Buf::ExpertGateUp));
             push(layer, "expert_silu_mul", OpKind::ExpertSiluMul);
-            push(layer, "expert_down", expert(Buf::ExpertAct, LayerWeight::ExpertDown, Buf::ExpertOut));
+            push(layer, "expert_down", expert(Buf::ExpertAct, down, down_bias, Buf::ExpertOut));
             push(layer, "expert_sum", OpKind::ExpertSum);
             continue;
         }
@@ -375,7 +390,9 @@ impl Node {
             OpKind::RmsNorm { .. } | OpKind::AddRmsNorm { .. } | OpKind::QkNorm { .. } => "norm",
             OpKind::Linear { .. } => "gemm",
             OpKind::RopeKvWrite => "rope",
-            OpKind::Attention { .. } | OpKind::AttnScores | OpKind::AttnSoftmax | OpKind::AttnValues => "attention",
+            OpKind::Attention { .. } | OpKind::AttnScores | OpKind::AttnSoftmax { .. } | OpKind::AttnValues => {
+                "attention"
+            }
             OpKind::SiluMul | OpKind::ExpertSiluMul => "activation",
             OpKind::Route { .. } | OpKind::ExpertSum => "moe_routing",
             OpKind::ExpertLinear { .. } => "moe_gemm",
@@ -388,12 +405,12 @@ impl Node {
     pub fn rows(&self, step: &StepShape<'_>) -> u64 {
         let context = || step.spans.iter().filter(|s| s.context).map(|s| s.rows).sum();
         match self.kind {
-            OpKind::Attention { rows: Rows::All } => step.tokens,
-            OpKind::Attention { rows: Rows::Context }
+            OpKind::Attention { rows: Rows::All, .. } => step.tokens,
+            OpKind::Attention { rows: Rows::Context, .. }
             | OpKind::AttnScores
-            | OpKind::AttnSoftmax
+            | OpKind::AttnSoftmax { .. }
             | OpKind::AttnValues => context(),
-            OpKind::Attention { rows: Rows::Generation } => step.tokens - context(),
+            OpKind::Attention { rows: Rows::Generation, .. } => step.tokens - context(),
             OpKind::Gather | OpKind::Sample => step.sampled,
             OpKind::Linear { x: Buf::Sampled, .. } => step.sampled,
             _ => step.tokens,
@@ -451,7 +468,7 @@ impl Node {
                 let width = (heads + kv_heads) * dim;
                 cost([m, width, 0], 3 * m * width, m * width * 2 * act + m * (kv_heads * dim * act + 2 * kv_token))
             }
-            OpKind::Attention { rows } => {
+            OpKind::Attention { rows, .. } => {
                 let work = attention(rows);
                 let io = 2 * work.rows * heads * dim * act;
                 cost([work.rows, work.widest, dim], 4 * heads * dim * work.attended, io + 2 * work.read * kv_token)
@@ -464,7 +481,7 @@ impl Node {
                 let bytes = io + work.rectangle * heads * F32;
                 cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
             }
-            OpKind::AttnSoftmax => {
+            OpKind::AttnSoftmax { .. } => {
                 let work = attention(Rows::Context);
                 let bytes = (work.attended + work.rectangle) * heads * F32;
                 cost([work.rows * heads, work.widest, 0], 5 * heads * work.attended, bytes)

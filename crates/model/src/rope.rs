@@ -5,14 +5,18 @@ use crate::config::{ModelConfig, RopeScaling};
 /// Cosines and sines, each `[positions][head_dim / 2]`.
 pub(crate) fn tables(config: &ModelConfig, positions: usize) -> (Vec<f32>, Vec<f32>) {
     let frequencies = inverse_frequencies(config);
+    let stretch = match config.rope_scaling {
+        RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+        _ => 1.0,
+    };
     let mut cos = Vec::with_capacity(positions * frequencies.len());
     let mut sin = Vec::with_capacity(positions * frequencies.len());
     for position in 0..positions {
         for frequency in &frequencies {
             // The angle is an f32 product (that is what models were trained with); its sine and cosine are then exact.
             let angle = f64::from(position as f32 * frequency);
-            cos.push(angle.cos() as f32);
-            sin.push(angle.sin() as f32);
+            cos.push(angle.cos() as f32 * stretch);
+            sin.push(angle.sin() as f32 * stretch);
         }
     }
     (cos, sin)
@@ -24,16 +28,32 @@ fn inverse_frequencies(config: &ModelConfig) -> Vec<f32> {
         .map(|i| {
             let exponent = (2 * i) as f32 / config.head_dim as f32;
             let plain = 1.0 / base.powf(f64::from(exponent)) as f32;
-            scaled(plain, &config.rope_scaling, i)
+            scaled(plain, config, i)
         })
         .collect()
 }
 
-fn scaled(frequency: f32, scaling: &RopeScaling, pair: usize) -> f32 {
-    match *scaling {
+fn scaled(frequency: f32, config: &ModelConfig, pair: usize) -> f32 {
+    match config.rope_scaling {
         RopeScaling::None => frequency,
         RopeScaling::Factors { ref factors } => frequency / factors.get(pair).copied().unwrap_or(1.0),
         RopeScaling::Linear { factor } => frequency / factor as f32,
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position_embeddings, truncate, .. } => {
+            let width = config.head_dim as f64;
+            // The pair of elements that turns so often within the original context.
+            let pair_of = |turns: f64| {
+                let length = original_max_position_embeddings as f64 / (turns * 2.0 * std::f64::consts::PI);
+                width * length.ln() / (2.0 * config.rope_theta.ln())
+            };
+            let (low, high) = (pair_of(beta_fast), pair_of(beta_slow));
+            let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+            let (low, mut high) = (low.max(0.0), high.min(width - 1.0));
+            if low == high {
+                high += 0.001;
+            }
+            let kept = 1.0 - ((pair as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);
+            frequency / factor as f32 * (1.0 - kept) + frequency * kept
+        }
         RopeScaling::Llama3 {
             factor,
             low_freq_factor,

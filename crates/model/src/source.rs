@@ -9,6 +9,7 @@ use crate::error::ModelError;
 use crate::gguf_model::GgufModel;
 use crate::random::RandomTensor;
 use crate::safetensors::TensorView;
+use crate::stacked::StackedPart;
 use crate::weights::{RandomInit, WeightInfo, weight_list};
 
 /// Row access to weights, as f32, from a checkpoint, a GGUF file or seeded random numbers.
@@ -101,7 +102,11 @@ impl WeightSource {
     fn fill_part(&self, info: &WeightInfo, tensor: &str, row: usize, out: &mut [f32]) -> Result<(), ModelError> {
         match (self, &info.init) {
             (WeightSource::Checkpoint(checkpoint), _) => {
-                let view = checkpoint.tensor(tensor).ok_or_else(|| missing(checkpoint, tensor))?;
+                let Some(view) = checkpoint.tensor(tensor) else {
+                    let part = StackedPart::parse(tensor).ok_or_else(|| missing(checkpoint, tensor))?;
+                    let filled = part.fill(checkpoint, row, out);
+                    return filled.map_err(|(name, problem)| tensor_error(checkpoint, &name, problem));
+                };
                 copy_row(view, row, out).map_err(|problem| tensor_error(checkpoint, tensor, problem))
             }
             (WeightSource::Gguf(model), _) => model.fill_part(info, tensor, row, out),
@@ -145,7 +150,14 @@ fn check_tensor(
     name: &str,
     part_rows: usize,
 ) -> Result<(), ModelError> {
-    let view = checkpoint.tensor(name).ok_or_else(|| missing(checkpoint, name))?;
+    let Some(view) = checkpoint.tensor(name) else {
+        let experts = config.moe.as_ref().filter(|_| config.model_type == "gpt_oss").map(|moe| moe.num_experts);
+        let (Some(experts), Some(part)) = (experts, StackedPart::parse(name)) else {
+            return Err(missing(checkpoint, name));
+        };
+        let checked = part.check(checkpoint, config.dtype, experts, part_rows, info.cols);
+        return checked.map_err(|(name, problem)| tensor_error(checkpoint, &name, problem));
+    };
     let expected = if info.vector { vec![part_rows] } else { vec![part_rows, info.cols] };
     if view.shape != expected {
         return Err(tensor_error(

@@ -32,6 +32,8 @@ pub enum LayerWeight {
     QNorm,
     /// The norm of each key head.
     KNorm,
+    /// The sink of each query head.
+    Sinks,
     /// The output projection of attention.
     O,
     /// Its bias.
@@ -52,8 +54,12 @@ pub enum LayerWeight {
     RouterBias,
     /// Gate and up projections of all experts.
     ExpertGateUp,
+    /// Their biases, expert by expert.
+    ExpertGateUpBias,
     /// Down projections of all experts.
     ExpertDown,
+    /// Their biases, expert by expert.
+    ExpertDownBias,
 }
 
 impl LayerWeight {
@@ -65,6 +71,7 @@ impl LayerWeight {
             LayerWeight::QkvBias => "qkv.bias",
             LayerWeight::QNorm => "q_norm.weight",
             LayerWeight::KNorm => "k_norm.weight",
+            LayerWeight::Sinks => "sinks",
             LayerWeight::O => "o.weight",
             LayerWeight::OBias => "o.bias",
             LayerWeight::PostNorm => "post_norm.weight",
@@ -76,6 +83,8 @@ impl LayerWeight {
             LayerWeight::RouterBias => "router.bias",
             LayerWeight::ExpertGateUp => "experts.gate_up.weight",
             LayerWeight::ExpertDown => "experts.down.weight",
+            LayerWeight::ExpertGateUpBias => "experts.gate_up.bias",
+            LayerWeight::ExpertDownBias => "experts.down.bias",
         }
     }
 }
@@ -206,6 +215,12 @@ impl List<'_> {
             self.norm(id(LayerWeight::QNorm), tensor("self_attn.q_norm", "weight"), c.head_dim);
             self.norm(id(LayerWeight::KNorm), tensor("self_attn.k_norm", "weight"), c.head_dim);
         }
+        if c.attention_sinks {
+            self.bias(
+                id(LayerWeight::Sinks),
+                vec![(format!("model.layers.{layer}.self_attn.sinks"), c.num_attention_heads)],
+            );
+        }
         self.matrix(id(LayerWeight::O), parts(&o, "weight"), q, residual_std);
         if c.o_bias {
             self.bias(id(LayerWeight::OBias), parts(&o, "bias"));
@@ -213,30 +228,30 @@ impl List<'_> {
         self.norm(id(LayerWeight::PostNorm), tensor("post_attention_layernorm", "weight"), hidden);
         if let Some(moe) = c.experts(layer) {
             let names = ExpertNames::of(c);
-            let module = names.module;
-            self.matrix(
-                id(LayerWeight::Router),
-                parts(&[(&format!("{module}.gate"), moe.num_experts)], "weight"),
-                hidden,
-                STD,
-            );
-            if moe.router_bias() {
-                self.bias(id(LayerWeight::RouterBias), parts(&[(&format!("{module}.gate"), moe.num_experts)], "bias"));
+            let router = [(format!("{}.{}", names.module, names.router), moe.num_experts)];
+            let router = |kind: &str| router.iter().map(|(module, rows)| (tensor(module, kind), *rows)).collect();
+            self.matrix(id(LayerWeight::Router), router("weight"), hidden, STD);
+            if moe.has_router_bias() {
+                self.bias(id(LayerWeight::RouterBias), router("bias"));
                 if let (Some(skew), Some(bias)) = (&moe.router_skew, self.infos.last_mut()) {
                     let (values, shuffled) = skew.of_layer(layer);
                     bias.init = RandomInit::Values { values: values.to_vec(), shuffled };
                 }
             }
-            let expert = |projections: &[(&str, usize)]| -> Vec<(String, usize)> {
+            let expert = |projections: &[(&str, usize)], kind: &str| -> Vec<(String, usize)> {
                 (0..moe.num_experts)
                     .flat_map(|e| projections.iter().map(move |(name, rows)| (e, *name, *rows)))
-                    .map(|(e, name, rows)| (tensor(&format!("{module}.experts.{e}.{name}"), "weight"), rows))
+                    .map(|(e, name, rows)| (tensor(&format!("{}.experts.{e}.{name}", names.module), kind), rows))
                     .collect()
             };
-            let gate_up = expert(&[(names.gate, moe.intermediate_size), (names.up, moe.intermediate_size)]);
-            self.experts(id(LayerWeight::ExpertGateUp), moe.num_experts, gate_up, hidden, STD);
-            let down = expert(&[(names.down, hidden)]);
-            self.experts(id(LayerWeight::ExpertDown), moe.num_experts, down, moe.intermediate_size, residual_std);
+            let (count, width) = (moe.num_experts, moe.intermediate_size);
+            let (gate_up, down) = ([(names.gate, width), (names.up, width)], [(names.down, hidden)]);
+            self.experts(id(LayerWeight::ExpertGateUp), count, expert(&gate_up, "weight"), hidden, STD);
+            self.experts(id(LayerWeight::ExpertDown), count, expert(&down, "weight"), width, residual_std);
+            if moe.expert_bias {
+                self.bias(id(LayerWeight::ExpertGateUpBias), expert(&gate_up, "bias"));
+                self.bias(id(LayerWeight::ExpertDownBias), expert(&down, "bias"));
+            }
             return;
         }
         self.matrix(id(LayerWeight::GateUp), parts(&gate_up, "weight"), hidden, STD);
@@ -289,6 +304,7 @@ impl List<'_> {
 /// What the parts of experts are called in a family's checkpoints.
 struct ExpertNames {
     module: &'static str,
+    router: &'static str,
     gate: &'static str,
     up: &'static str,
     down: &'static str,
@@ -297,8 +313,14 @@ struct ExpertNames {
 impl ExpertNames {
     fn of(config: &ModelConfig) -> ExpertNames {
         match config.model_type.as_str() {
-            "mixtral" => ExpertNames { module: "block_sparse_moe", gate: "w1", up: "w3", down: "w2" },
-            _ => ExpertNames { module: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj" },
+            "mixtral" => ExpertNames { module: "block_sparse_moe", router: "gate", gate: "w1", up: "w3", down: "w2" },
+            other => ExpertNames {
+                module: "mlp",
+                router: if other == "gpt_oss" { "router" } else { "gate" },
+                gate: "gate_proj",
+                up: "up_proj",
+                down: "down_proj",
+            },
         }
     }
 }

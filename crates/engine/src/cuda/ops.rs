@@ -148,7 +148,7 @@ impl CudaBackend {
             OpKind::RopeKvWrite => {
                 let next = nodes.get(index + 1).map(|node| node.kind);
                 let alone = packed.prefill == 0 && packed.one_span_each;
-                let fused = next == Some(OpKind::Attention { rows: Rows::All }) && alone;
+                let fused = matches!(next, Some(OpKind::Attention { rows: Rows::All, .. })) && alone;
                 if fused && self.attention.fuses_rope() {
                     gpu.set_tag(index as u32 + 1);
                     self.decode_attention(packed, kv, window, true)?;
@@ -194,7 +194,7 @@ impl CudaBackend {
                     self.decode_attention(packed, kv, window, false)?;
                 }
             }
-            OpKind::AttnScores | OpKind::AttnSoftmax | OpKind::AttnValues => {
+            OpKind::AttnScores | OpKind::AttnSoftmax { .. } | OpKind::AttnValues => {
                 let (Some(unfused), Some(scores)) = (&self.unfused, &b.scores) else { return Ok(1) };
                 if packed.unfused == 0 {
                     return Ok(1);
@@ -214,7 +214,7 @@ impl CudaBackend {
                 };
                 match node.kind {
                     OpKind::AttnScores => unfused.scores(gpu, &args)?,
-                    OpKind::AttnSoftmax => unfused.softmax(gpu, &args)?,
+                    OpKind::AttnSoftmax { .. } => unfused.softmax(gpu, &args)?,
                     _ => unfused.values(gpu, &args)?,
                 }
             }

@@ -16,7 +16,7 @@ use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
 
 /// The tiny Hugging Face models made by `make_fixtures.py`, and the type of their weights.
-pub const CASES: [(&str, DType); 14] = [
+pub const CASES: [(&str, DType); 16] = [
     ("llama", DType::F32),
     ("llama3-rope-tied", DType::Bf16),
     ("llama-bias", DType::F16),
@@ -31,6 +31,8 @@ pub const CASES: [(&str, DType); 14] = [
     ("mixtral-bf16", DType::Bf16),
     ("qwen3-moe", DType::Bf16),
     ("qwen3-moe-renorm", DType::F32),
+    ("gpt-oss", DType::F32),
+    ("gpt-oss-mxfp4", DType::Bf16),
 ];
 
 /// The directory of one of them.

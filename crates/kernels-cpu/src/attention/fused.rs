@@ -35,6 +35,7 @@ impl Kernel for FusedBlock<'_, '_> {
             let score = |position| self.cache.score(job, block, &job.qkv[q..q + d], position) * scale;
             let max = seen.clone().map(score).fold(f32::NEG_INFINITY, f32::max);
             let sum: f32 = seen.clone().map(|position| (score(position) - max).exp()).sum();
+            let sum = sum + job.sink(block, row, max);
             // SAFETY: within the output, and no other block writes this row and head.
             let out = unsafe { std::slice::from_raw_parts_mut(self.out.add(job.out_offset(block, row)), d) };
             out.fill(0.0);
@@ -239,7 +240,8 @@ pub(super) unsafe fn write_rows<S: Simd>(job: &Job<'_>, block: &Block<'_>, total
         // SAFETY: rows were checked against the output's length.
         unsafe {
             let (o, out) = (total.o.as_ptr().add(row * row_len), out.add(job.out_offset(block, row)));
-            let sum = S::splat(total.sum[row]);
+            // Scores are in units of ln 2.
+            let sum = S::splat(total.sum[row] + job.sink(block, row, total.max[row] * std::f32::consts::LN_2));
             for i in (0..d).step_by(S::LANES) {
                 S::store_partial(out.add(i), S::div(S::load(o.add(i)), sum), S::LANES.min(d - i));
             }
@@ -247,10 +249,10 @@ pub(super) unsafe fn write_rows<S: Simd>(job: &Job<'_>, block: &Block<'_>, total
     }
 }
 
-/// The oracle's softmax.
-pub(super) fn softmax(p: &mut [f32]) {
+/// The oracle's softmax; `sink` adds to the sum what it is against the largest score.
+pub(super) fn softmax(p: &mut [f32], sink: impl Fn(f32) -> f32) {
     let max = p.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
+    let mut sum = sink(max);
     for p in p.iter_mut() {
         *p = (*p - max).exp();
         sum += *p;

@@ -40,6 +40,8 @@ pub(crate) struct Job<'a> {
     batch: &'a AttnBatch<'a>,
     /// How many positions a query sees, itself included.
     window: usize,
+    /// A score for each query head that takes its part of the softmax and has no value.
+    sinks: Option<&'a [f32]>,
 }
 
 /// The keys and values, shared by the workers.
@@ -64,7 +66,20 @@ impl<'a> Job<'a> {
         let group = shape.group();
         let window = window.unwrap_or(usize::MAX);
         assert!(window > 0, "an attention window holds at least the query itself");
-        Job { qkv, shape, group, batch, window }
+        Job { qkv, shape, group, batch, window, sinks: None }
+    }
+
+    /// # Panics
+    /// When there is not one sink for each query head.
+    fn with_sinks(self, sinks: Option<&'a [f32]>) -> Job<'a> {
+        assert!(sinks.is_none_or(|sinks| sinks.len() == self.shape.heads), "sinks of {} heads", self.shape.heads);
+        Job { sinks, ..self }
+    }
+
+    /// What the sink of a row adds to the sum of exponentials against `max`.
+    #[inline(always)]
+    fn sink(&self, block: &Block<'_>, row: usize, max: f32) -> f32 {
+        self.sinks.map_or(0.0, |sinks| (sinks[self.head(block, row)] - max).exp())
     }
 
     /// Rows of the largest block.

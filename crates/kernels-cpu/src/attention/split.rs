@@ -31,8 +31,26 @@ impl Cpu {
         window: Option<usize>,
         out: &mut [f32],
     ) {
+        self.attention_with_sinks(qkv, shape, batch, kv, window, None, out);
+    }
+
+    /// [`Cpu::attention`] where each query head may have a sink: a score that takes its part of the softmax and gives no
+    /// value.
+    ///
+    /// # Panics
+    /// When a length does not fit, or a block table is too short.
+    pub fn attention_with_sinks(
+        &mut self,
+        qkv: &[f32],
+        shape: QkvShape,
+        batch: &AttnBatch<'_>,
+        kv: &KvLayer<'_>,
+        window: Option<usize>,
+        sinks: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
         kv.check(shape, batch);
-        let job = Job::new(qkv, shape, batch, window);
+        let job = Job::new(qkv, shape, batch, window).with_sinks(sinks);
         job.check_rows(qkv.len() / shape.row());
         job.check_rows(out.len() / shape.q_row());
         let (tier, cache, out) = (self.tier, Cache::of(kv), SharedMut::new(out));

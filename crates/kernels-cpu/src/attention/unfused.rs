@@ -52,21 +52,38 @@ impl Cpu {
         score_offsets: &[usize],
         scores: &mut [f32],
     ) {
-        let job = Job::new(&[], shape, batch, window);
+        self.attn_softmax_with_sinks(shape, batch, window, None, score_offsets, scores);
+    }
+
+    /// [`Cpu::attn_softmax`] with sinks, as in [`Cpu::attention_with_sinks`].
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn attn_softmax_with_sinks(
+        &mut self,
+        shape: QkvShape,
+        batch: &AttnBatch<'_>,
+        window: Option<usize>,
+        sinks: Option<&[f32]>,
+        score_offsets: &[usize],
+        scores: &mut [f32],
+    ) {
+        let job = Job::new(&[], shape, batch, window).with_sinks(sinks);
         job.check_rows(usize::MAX);
         job.check_scores(score_offsets, scores.len());
         let (tier, all) = (self.tier, SharedMut::new(scores));
         self.for_blocks(&job, &|block, _scratch| {
-            for row in 0..block.rows(job.group) {
-                let token = block.tokens.start + row / job.group;
-                let start = score_offsets[block.seq_index] + block.score_row(job.head(&block, row), token);
+            for index in 0..block.rows(job.group) {
+                let token = block.tokens.start + index / job.group;
+                let start = score_offsets[block.seq_index] + block.score_row(job.head(&block, index), token);
+                let sink = |max: f32| job.sink(&block, index, max);
                 // SAFETY: rows are disjoint.
                 let row = unsafe { all.slice(start, block.seq.kv_len as usize) };
                 let seen = job.visible(block.position(token));
                 row[..seen.start].fill(0.0);
                 row[seen.end..].fill(0.0);
                 // SAFETY: the visible part lies within the row.
-                unsafe { dispatch(tier, SoftmaxRow { row, seen }) };
+                unsafe { dispatch(tier, SoftmaxRow { row, seen, sink }) };
             }
         });
     }
@@ -177,15 +194,17 @@ fn scale_columns(p: &mut [f32], scales: &[f32; TILE]) {
     }
 }
 
-struct SoftmaxRow<'a> {
+struct SoftmaxRow<'a, F> {
     row: &'a mut [f32],
     /// The part that the query sees.
     seen: std::ops::Range<usize>,
+    /// What the sink adds to the sum of exponentials against the largest score.
+    sink: F,
 }
 
-impl Kernel for SoftmaxRow<'_> {
+impl<F: Fn(f32) -> f32> Kernel for SoftmaxRow<'_, F> {
     fn scalar(self) {
-        softmax(&mut self.row[self.seen]);
+        softmax(&mut self.row[self.seen], self.sink);
     }
 
     /// Vectors start at multiples of the lane count from the row's start, so that a position is always summed up in the
@@ -204,7 +223,8 @@ impl Kernel for SoftmaxRow<'_> {
                 let score = S::keep(S::load_partial(row.add(i), n), lo as isize - i as isize, n as isize, hidden);
                 max = S::max(score, max);
             }
-            let max = S::splat(S::max_lane(max));
+            let largest = S::max_lane(max);
+            let max = S::splat(largest);
             let mut sum = S::zero();
             for i in (start..hi).step_by(S::LANES) {
                 let n = S::LANES.min(hi - i);
@@ -213,7 +233,7 @@ impl Kernel for SoftmaxRow<'_> {
                 S::store_partial(row.add(i), e, n);
                 sum = S::add(sum, e);
             }
-            let sum = S::splat(S::sum(sum));
+            let sum = S::splat(S::sum(sum) + (self.sink)(largest));
             for i in (start..hi).step_by(S::LANES) {
                 let n = S::LANES.min(hi - i);
                 S::store_partial(row.add(i), S::div(S::load_partial(row.add(i), n), sum), n);

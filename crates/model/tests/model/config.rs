@@ -1,7 +1,9 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use strobe_model::{DType, ModelConfig, ModelError, RopeScaling, RoutingMethod, WeightId, presets, weight_list};
+use strobe_model::{
+    DType, ModelConfig, ModelError, RopeScaling, RoutingMethod, SwigluClamp, WeightId, presets, weight_list,
+};
 
 use crate::support::{CASES, MOE_CASES, copy_of, fixture, says};
 
@@ -47,6 +49,14 @@ fn experts_are_read_and_refused_by_name() {
         .map(|w| w.elements())
         .sum();
     assert_eq!(qwen.active_parameters_per_token(), dense + all / 5 * 3);
+
+    let gpt = read("gpt-oss");
+    let moe = gpt.moe.as_ref().unwrap();
+    assert_eq!((moe.num_experts, moe.experts_per_token, moe.router_bias, moe.expert_bias), (5, 2, true, true));
+    assert_eq!(moe.clamp, Some(SwigluClamp { alpha: 1.702, limit: 0.7 }));
+    assert_eq!(gpt.sliding_window, [Some(14), None, Some(14)]);
+    assert!(gpt.attention_sinks && gpt.qkv_bias && gpt.o_bias);
+    assert!(matches!(gpt.rope_scaling, RopeScaling::Yarn { factor: 4.0, truncate: false, .. }));
 
     let text = std::fs::read_to_string(fixture("qwen3-moe").join("config.json")).unwrap();
     let with = |from: &str, to: &str| from_text(&text.replace(from, to));
@@ -196,7 +206,7 @@ fn what_cannot_be_run_is_refused_by_name() {
     says(with(json!({"architectures": ["GPT2LMHeadModel"]})), &pieces);
     says(with(json!({"architectures": null, "model_type": "mamba"})), &["none given", "LlamaForCausalLM"]);
     says(with(json!({"architectures": "LlamaForCausalLM"})), &["`architectures`", "a list"]);
-    for kind in ["yarn", "dynamic", "longrope"] {
+    for kind in ["dynamic", "longrope"] {
         says(
             with(json!({"rope_scaling": {"rope_type": kind, "factor": 4.0}})),
             &["`rope_scaling.rope_type`", kind, "supported: default, linear, llama3"],

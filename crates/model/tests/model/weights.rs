@@ -76,6 +76,33 @@ fn every_fixture_has_what_its_config_asks_for_and_uses_all_of_it() {
 }
 
 #[test]
+fn experts_in_blocks_are_checked_and_read() {
+    let dir = copy_of("gpt-oss-mxfp4", "mxfp4");
+    let open = || (ModelConfig::from_dir(&dir).unwrap(), WeightSource::Checkpoint(Checkpoint::open(&dir).unwrap()));
+    let (config, source) = open();
+    source.check(&config).unwrap();
+    for info in weight_list(&config).iter().filter(|info| info.experts > 1) {
+        let mut row = vec![f32::NAN; info.cols];
+        source.fill_row_f32(info, info.experts * info.rows - 1, &mut row).unwrap();
+        assert!(row.iter().any(|v| *v != 0.0) && row.iter().all(|v| v.is_finite()), "{}", info.id);
+        says(source.fill_row_f32(info, info.experts * info.rows, &mut row), &["row"]);
+    }
+    let edit = |from: &str, to: &str| {
+        let path = dir.join("config.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&path, text.replace(from, to)).unwrap();
+    };
+    edit("\"num_local_experts\": 5", "\"num_local_experts\": 6");
+    let (config, source) = open();
+    says(source.check(&config), &["mlp.router.weight", "[5, 32]", "[6, 32]"]);
+    edit("\"num_local_experts\": 6", "\"num_local_experts\": 5");
+    edit("\"intermediate_size\": 32", "\"intermediate_size\": 64");
+    let (config, source) = open();
+    says(source.check(&config), &["experts.gate_up_proj_blocks", "[5, 128, 1, 16]"]);
+}
+
+#[test]
 fn fused_rows_are_the_rows_of_their_parts() {
     let config = ModelConfig::from_dir(&fixture("llama-bias")).unwrap();
     let stored = Checkpoint::open(&fixture("llama-bias")).unwrap();
