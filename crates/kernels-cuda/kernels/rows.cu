@@ -1,7 +1,8 @@
 // Ops that work on rows: embedding, norms, rotation with the write of keys and values, activation, quantization.
 //
 // Rows of a multiple of eight elements go eight at a time, one block per row, the row kept in registers: one group of
-// eight per thread in the plain kernels, up to four in the `wide` ones. The `any` kernels take every other width.
+// eight per thread in the plain kernels, up to four in the `wide` ones. The `any` kernels take every other width. Norms of
+// many rows have one or two warps for each: fewer blocks, more loads on their way, and no block waits for itself.
 
 // ---- eight elements ---------------------------------------------------------------------------------------------
 template <typename T> DEVICE void load8(const T *from, float (&x)[8]) {
@@ -92,8 +93,79 @@ DEVICE void store_row(float (&x)[GROUPS][8], OUT *out, float *scales, u32 row, u
 }
 
 // ---- norms ------------------------------------------------------------------------------------------------------
+// A team of one or two warps for each row, up to eight groups of eight in every thread.
+template <typename T, typename OUT, bool ADD, int TEAM>
+DEVICE void norm_in_teams(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32 rows,
+                          u32 width) {
+    __shared__ float scratch[2][8];
+    const u32 warp = threadIdx.x / WARP, thread = threadIdx.x % (WARP * TEAM);
+    const u32 row = blockIdx.x * (blockDim.x / (WARP * TEAM)) + warp / TEAM;
+    auto column_of = [&](int group) { return (group * WARP * TEAM + thread) * 8; };
+    auto of_team = [&](float own, float *shared) {
+        if (TEAM > 1) {
+            if (threadIdx.x % WARP == 0) shared[warp] = own;
+            __syncthreads();
+        }
+        return TEAM > 1 ? shared[warp ^ 1] : 0.0f;
+    };
+    float x[8][8] = {}, w[8][8] = {};
+    // Weights depend on no earlier kernel.
+#pragma unroll
+    for (int g = 0; g < 8; g++)
+        if (column_of(g) < width) load8<float>(weight + column_of(g), w[g]);
+    allow_next();
+    wait_for_previous();
+    const u64 first = (u64)row * width;
+    const u32 end = row < rows ? width : 0;
+#pragma unroll
+    for (int g = 0; g < 8; g++)
+        if (column_of(g) < end) load8<float>(hidden + first + column_of(g), x[g]);
+    if (ADD) {
+#pragma unroll
+        for (int g = 0; g < 8; g++) {
+            if (column_of(g) >= end) continue;
+            float d[8];
+            load8<T>(delta + first + column_of(g), d);
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[g][i] += d[i];
+            store8<float>(hidden + first + column_of(g), x[g]);
+        }
+    }
+    float squares = 0.0f;
+#pragma unroll
+    for (int g = 0; g < 8; g++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) squares += x[g][i] * x[g][i];
+    squares = warp_sum(squares);
+    squares += of_team(squares, scratch[0]);
+    const float scale = 1.0f / sqrtf(squares / (float)width + eps);
+    float largest = 0.0f;
+#pragma unroll
+    for (int g = 0; g < 8; g++) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[g][i] *= scale * w[g][i];
+            largest = fmaxf(largest, fabsf(x[g][i]));
+        }
+    }
+    if (IsFp8<OUT>::value) {
+        largest = warp_max(largest);
+        const float step = fp8_scale(fmaxf(largest, of_team(largest, scratch[1])));
+        if (thread == 0 && row < rows) scales[row] = step;
+        const float inverse = 1.0f / step;
+#pragma unroll
+        for (int g = 0; g < 8; g++)
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[g][i] *= inverse;
+    }
+#pragma unroll
+    for (int g = 0; g < 8; g++)
+        if (column_of(g) < end) store8<OUT>(out + first + column_of(g), x[g]);
+}
+
+// A block for each row, GROUPS groups of eight in every thread.
 template <typename T, typename OUT, bool ADD, int GROUPS>
-DEVICE void norm(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32 width) {
+DEVICE void norm(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32, u32 width) {
     __shared__ float scratch[32];
     u32 row = blockIdx.x;
     float x[GROUPS][8], w[8] = {};
@@ -134,7 +206,7 @@ DEVICE void norm(float *hidden, const T *delta, const float *weight, float eps, 
 }
 
 template <typename T, typename OUT, bool ADD>
-DEVICE void norm_any(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32 width) {
+DEVICE void norm_any(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32, u32 width) {
     __shared__ float scratch[64];
     allow_next();
     wait_for_previous();
@@ -162,31 +234,20 @@ DEVICE void norm_any(float *hidden, const T *delta, const float *weight, float e
         out[first + i] = Cast<OUT>::from(hidden[first + i] * (scale * weight[i]) * inverse);
 }
 
-#define NORMS(SUFFIX, T, NAME, OUT)                                                                                       \
-    KERNEL __launch_bounds__(512) rms_norm##NAME##_##SUFFIX(float *hidden, const float *weight, float eps, OUT *out,      \
-                                                            float *scales, u32 width) {                                   \
-        norm<T, OUT, false, 1>(hidden, 0, weight, eps, out, scales, width);                                               \
-    }                                                                                                                     \
-    KERNEL __launch_bounds__(1024) rms_norm##NAME##_wide_##SUFFIX(float *hidden, const float *weight, float eps, OUT *out, \
-                                                                  float *scales, u32 width) {                             \
-        norm<T, OUT, false, 4>(hidden, 0, weight, eps, out, scales, width);                                               \
-    }                                                                                                                     \
-    KERNEL rms_norm##NAME##_any_##SUFFIX(float *hidden, const float *weight, float eps, OUT *out, float *scales,          \
-                                         u32 width) {                                                                     \
-        norm_any<T, OUT, false>(hidden, 0, weight, eps, out, scales, width);                                              \
-    }                                                                                                                     \
-    KERNEL __launch_bounds__(512) add_rms_norm##NAME##_##SUFFIX(float *hidden, const T *delta, const float *weight,       \
-                                                                float eps, OUT *out, float *scales, u32 width) {          \
-        norm<T, OUT, true, 1>(hidden, delta, weight, eps, out, scales, width);                                            \
-    }                                                                                                                     \
-    KERNEL __launch_bounds__(1024) add_rms_norm##NAME##_wide_##SUFFIX(float *hidden, const T *delta, const float *weight, \
-                                                                      float eps, OUT *out, float *scales, u32 width) {    \
-        norm<T, OUT, true, 4>(hidden, delta, weight, eps, out, scales, width);                                            \
-    }                                                                                                                     \
-    KERNEL add_rms_norm##NAME##_any_##SUFFIX(float *hidden, const T *delta, const float *weight, float eps, OUT *out,     \
-                                             float *scales, u32 width) {                                                  \
-        norm_any<T, OUT, true>(hidden, delta, weight, eps, out, scales, width);                                           \
+#define NORM(NAME, BOUNDS, T, OUT, BODY)                                                                                \
+    KERNEL BOUNDS NAME(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32 rows,\
+                       u32 width) {                                                                                     \
+        BODY(hidden, delta, weight, eps, out, scales, rows, width);                                                     \
     }
+#define NORMS_OF(NAME, SUFFIX, T, OUT, ADD)                                                                             \
+    NORM(NAME##_##SUFFIX, __launch_bounds__(512), T, OUT, (norm<T, OUT, ADD, 1>))                                       \
+    NORM(NAME##_in_warps_##SUFFIX, __launch_bounds__(256), T, OUT, (norm_in_teams<T, OUT, ADD, 1>))                     \
+    NORM(NAME##_in_pairs_##SUFFIX, __launch_bounds__(256), T, OUT, (norm_in_teams<T, OUT, ADD, 2>))                     \
+    NORM(NAME##_wide_##SUFFIX, __launch_bounds__(1024), T, OUT, (norm<T, OUT, ADD, 4>))                                 \
+    NORM(NAME##_any_##SUFFIX, , T, OUT, (norm_any<T, OUT, ADD>))
+#define NORMS(SUFFIX, T, NAME, OUT)                                                                                     \
+    NORMS_OF(rms_norm##NAME, SUFFIX, T, OUT, false)                                                                     \
+    NORMS_OF(add_rms_norm##NAME, SUFFIX, T, OUT, true)
 NORMS(f32, float, , float)
 NORMS(f16, f16, , f16)
 NORMS(bf16, bf16, , bf16)

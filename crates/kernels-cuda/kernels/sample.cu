@@ -4,6 +4,7 @@
 // The most likely are found by histograms of ever finer bins, never by sorting; see `select`.
 
 #define THREADS 1024
+#define ARGMAX_THREADS 256 // fewer: many rows at once keep more loads on their way than few with large blocks
 #define WARPS 32
 #define BINS 2048
 #define BIN_BITS 11
@@ -53,31 +54,42 @@ struct Row {
     }
 };
 
-// Calls f(logit, id) for ids begin..end, spread over the block, a thread's ids in rising order.
-template <typename F> DEVICE void each(const float *logits, u32 begin, u32 end, F f) {
-    u32 count = end - begin, misaligned = (u32)((u64)(logits + begin) & 15) / 4;
+// Calls f(logit, id) for ids begin..end, spread over the block, a thread's ids in rising order; or in falling order, so
+// that what a product wrote last, and a cache still has, comes first.
+template <bool FALLING, typename F> DEVICE void each(const float *logits, u32 begin, u32 end, F f) {
+    u32 count = end - begin, misaligned = (u32)((u64)(logits + begin) & 15) / 4, threads = blockDim.x;
     u32 head = misaligned == 0 ? 0 : 4 - misaligned;
     head = head < count ? head : count;
-    u32 vectors = (count - head) / 4;
-    if (threadIdx.x < head) f(logits[begin + threadIdx.x], begin + threadIdx.x);
+    u32 vectors = (count - head) / 4, done = head + vectors * 4;
+    auto first_few = [&] {
+        if (threadIdx.x < head) f(logits[begin + threadIdx.x], begin + threadIdx.x);
+    };
+    auto last_few = [&] {
+        if (threadIdx.x < count - done) f(logits[begin + done + threadIdx.x], begin + done + threadIdx.x);
+    };
+    if (FALLING) last_few();
+    else first_few();
     const bytes16 *body = (const bytes16 *)(logits + begin + head);
-    for (u32 first = threadIdx.x; first < vectors; first += 4 * THREADS) {
+    for (u32 next = threadIdx.x; next < vectors; next += 4 * threads) {
         bytes16 v[4];
 #pragma unroll
-        for (u32 i = 0; i < 4; i++)
-            if (first + i * THREADS < vectors) v[i] = body[first + i * THREADS];
+        for (u32 i = 0; i < 4; i++) {
+            u32 at = next + i * threads;
+            if (at < vectors) v[i] = body[FALLING ? vectors - 1 - at : at];
+        }
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            if (first + i * THREADS >= vectors) continue;
-            u32 id = begin + head + (first + i * THREADS) * 4;
+            u32 at = next + i * threads;
+            if (at >= vectors) continue;
+            u32 id = begin + head + (FALLING ? vectors - 1 - at : at) * 4;
             f(__uint_as_float(v[i].x), id);
             f(__uint_as_float(v[i].y), id + 1);
             f(__uint_as_float(v[i].z), id + 2);
             f(__uint_as_float(v[i].w), id + 3);
         }
     }
-    u32 done = head + vectors * 4;
-    if (threadIdx.x < count - done) f(logits[begin + done + threadIdx.x], begin + done + threadIdx.x);
+    if (FALLING) first_few();
+    else last_few();
 }
 
 DEVICE bool beats(Best a, Best b) {
@@ -101,8 +113,12 @@ DEVICE Best block_best(Best best, Scratch &s) {
         s.best_ids[threadIdx.x >> 5] = best.id;
     }
     __syncthreads();
-    best.value = s.best_values[threadIdx.x & 31];
-    best.id = s.best_ids[threadIdx.x & 31];
+    u32 other = threadIdx.x & 31;
+    best.id = NOBODY;
+    if (other < blockDim.x / 32) {
+        best.value = s.best_values[other];
+        best.id = s.best_ids[other];
+    }
     return warp_best(best);
 }
 
@@ -124,8 +140,8 @@ DEVICE void take_maximum(const Row &row, const Tokens &out, u64 *partials, u32 *
     begin = begin < row.vocab ? begin : row.vocab;
     end = end < row.vocab ? end : row.vocab;
     Best best = {-infinity(), NOBODY};
-    each(row.logits, begin, end, [&](float x, u32 id) {
-        if ((x > best.value || (best.id == NOBODY && x == best.value)) && row.allows(x, id)) {
+    each<true>(row.logits, begin, end, [&](float x, u32 id) {
+        if ((x > best.value || (x == best.value && id < best.id)) && row.allows(x, id)) {
             best.value = x;
             best.id = id;
         }
@@ -237,7 +253,7 @@ DEVICE Cut select(const Row &row, u32 highest, u32 lowest, Cut limit, MASS mass,
     for (;;) {
         for (u32 i = threadIdx.x; i < BINS; i += THREADS) s.low[i] = s.high[i] = 0;
         __syncthreads();
-        each(row.logits, 0, row.vocab, [&](float x, u32 id) {
+        each<false>(row.logits, 0, row.vocab, [&](float x, u32 id) {
             u32 own = key_of(x);
             bool candidate = by_id ? own == key && id >= top : own <= top;
             u32 bin = (by_id ? id - top : top - own) >> shift;
@@ -342,7 +358,7 @@ DEVICE u32 block_count(u32 x, u32 *scratch) {
 DEVICE u32 draw_token(const Row &row, const Draw &draw, Scratch &s) {
     Best best = {-infinity(), NOBODY};
     u32 lowest = NOBODY, count = 0;
-    each(row.logits, 0, row.vocab, [&](float x, u32 id) {
+    each<false>(row.logits, 0, row.vocab, [&](float x, u32 id) {
         if (!row.allows(x, id)) return;
         if (x > best.value || (best.id == NOBODY && x == best.value)) {
             best.value = x;
@@ -376,7 +392,7 @@ DEVICE u32 draw_token(const Row &row, const Draw &draw, Scratch &s) {
 // ---- kernels ----------------------------------------------------------------------------------------------------
 // grid: splits of a row, rows. `partials` has room for every block, `counters` for every row; the counters are zero
 // between launches.
-KERNEL __launch_bounds__(THREADS) argmax_f32(const float *logits, u32 vocab, u32 *out, u32 *host, u64 *partials, u32 *counters) {
+KERNEL __launch_bounds__(ARGMAX_THREADS) argmax_f32(const float *logits, u32 vocab, u32 *out, u32 *host, u64 *partials, u32 *counters) {
     __shared__ Scratch s;
     allow_next();
     wait_for_previous();

@@ -44,7 +44,7 @@ pub use module::{Function, KernelSource, SOURCES};
 pub use nvml::{GpuLimits, GpuSamples, GpuSeries, GpuSummary, NvmlSampler, SeriesSummary, Throttling};
 pub use nvtx::Nvtx;
 pub use profiler::{NvtxChoice, Profiler, attached_profiler};
-pub use rows::{EmbedArgs, RopeArgs, RowOps};
+pub use rows::{EmbedArgs, NormArgs, RopeArgs, RowOps};
 pub use sample::{Draw, SampleArgs, SampleOps};
 pub use skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning};
 pub use timeline::{Activity, ActivityKind, ApiCall, KernelTimeline, RecorderCost};

@@ -28,6 +28,11 @@ pub(crate) use typed_function;
 /// Elements that a thread takes at a time.
 const GROUP: usize = 8;
 
+const WARP: usize = 32;
+/// Groups that a thread takes where a row has one or two warps.
+const TEAM_GROUPS: usize = 8;
+/// Most warps of a block of such rows.
+const TEAM_WARPS: usize = 8;
 /// Threads of a block that works on elements rather than rows.
 const THREADS: usize = 256;
 /// Threads of a block that copies inputs: few, so that many multiprocessors ask the host.
@@ -108,6 +113,26 @@ macro_rules! row_kernels {
 
 pub(crate) use row_kernels;
 
+/// A norm's kernels.
+struct NormKernels {
+    /// A block for each row.
+    each: RowKernels,
+    /// A warp for each of many rows.
+    in_warps: Function,
+    /// Two warps for each.
+    in_pairs: Function,
+}
+
+macro_rules! norm_kernels {
+    ($gpu:expr, $precision:expr, $name:literal) => {
+        NormKernels {
+            each: row_kernels!($gpu, $precision, $name),
+            in_warps: typed_function!($gpu, $precision, "rows.cu", $name, "_in_warps")?,
+            in_pairs: typed_function!($gpu, $precision, "rows.cu", $name, "_in_pairs")?,
+        }
+    };
+}
+
 /// Tokens to rows of the residual stream.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbedArgs {
@@ -121,6 +146,27 @@ pub struct EmbedArgs {
     pub table: DevicePtr,
     /// Out: f32, `[rows][width]`.
     pub hidden: DevicePtr,
+    /// Rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+}
+
+/// A norm of rows.
+#[derive(Clone, Copy, Debug)]
+pub struct NormArgs {
+    /// The residual stream, f32, `[rows][width]`.
+    pub hidden: DevicePtr,
+    /// Added to it first, in the activations' type.
+    pub delta: Option<DevicePtr>,
+    /// f32, `[width]`.
+    pub weight: DevicePtr,
+    /// Added to the mean of squares.
+    pub eps: f32,
+    /// In the activations' type, or e4m3 codes where there are scales.
+    pub out: DevicePtr,
+    /// Out: f32, one per row: a value is its code times it.
+    pub scales: Option<DevicePtr>,
     /// Rows.
     pub rows: usize,
     /// Elements of a row.
@@ -160,10 +206,10 @@ pub struct RopeArgs {
 pub struct RowOps {
     embed: Function,
     embed_any: Function,
-    rms_norm: RowKernels,
-    add_rms_norm: RowKernels,
-    rms_norm_fp8: RowKernels,
-    add_rms_norm_fp8: RowKernels,
+    rms_norm: NormKernels,
+    add_rms_norm: NormKernels,
+    rms_norm_fp8: NormKernels,
+    add_rms_norm_fp8: NormKernels,
     silu_mul_fp8: RowKernels,
     quantize_rows: RowKernels,
     silu_mul: Function,
@@ -189,10 +235,10 @@ impl RowOps {
         Ok(RowOps {
             embed: typed!("embed"),
             embed_any: typed!("embed_any"),
-            rms_norm: row_kernels!(gpu, precision, "rms_norm"),
-            add_rms_norm: row_kernels!(gpu, precision, "add_rms_norm"),
-            rms_norm_fp8: row_kernels!(gpu, precision, "rms_norm_fp8"),
-            add_rms_norm_fp8: row_kernels!(gpu, precision, "add_rms_norm_fp8"),
+            rms_norm: norm_kernels!(gpu, precision, "rms_norm"),
+            add_rms_norm: norm_kernels!(gpu, precision, "add_rms_norm"),
+            rms_norm_fp8: norm_kernels!(gpu, precision, "rms_norm_fp8"),
+            add_rms_norm_fp8: norm_kernels!(gpu, precision, "add_rms_norm_fp8"),
             silu_mul_fp8: row_kernels!(gpu, precision, "silu_mul_fp8"),
             quantize_rows: row_kernels!(gpu, precision, "quantize_rows"),
             silu_mul: typed!("silu_mul"),
@@ -221,72 +267,29 @@ impl RowOps {
         launch(gpu, function, args.rows, threads as u32, args_list)
     }
 
-    /// `out = hidden / rms(hidden) * weight` for each row; hidden and weight are f32.
-    #[allow(clippy::too_many_arguments)]
-    pub fn rms_norm(
-        &self,
-        gpu: &Gpu,
-        hidden: DevicePtr,
-        weight: DevicePtr,
-        eps: f32,
-        out: DevicePtr,
-        rows: usize,
-        width: usize,
-    ) -> Result<(), CudaError> {
-        let (columns, no_scales) = (width as u32, 0 as DevicePtr);
-        self.rms_norm.launch(gpu, rows, width, kernel_args![hidden, weight, eps, out, no_scales, columns])
-    }
-
-    /// `hidden += delta`, then `out = rms_norm(hidden)`.
-    #[allow(clippy::too_many_arguments)]
-    pub fn add_rms_norm(
-        &self,
-        gpu: &Gpu,
-        hidden: DevicePtr,
-        delta: DevicePtr,
-        weight: DevicePtr,
-        eps: f32,
-        out: DevicePtr,
-        rows: usize,
-        width: usize,
-    ) -> Result<(), CudaError> {
-        let (columns, no_scales) = (width as u32, 0 as DevicePtr);
-        self.add_rms_norm.launch(gpu, rows, width, kernel_args![hidden, delta, weight, eps, out, no_scales, columns])
-    }
-
-    /// [`RowOps::rms_norm`] into e4m3 codes with one scale per row: value = code * scale.
-    #[allow(clippy::too_many_arguments)]
-    pub fn rms_norm_fp8(
-        &self,
-        gpu: &Gpu,
-        hidden: DevicePtr,
-        weight: DevicePtr,
-        eps: f32,
-        codes: DevicePtr,
-        scales: DevicePtr,
-        rows: usize,
-        width: usize,
-    ) -> Result<(), CudaError> {
-        let columns = width as u32;
-        self.rms_norm_fp8.launch(gpu, rows, width, kernel_args![hidden, weight, eps, codes, scales, columns])
-    }
-
-    /// [`RowOps::add_rms_norm`] into e4m3 codes with one scale per row.
-    #[allow(clippy::too_many_arguments)]
-    pub fn add_rms_norm_fp8(
-        &self,
-        gpu: &Gpu,
-        hidden: DevicePtr,
-        delta: DevicePtr,
-        weight: DevicePtr,
-        eps: f32,
-        codes: DevicePtr,
-        scales: DevicePtr,
-        rows: usize,
-        width: usize,
-    ) -> Result<(), CudaError> {
-        let columns = width as u32;
-        self.add_rms_norm_fp8.launch(gpu, rows, width, kernel_args![hidden, delta, weight, eps, codes, scales, columns])
+    /// `out = hidden / rms(hidden) * weight` for each row, after `hidden += delta` where there is a delta.
+    pub fn rms_norm(&self, gpu: &Gpu, args: &NormArgs) -> Result<(), CudaError> {
+        let kernels = match (args.delta, args.scales) {
+            (None, None) => &self.rms_norm,
+            (Some(_), None) => &self.add_rms_norm,
+            (None, Some(_)) => &self.rms_norm_fp8,
+            (Some(_), Some(_)) => &self.add_rms_norm_fp8,
+        };
+        let (delta, scales) = (args.delta.unwrap_or(0), args.scales.unwrap_or(0));
+        let (rows, columns) = (args.rows as u32, args.width as u32);
+        let list = kernel_args![args.hidden, delta, args.weight, args.eps, args.out, scales, rows, columns];
+        let multiprocessors = gpu.info().multiprocessors.max(1) as usize;
+        let warps = args.width.div_ceil(WARP * TEAM_GROUPS * GROUP);
+        let function = match warps {
+            1 => kernels.in_warps,
+            2 => kernels.in_pairs,
+            _ => return kernels.each.launch(gpu, args.rows, args.width, list),
+        };
+        if args.rows < 2 * multiprocessors || !args.width.is_multiple_of(GROUP) {
+            return kernels.each.launch(gpu, args.rows, args.width, list);
+        }
+        let per_block = args.rows.div_ceil(multiprocessors).min(TEAM_WARPS / warps);
+        launch(gpu, function, args.rows.div_ceil(per_block), (WARP * warps * per_block) as u32, list)
     }
 
     /// `rms_norm` of each query head with `q_weight` and of each key head with `k_weight`, in place.

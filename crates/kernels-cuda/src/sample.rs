@@ -50,6 +50,7 @@ const MOST_SPLITS: usize = 16;
 /// Logits below which a further block is not worth it.
 const LOGITS_PER_SPLIT: usize = 4096;
 const THREADS: u32 = 1024;
+const ARGMAX_THREADS: u32 = 256;
 /// Shared memory before the bits of forbidden ids, as in the kernel.
 const SCRATCH_BYTES: usize = 18_432;
 /// Sums of weights are made for no more.
@@ -89,6 +90,7 @@ impl SampleOps {
     ) -> Result<(), CudaError> {
         let Some(shape) = self.shape(gpu, vocab, rows)? else { return Ok(()) };
         let (columns, partials, counters) = (vocab as u32, self.scratch.ptr(), self.counters());
+        let shape = Launch { block: ARGMAX_THREADS, ..shape };
         gpu.launch(self.argmax, shape, kernel_args![logits, columns, out, host, partials, counters])
     }
 

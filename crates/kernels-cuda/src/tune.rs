@@ -13,6 +13,7 @@ use crate::graph::CapturedGraph;
 use crate::linear::{Candidate, Epilogue, GemmPlugin, Linear, LinearArgs, LinearInput, LinearShape, Weights};
 use crate::memory::{DeviceBuffer, DevicePtr};
 use crate::module::SOURCES;
+use crate::rows::NormArgs;
 
 /// Name of the file in an engine directory.
 pub const CHOICES_FILE: &str = "gemm_choices.cuda.json";
@@ -410,19 +411,29 @@ impl Bench {
         let route = linear.route_of(shape, candidate);
         let ops = linear.row_ops();
         let (eps, constants, scales): (f32, DevicePtr, DevicePtr) = (1e-5, self.constants.ptr(), self.x_scales.ptr());
+        let norm = |out, scales| NormArgs {
+            hidden: self.hidden.ptr(),
+            delta: None,
+            weight: constants,
+            eps,
+            out,
+            scales,
+            rows,
+            width: shape.k,
+        };
         let input = if route.folds_norm {
             LinearInput::Norm { hidden: self.hidden.ptr(), weight: constants, eps }
         } else if route.fp8_input {
             let codes = self.codes.ptr();
             if shape.norm {
-                ops.rms_norm_fp8(gpu, self.hidden.ptr(), constants, eps, codes, scales, rows, shape.k)?;
+                ops.rms_norm(gpu, &norm(codes, Some(scales)))?;
             } else {
                 ops.quantize_rows(gpu, self.x.ptr(), codes, scales, rows, shape.k)?;
             }
             LinearInput::Fp8 { codes, scales }
         } else {
             if shape.norm {
-                ops.rms_norm(gpu, self.hidden.ptr(), constants, eps, self.x.ptr(), rows, shape.k)?;
+                ops.rms_norm(gpu, &norm(self.x.ptr(), None))?;
             }
             LinearInput::Plain(self.x.ptr())
         };

@@ -1,7 +1,7 @@
 //! Which kernel runs which op of the forward pass.
 
 use strobe_kernels_cuda::{
-    CudaError, DecodeArgs, DevicePtr, EmbedArgs, Epilogue, LinearArgs, LinearInput, LinearShape, LinearSite,
+    CudaError, DecodeArgs, DevicePtr, EmbedArgs, Epilogue, LinearArgs, LinearInput, LinearShape, LinearSite, NormArgs,
     PrefillArgs, RopeAngles, RopeArgs, UnfusedArgs, Weights,
 };
 use strobe_model::program::{Buf, Node, OpKind, Rows};
@@ -82,20 +82,24 @@ impl CudaBackend {
                     state.norm = Some(w);
                     return Ok(1);
                 }
-                let (x, delta) = (b.hidden.ptr(), b.proj.ptr());
-                match (&b.codes, route.is_some_and(|route| route.fp8_input)) {
-                    (Some((codes, scales)), true) => {
-                        let (codes, scales) = (codes.ptr(), scales.ptr());
+                let (out, scales) = match &b.codes {
+                    Some((codes, scales)) if route.is_some_and(|route| route.fp8_input) => {
                         state.codes = true;
-                        if add {
-                            self.rows.add_rms_norm_fp8(gpu, x, delta, w, eps, codes, scales, m, hidden)?;
-                        } else {
-                            self.rows.rms_norm_fp8(gpu, x, w, eps, codes, scales, m, hidden)?;
-                        }
+                        (codes.ptr(), Some(scales.ptr()))
                     }
-                    _ if add => self.rows.add_rms_norm(gpu, x, delta, w, eps, b.normed.ptr(), m, hidden)?,
-                    _ => self.rows.rms_norm(gpu, x, w, eps, b.normed.ptr(), m, hidden)?,
-                }
+                    _ => (b.normed.ptr(), None),
+                };
+                let args = NormArgs {
+                    hidden: b.hidden.ptr(),
+                    delta: add.then(|| b.proj.ptr()),
+                    weight: w,
+                    eps,
+                    out,
+                    scales,
+                    rows: m,
+                    width: hidden,
+                };
+                self.rows.rms_norm(gpu, &args)?;
             }
             OpKind::Linear { x, weight, bias, out } => {
                 let shape = self.shape_of(node, packed).unwrap_or_else(|| unreachable!("a linear op has a shape"));

@@ -1,7 +1,7 @@
 //! Row ops and what is done to weights.
 
 use strobe_kernels_cpu::{QkvShape, pack_panels, packed_len};
-use strobe_kernels_cuda::{CudaError, EmbedArgs, KvDtype, Precision, RopeArgs, RowOps, WeightOps};
+use strobe_kernels_cuda::{CudaError, EmbedArgs, KvDtype, NormArgs, Precision, RopeArgs, RowOps, WeightOps};
 use strobe_model::random::RandomTensor;
 
 use super::rig;
@@ -35,6 +35,11 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
         // More rows than a grid's y or z could count.
         moves(rig, &ops, precision, 70_000, 16, &mut outcomes)?;
         norms(rig, &ops, precision, 70_000, 16, &mut outcomes)?;
+        // Enough rows for a warp or two each, on any GPU that there is.
+        for width in [8, 264, 2048, 2056, 4096] {
+            let rows = rig.random.between(401, 600);
+            norms(rig, &ops, precision, rows, width, &mut outcomes)?;
+        }
         for (heads, kv_heads, head_dim) in [
             (32, 4, 64),
             (32, 8, 128),
@@ -86,12 +91,17 @@ fn norms(
         let mut values = start.clone();
         let hidden = rig.in_place(&mut values, Precision::F32)?;
         let out = rig.output_of(count, precision)?;
-        if add {
-            let (h, d, w) = (hidden.ptr(), device_delta.ptr(), device_weight.ptr());
-            ops.add_rms_norm(rig.gpu, h, d, w, eps, out.ptr(), rows, width)?;
-        } else {
-            ops.rms_norm(rig.gpu, hidden.ptr(), device_weight.ptr(), eps, out.ptr(), rows, width)?;
-        }
+        let args = NormArgs {
+            hidden: hidden.ptr(),
+            delta: add.then(|| device_delta.ptr()),
+            weight: device_weight.ptr(),
+            eps,
+            out: out.ptr(),
+            scales: None,
+            rows,
+            width,
+        };
+        ops.rms_norm(rig.gpu, &args)?;
         let found = out.read(rig.gpu, precision)?;
         outcomes.push(Outcome::compared((name, dtype), &*case, &found, expected, tolerance(precision)));
         let found = hidden.read(rig.gpu, Precision::F32)?;
@@ -99,13 +109,8 @@ fn norms(
 
         let hidden = rig.in_place(&mut values, Precision::F32)?;
         let (codes, scales) = (rig.output(count, 1)?, rig.output(rows, 4)?);
-        if add {
-            let (h, d, w) = (hidden.ptr(), device_delta.ptr(), device_weight.ptr());
-            ops.add_rms_norm_fp8(rig.gpu, h, d, w, eps, codes.ptr(), scales.ptr(), rows, width)?;
-        } else {
-            let (h, w) = (hidden.ptr(), device_weight.ptr());
-            ops.rms_norm_fp8(rig.gpu, h, w, eps, codes.ptr(), scales.ptr(), rows, width)?;
-        }
+        let args = NormArgs { hidden: hidden.ptr(), out: codes.ptr(), scales: Some(scales.ptr()), ..args };
+        ops.rms_norm(rig.gpu, &args)?;
         let name = if add { "add_rms_norm_fp8" } else { "rms_norm_fp8" };
         let found = hidden.read(rig.gpu, Precision::F32)?;
         outcomes.push(Outcome::exact((name, dtype), format!("{case}, hidden"), &found, expected_hidden));
