@@ -1,8 +1,8 @@
 //! Row ops, sampling, unfused attention and the generation of weights, on the shapes of TinyLlama in bfloat16.
 
 use strobe_kernels_cuda::{
-    CudaError, DeviceBuffer, DevicePtr, Draw, EmbedArgs, Gpu, KvDtype, Precision, RopeArgs, RowOps, SampleArgs,
-    SampleOps, UnfusedArgs, UnfusedAttention, UnfusedConfig, WeightOps, score_elements,
+    CudaError, DeviceBuffer, DevicePtr, Draw, EmbedArgs, Gpu, KvDtype, NormArgs, Precision, RopeArgs, RowOps,
+    SampleArgs, SampleOps, UnfusedArgs, UnfusedAttention, UnfusedConfig, WeightOps, score_elements,
 };
 
 use crate::graph_microseconds;
@@ -84,16 +84,17 @@ fn row_ops(gpu: &Gpu, pool: &Pool) -> Result<(), CudaError> {
                 },
             )
         })?;
-        report("rms_norm", rows, f32_bytes + t_bytes, &|at| {
-            ops.rms_norm(gpu, at, w, 1e-5, at + f32_bytes as u64, rows, HIDDEN)
-        })?;
+        let norm = |hidden, delta, out, scales| {
+            ops.rms_norm(gpu, &NormArgs { hidden, delta, weight: w, eps: 1e-5, out, scales, rows, width: HIDDEN })
+        };
+        report("rms_norm", rows, f32_bytes + t_bytes, &|at| norm(at, None, at + f32_bytes as u64, None))?;
         report("add_rms_norm", rows, 2 * f32_bytes + 2 * t_bytes, &|at| {
             let delta = at + f32_bytes as u64;
-            ops.add_rms_norm(gpu, at, delta, w, 1e-5, delta + t_bytes as u64, rows, HIDDEN)
+            norm(at, Some(delta), delta + t_bytes as u64, None)
         })?;
         report("add_rms_norm_fp8", rows, 2 * f32_bytes + t_bytes + t_bytes / 2, &|at| {
             let delta = at + f32_bytes as u64;
-            ops.add_rms_norm_fp8(gpu, at, delta, w, 1e-5, delta + t_bytes as u64, scales, rows, HIDDEN)
+            norm(at, Some(delta), delta + t_bytes as u64, Some(scales))
         })?;
         let act = rows * INTER * 2;
         report("silu_mul", rows, 3 * act, &|at| ops.silu_mul(gpu, at, at + 2 * act as u64, rows, INTER))?;
