@@ -1,8 +1,8 @@
 //! Fused attention: single rows against the memory's speed, prompts against the tensor cores'.
 
 use strobe_kernels_cuda::{
-    Attention, AttentionConfig, CudaError, DecodeArgs, DeviceBuffer, DevicePtr, Gpu, KvDtype, Precision, PrefillArgs,
-    RopeAngles, RowOps, Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput,
+    Attention, AttentionConfig, CudaError, DecodeArgs, DeviceBuffer, DevicePtr, Gpu, KvDtype, NormArgs, Precision,
+    PrefillArgs, RopeAngles, RowOps, Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput,
 };
 
 use crate::graph_microseconds;
@@ -95,7 +95,19 @@ fn chain(gpu: &Gpu, model: Model, span_count: usize, context: usize) -> Result<(
         if skinny.supports(&args, Precision::Bf16) {
             skinny.run(gpu, &args, Precision::Bf16)
         } else {
-            rows.rms_norm(gpu, hidden.ptr(), norm.ptr(), 1e-5, x.ptr(), span_count, HIDDEN)
+            rows.rms_norm(
+                gpu,
+                &NormArgs {
+                    hidden: hidden.ptr(),
+                    delta: None,
+                    weight: norm.ptr(),
+                    eps: 1e-5,
+                    out: x.ptr(),
+                    scales: None,
+                    rows: span_count,
+                    width: HIDDEN,
+                },
+            )
         }
     };
     let alone = graph_microseconds(gpu, LAYERS, |turn| attend(&attention, turn))?;
