@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::block_pool::PoolCounters;
 use crate::recorder::StepTimes;
 use crate::scheduler::{Decision, Policy, Reason};
-use strobe_model::program::StepWork;
+use strobe_model::program::{SpanShape, StepWork};
 
 /// One real forward step. Plain data, kept without allocating.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,8 +48,38 @@ pub struct IterationRecord {
     pub resident_bytes: Option<u64>,
     /// Work by the definitions of MFU and MBU.
     pub work: StepWork,
+    /// Keys that were looked back on.
+    pub keys: KeysRead,
     /// Where this step's decisions are in the outbox: first and number.
     pub decisions: (u32, u32),
+}
+
+/// Keys that a step reads, by which its duration can be modelled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeysRead {
+    /// Keys in the cache before the prompt tokens of the step, summed over its requests.
+    pub context_cached: u64,
+    /// Keys that prompt tokens attend to, summed over them.
+    pub context_pairs: u64,
+    /// Keys that generating requests attend to.
+    pub generation: u64,
+}
+
+impl KeysRead {
+    /// The keys of a step's requests.
+    pub fn of(spans: &[SpanShape]) -> KeysRead {
+        let mut read = KeysRead::default();
+        for span in spans {
+            if span.context {
+                let cached = span.keys.saturating_sub(span.rows);
+                read.context_cached += cached;
+                read.context_pairs += span.rows * cached + span.rows * (span.rows + 1) / 2;
+            } else {
+                read.generation += span.keys;
+            }
+        }
+        read
+    }
 }
 
 /// What does not change from iteration to iteration.
@@ -162,6 +192,9 @@ impl IterationRecord {
                 "numRecomputedTokens": self.recomputed_tokens,
                 "flops": self.work.flops,
                 "bytes": self.work.bytes,
+                "contextCachedTokens": self.keys.context_cached,
+                "contextKeyPairs": self.keys.context_pairs,
+                "generationKvTokens": self.keys.generation,
                 "profiled": self.profiled,
                 "decisions": decisions.iter().map(decision_json).collect::<Vec<_>>(),
             }),

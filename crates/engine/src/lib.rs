@@ -35,7 +35,7 @@ pub use engine::{
 pub use engine_config::{BuildConfig, EngineConfig, WeightsOrigin};
 pub use engine_dir::{LoadedModel, ModelRef};
 pub use error::EngineError;
-pub use iteration::{IterationLimits, IterationRecord};
+pub use iteration::{IterationLimits, IterationRecord, KeysRead};
 pub use quantization::{KvCacheType, Quantization};
 pub use sampling::SamplingParams;
 pub use scheduler::{Policy, RequestId};

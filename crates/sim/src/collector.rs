@@ -4,6 +4,7 @@ use serde::Serialize;
 use strobe_scheduler::scheduler::Decision;
 use strobe_workload::{Distribution, Metrics, RequestRecord};
 
+use crate::calibrate::Coverage;
 use crate::error::SimError;
 use crate::histogram::Histogram;
 use crate::request::Job;
@@ -234,9 +235,23 @@ pub struct Answer {
     /// Whether the queue stayed bounded as far as this run can tell; absent where it can't.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stable: Option<bool>,
+    /// Where the cost model was used outside of what it was fitted on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outside: Option<Outside>,
     /// How fast the wait of an arriving request grows, in seconds per second, when it is not stable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_growth: Option<f64>,
+}
+
+/// Use of a fitted cost outside of what was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Outside {
+    /// Share of the iterations.
+    pub share: f64,
+    /// The quantity that is furthest outside.
+    pub quantity: &'static str,
+    /// Its largest value over the largest that was measured.
+    pub times: f64,
 }
 
 /// Called with every request record.
@@ -257,6 +272,8 @@ pub struct Collector<'a> {
     pub slos: Vec<Slo>,
     /// Requests whose number is below this are left out of all latencies: the warm-up.
     pub warm_up: u64,
+    /// What a fitted cost was measured on.
+    pub covers: Option<Coverage>,
     /// Takes every record.
     pub request_writer: Option<RequestWriter<'a>>,
     /// Takes every iteration.
@@ -287,6 +304,8 @@ pub struct Collector<'a> {
     kv_peak: u32,
     preemptions: u64,
     reused: u64,
+    num_outside: u64,
+    furthest: Option<(&'static str, f64)>,
     /// Waits of the requests of each quarter: sum and count.
     quarters: [(f64, u64); 4],
 }
@@ -313,6 +332,10 @@ impl Sink for Collector<'_> {
         self.kv_blocks = self.kv_blocks.max(step.kv_total);
         self.kv_time += f64::from(step.kv_used) * duration;
         self.kv_peak = self.kv_peak.max(step.kv_used);
+        if let Some(excess) = self.covers.and_then(|covers| covers.excess(&step.load)) {
+            self.num_outside += 1;
+            self.furthest = self.furthest.filter(|f| f.1 >= excess.1).or(Some(excess));
+        }
         if let Some(write) = &mut self.step_writer {
             write(step, decisions)?;
         }
@@ -475,6 +498,11 @@ impl<'a> Collector<'a> {
             }),
             mean_in_system: per_s(completed as f64) * e2e.map_or(0.0, |s| s.mean / 1e3),
             stable: (open && self.expected >= 200).then_some(growth.is_none()),
+            outside: self.furthest.map(|(quantity, times)| Outside {
+                share: self.num_outside as f64 / steps,
+                quantity,
+                times,
+            }),
             wait_growth: growth,
         }
     }

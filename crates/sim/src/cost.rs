@@ -1,8 +1,11 @@
 //! How long an iteration takes.
 
+use std::sync::Arc;
+
 use strobe_scheduler::scheduler::{Phase, Plan};
 use strobe_workload::Rng;
 
+use crate::calibrate::Fitted;
 use crate::error::SimError;
 use crate::units::parse_duration_ns;
 
@@ -114,6 +117,13 @@ impl Linear {
 pub enum CostModel {
     /// A plain linear form.
     Linear(Linear),
+    /// Fitted to the iterations of an engine, with their noise if that is wanted.
+    Fitted {
+        /// The cost file.
+        fitted: Arc<Fitted>,
+        /// Whether iterations vary as those left out of the fit did.
+        noise: bool,
+    },
     /// Exponential times of this mean whatever the iteration holds: queueing theory's server.
     Exponential {
         /// Mean, in nanoseconds.
@@ -133,6 +143,10 @@ impl CostModel {
     pub fn duration_ns(&self, load: &StepLoad, rng: &mut Rng) -> f64 {
         match self {
             CostModel::Linear(linear) => linear.ns(load),
+            CostModel::Fitted { fitted, noise: false } => fitted.ns(load),
+            CostModel::Fitted { fitted, noise: true } => {
+                fitted.ns(load) * (1.0 + fitted.residual(load) * rng.normal().clamp(-3.0, 3.0)).max(0.1)
+            }
             CostModel::Exponential { mean_ns } => mean_ns * rng.exponential(),
             CostModel::LogNormal { mean_ns, sigma } => mean_ns * (sigma * rng.normal() - sigma * sigma / 2.0).exp(),
         }

@@ -5,11 +5,14 @@
 //! calls; only the duration of an iteration is modelled, by a [`cost::CostModel`]. Times are whole nanoseconds, every
 //! random draw has a seed: the same call gives the same bytes.
 
+pub mod calibrate;
+pub mod capacity;
 pub mod cluster;
 pub mod collector;
 pub mod cost;
 pub mod dynamic;
 pub mod error;
+pub mod fit;
 pub mod histogram;
 pub mod lengths;
 pub mod oracles;

@@ -152,13 +152,21 @@ impl Scenario {
 
     /// Run it. Writers that the collector has get every record.
     pub fn run(&self, mut collector: Collector<'_>) -> Result<Outcome, SimError> {
+        self.run_collecting(&mut collector)
+    }
+
+    /// The same with a collector that can be asked afterwards.
+    pub fn run_collecting(&self, collector: &mut Collector<'_>) -> Result<Outcome, SimError> {
         collector.expected = match &self.load {
             Load::Replay(requests) => self.num_requests.min(requests.len() as u64),
             _ => self.num_requests,
         };
         collector.slos.clone_from(&self.slos);
         collector.warm_up = self.warm_up;
-        let cluster = self.run_into(&mut collector)?;
+        if let CostModel::Fitted { fitted, .. } = &self.cost {
+            collector.covers = Some(fitted.covers);
+        }
+        let cluster = self.run_into(collector)?;
         let options =
             MetricOptions { rule: PercentileRule::Linear, world_size: self.speeds.len().max(1), streaming: true };
         let exact = if collector.keep_records { metrics(&collector.records, &options).ok() } else { None };

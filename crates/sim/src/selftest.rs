@@ -9,6 +9,7 @@ use serde::Serialize;
 use strobe_scheduler::scheduler::{Decision, Policy as EnginePolicy, SchedulerConfig};
 use strobe_workload::Arrival;
 
+use crate::capacity::in_parallel;
 use crate::cluster::{ClusterConfig, Routing, Transfer};
 use crate::cost::{CostModel, Linear};
 use crate::dynamic::DynamicConfig;
@@ -375,32 +376,14 @@ pub fn run(
     progress: &(dyn Fn() + Sync),
 ) -> Result<Report, SimError> {
     let cases = cases();
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let work = || -> Result<Vec<(usize, Vec<Check>)>, SimError> {
-        let mut done = Vec::new();
-        loop {
-            let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            let Some(case) = cases.get(index) else { return Ok(done) };
-            done.push((
-                index,
-                run_case(case, replications, requests, seed.wrapping_mul(1009).wrapping_add(index as u64))?,
-            ));
-            progress();
-        }
-    };
-    let mut found = Vec::new();
-    std::thread::scope(|scope| -> Result<(), SimError> {
-        let handles: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
-        for handle in handles {
-            match handle.join() {
-                Ok(part) => found.extend(part?),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        Ok(())
+    let numbered: Vec<(u64, &Case)> = (0..).zip(&cases).collect();
+    let found = in_parallel(&numbered, threads, |(index, case)| {
+        // A seed of its own: cases with common arrivals would all be lucky or unlucky together.
+        let checks = run_case(case, replications, requests, seed.wrapping_mul(1009).wrapping_add(*index));
+        progress();
+        checks
     })?;
-    found.sort_by_key(|(index, _)| *index);
-    let checks: Vec<Check> = found.into_iter().flat_map(|(_, checks)| checks).collect();
+    let checks: Vec<Check> = found.into_iter().flatten().collect();
     let above = checks.iter().filter(|c| c.z.abs() > 2.0).count();
     let most = most_above_two(checks.len());
     let passed = checks.iter().all(|c| c.passed) && above <= most;

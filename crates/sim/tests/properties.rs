@@ -226,3 +226,50 @@ fn littles_law_holds_and_streamed_percentiles_are_those_of_all_values() {
         }
     }
 }
+
+#[test]
+fn capacity_of_a_known_server_is_found() {
+    // One request at a time of 1 ms: a median wait of ln 2/(1-rate) - .. grows with the rate and stays finite below 1,000/s.
+    let scenario = Scenario {
+        load: Load::Open(Arrival::Poisson { rate: 1.0 }),
+        input: LengthDist::Fixed(1),
+        output: LengthDist::Fixed(1),
+        num_requests: 20_000,
+        policy: Policy::Engine(ReplicaConfig {
+            scheduler: SchedulerConfig {
+                policy: EnginePolicy::GuaranteedNoEvict,
+                max_batch_size: 1,
+                max_num_tokens: 64,
+                max_seq_len: 64,
+                chunked_context: true,
+                chunk_unit: 8,
+                reuse_output: false,
+            },
+            kv_blocks: 8,
+            tokens_per_block: 8,
+            reuse: false,
+            speed: 1.0,
+            skip: true,
+            prefill_only: false,
+        }),
+        cost: CostModel::Exponential { mean_ns: 1e6 },
+        speeds: vec![1.0],
+        cluster: ClusterConfig::default(),
+        slos: vec![strobe_sim::Slo::parse("e2e:p99:23.0259ms").unwrap()],
+        warm_up: 2_000,
+        seed: 1,
+    };
+    let found = strobe_sim::capacity::largest(&scenario, 8, 2).unwrap();
+    let (low, high) = found.interval_req_s;
+    // Theory: ln(100)/(1 - rate) = 23.0259 at 0.8 requests per ms.
+    assert!(low < 800.0 && 800.0 < high && high - low < 60.0, "{found:?}");
+    let fewest = |rate: f64| {
+        let at = strobe_sim::capacity::at_rate(&scenario, rate).unwrap();
+        strobe_sim::capacity::fewest_servers(&at, 8, 2, 2).unwrap()
+    };
+    assert_eq!((fewest(500.0), fewest(1200.0), fewest(100_000.0)), (Some(1), Some(2), None));
+    let mut hard = scenario.clone();
+    hard.slos = vec![strobe_sim::Slo::parse("e2e:p99:1us").unwrap()];
+    assert_eq!(strobe_sim::capacity::unmeetable(&hard).unwrap().unwrap().best_ms.len(), 1);
+    assert!(strobe_sim::capacity::unmeetable(&scenario).unwrap().is_none());
+}

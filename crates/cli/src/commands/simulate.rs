@@ -1,12 +1,17 @@
 //! `strobe simulate`: the engine's own scheduler on a virtual clock.
 
 mod answer;
+mod calibrate;
+mod capacity;
+mod explain;
 mod files;
 mod scenario;
+mod selftest;
+mod sweep;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Subcommand;
 use serde_json::json;
 use strobe_engine::staged_dir::{self, StagedDir};
@@ -30,11 +35,22 @@ pub struct Args {
     #[command(subcommand)]
     verb: Option<Verb>,
     #[command(flatten)]
-    plain: PlainArgs,
+    plain: Option<PlainArgs>,
 }
 
 #[derive(Subcommand)]
-enum Verb {}
+enum Verb {
+    /// Fit iteration times to the iterations that benchmarks logged
+    Calibrate(calibrate::Args),
+    /// The largest rate that meets limits, or the fewest servers for a rate
+    Capacity(Box<capacity::Args>),
+    /// A grid of scenarios, as CSV and plots
+    Sweep(Box<sweep::Args>),
+    /// A request's life: what it waited for, what ran beside it, and what to profile
+    Explain(explain::Args),
+    /// The simulator against queueing theory
+    Selftest(selftest::Args),
+}
 
 #[derive(clap::Args)]
 struct PlainArgs {
@@ -65,8 +81,17 @@ impl std::error::Error for NotSo {}
 
 pub fn run(args: Args) -> Result<()> {
     match args.verb {
-        None => plain(&args.plain),
-        Some(verb) => match verb {},
+        None => match args.plain {
+            Some(args) => plain(&args),
+            None => bail!(
+                "--cost: how long does an iteration take? Give --cost linear:base=2ms,.. or a cost file, and --rate"
+            ),
+        },
+        Some(Verb::Calibrate(args)) => calibrate::run(&args),
+        Some(Verb::Capacity(args)) => capacity::run(&args),
+        Some(Verb::Sweep(args)) => sweep::run(&args),
+        Some(Verb::Explain(args)) => explain::run(&args),
+        Some(Verb::Selftest(args)) => selftest::run(&args),
     }
 }
 
@@ -100,6 +125,11 @@ fn plain(args: &PlainArgs) -> Result<()> {
         Some(growth) if !args.scenario.allow_unstable => Err(NotSo(answer::unstable(&outcome.answer, growth)).into()),
         _ => Ok(()),
     }
+}
+
+/// Threads to simulate on.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Facts that every report begins with.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use strobe_model::program::{StepShape, step_work};
 
 use crate::device::Runner;
-use crate::iteration::IterationRecord;
+use crate::iteration::{IterationRecord, KeysRead};
 use crate::memory;
 use crate::recorder::{Recorder, StepTimes};
 use crate::scheduler::{Entry, Phase, Rejection, RequestId};
@@ -260,6 +260,7 @@ impl Core {
                 &self.config,
                 &StepShape { experts_used: self.backend.experts_used(), ..self.inputs.shape() },
             ),
+            keys: KeysRead::of(&self.inputs.spans),
             decisions: (0, 0),
         };
         self.pass = times;

@@ -122,6 +122,17 @@ fn facts(built: &Built, outcome: &Outcome) -> Vec<(&'static str, String)> {
             ),
         ));
     }
+    if let Some(outside) = &answer.outside {
+        facts.push((
+            "warning",
+            format!(
+                "{:.1} % of the iterations leave what the cost was measured on; {} by a factor of {:.2}",
+                outside.share * 100.0,
+                outside.quantity,
+                outside.times
+            ),
+        ));
+    }
     facts.push(("percentiles", answer.percentiles.to_string()));
     facts
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::json;
 use strobe_engine::recorder::StepTimes;
-use strobe_engine::{IterationLimits, IterationRecord};
+use strobe_engine::{IterationLimits, IterationRecord, KeysRead};
 use strobe_sim::collector::{RequestWriter, StepWriter};
 use strobe_sim::{Outcome, Policy, StepRecord};
 use strobe_trace::{Device, Iteration, Meta, OpKind, OpRow, Process, RangeKind, RangeRow, Thread, Trace, nsys};
@@ -71,7 +71,6 @@ impl<'a> Writers<'a> {
                 strobe.shift_remove("flops");
                 strobe.shift_remove("bytes");
                 strobe.insert("replica".into(), json!(step.server));
-                strobe.insert("kvTokens".into(), json!(step.load.kv_tokens()));
             }
             let mut file = self.iterations.borrow_mut();
             serde_json::to_writer(&mut *file, &line)?;
@@ -236,6 +235,11 @@ fn iteration_record(step: &StepRecord) -> IterationRecord {
         kv_used: step.kv_used,
         kv_free: step.kv_total - step.kv_used.min(step.kv_total),
         pool: step.pool,
+        keys: KeysRead {
+            context_cached: step.load.context_kv,
+            context_pairs: step.load.context_pairs,
+            generation: step.load.decode_kv,
+        },
         ..IterationRecord::default()
     }
 }

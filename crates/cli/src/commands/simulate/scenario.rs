@@ -1,12 +1,13 @@
 //! From options to a scenario.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use strobe_engine::Policy as EnginePolicy;
 use strobe_scheduler::scheduler::SchedulerConfig;
+use strobe_sim::calibrate::{EngineLimits, Fitted};
 use strobe_sim::cluster::{Autoscale, Failure, Transfer};
 use strobe_sim::dynamic::{DynamicConfig, TimeoutAction};
 use strobe_sim::lengths::LengthDist;
@@ -92,24 +93,24 @@ pub struct ScenarioArgs {
     /// What serves the requests
     #[arg(long, value_enum, default_value = "inflight", help_heading = "Server")]
     pub policy: PolicyChoice,
-    /// Most requests in an iteration or batch
-    #[arg(long, value_name = "N", default_value_t = 256, help_heading = "Server")]
-    pub max_batch_size: usize,
-    /// Most tokens in an iteration
-    #[arg(long, value_name = "N", default_value_t = 8192, help_heading = "Server")]
-    pub max_num_tokens: usize,
+    /// Most requests in an iteration or batch [default: the cost file's engine's, else 256]
+    #[arg(long, value_name = "N", help_heading = "Server")]
+    pub max_batch_size: Option<usize>,
+    /// Most tokens in an iteration [default: the cost file's engine's, else 8192]
+    #[arg(long, value_name = "N", help_heading = "Server")]
+    pub max_num_tokens: Option<usize>,
     /// Longest sequence [default: no limit]
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub max_seq_len: Option<usize>,
     /// Admission under --policy inflight
     #[arg(long, value_enum, default_value = "guaranteed_no_evict", help_heading = "Server")]
     pub scheduler_policy: AdmissionChoice,
-    /// KV cache blocks of each server [default: enough for a full batch]
+    /// KV cache blocks of each server [default: the cost file's engine's, else enough for a full batch]
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub kv_cache_blocks: Option<usize>,
-    /// Tokens per KV cache block
-    #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Server")]
-    pub tokens_per_block: usize,
+    /// Tokens per KV cache block [default: the cost file's engine's, else 64]
+    #[arg(long, value_name = "N", help_heading = "Server")]
+    pub tokens_per_block: Option<usize>,
     /// Reuse cached prefixes
     #[arg(long, value_enum, default_value = "disable", help_heading = "Server")]
     pub kv_cache_reuse: Switch,
@@ -139,9 +140,13 @@ pub struct ScenarioArgs {
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Dynamic batcher")]
     pub max_queue_size: usize,
 
-    /// How long an iteration takes: linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns
-    #[arg(long, value_name = "COST", help_heading = "Cost")]
+    /// How long an iteration takes: linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns, or a file of
+    /// `strobe simulate calibrate`
+    #[arg(long, value_name = "COST|FILE", help_heading = "Cost")]
     pub cost: String,
+    /// Let iterations vary as much as those that a cost file was checked on
+    #[arg(long, help_heading = "Cost")]
+    pub cost_noise: bool,
 
     /// How many servers
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Cluster")]
@@ -201,14 +206,9 @@ impl ScenarioArgs {
         if self.warmup_requests >= num_requests {
             bail!("--warmup-requests: {} leaves none of {num_requests} requests to count", self.warmup_requests);
         }
-        let policy = self.policy(longest)?;
-        let cost = match self.cost.split_once(':') {
-            Some(("linear", terms)) => CostModel::Linear(Linear::parse(terms)?),
-            _ => bail!(
-                "--cost: `{}` is not a cost; use linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns",
-                self.cost
-            ),
-        };
+        let cost = self.cost_model()?;
+        let limits = self.limits(&cost);
+        let policy = self.policy(longest, &limits)?;
         let scenario = Scenario {
             load,
             input,
@@ -317,11 +317,45 @@ impl ScenarioArgs {
         Ok(arrival)
     }
 
-    fn policy(&self, longest: usize) -> Result<Policy> {
+    fn cost_model(&self) -> Result<CostModel> {
+        if let Some(terms) = self.cost.strip_prefix("linear:") {
+            if self.cost_noise {
+                bail!("--cost-noise: a linear cost has no noise; give a cost file");
+            }
+            return Ok(CostModel::Linear(Linear::parse(terms)?));
+        }
+        if !Path::new(&self.cost).exists() {
+            bail!(
+                "--cost: `{}` is neither a file nor linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns",
+                self.cost
+            );
+        }
+        let fitted = Arc::new(Fitted::read(Path::new(&self.cost))?);
+        Ok(CostModel::Fitted { fitted, noise: self.cost_noise })
+    }
+
+    /// The limits given, else those of the engine that was measured, else common ones.
+    fn limits(&self, cost: &CostModel) -> EngineLimits {
+        let measured =
+            if let CostModel::Fitted { fitted, .. } = cost { fitted.limits.clone() } else { EngineLimits::default() };
+        let pick = |given: Option<usize>, measured: usize, common: usize| match (given, measured) {
+            (Some(given), _) => given,
+            (None, 0) => common,
+            (None, measured) => measured,
+        };
+        EngineLimits {
+            max_batch_size: pick(self.max_batch_size, measured.max_batch_size, 256),
+            max_num_tokens: pick(self.max_num_tokens, measured.max_num_tokens, 8192),
+            tokens_per_block: pick(self.tokens_per_block, measured.tokens_per_block, 64),
+            kv_blocks: self.kv_cache_blocks.unwrap_or(measured.kv_blocks),
+        }
+    }
+
+    fn policy(&self, longest: usize, limits: &EngineLimits) -> Result<Policy> {
         for (option, value) in [
-            ("--max-batch-size", self.max_batch_size),
-            ("--max-num-tokens", self.max_num_tokens),
-            ("--tokens-per-block", self.tokens_per_block),
+            ("--max-batch-size", limits.max_batch_size),
+            ("--max-num-tokens", limits.max_num_tokens),
+            ("--tokens-per-block", limits.tokens_per_block),
             ("--instances", self.instances),
             ("--priority-levels", self.priority_levels as usize),
             ("--kv-cache-blocks", self.kv_cache_blocks.unwrap_or(1)),
@@ -332,7 +366,7 @@ impl ScenarioArgs {
             }
         }
         if self.policy == PolicyChoice::Dynamic {
-            return self.dynamic();
+            return self.dynamic(limits.max_batch_size);
         }
         let only_dynamic = [
             ("--max-queue-delay", self.max_queue_delay.is_some()),
@@ -350,21 +384,23 @@ impl ScenarioArgs {
             (_, AdmissionChoice::GuaranteedNoEvict) => EnginePolicy::GuaranteedNoEvict,
             (_, AdmissionChoice::MaxUtilization) => EnginePolicy::MaxUtilization,
         };
-        let for_a_full_batch = self.max_batch_size.saturating_mul(longest.div_ceil(self.tokens_per_block));
-        let smallest = longest.div_ceil(self.tokens_per_block);
-        let kv_blocks = self.kv_cache_blocks.unwrap_or(for_a_full_batch.clamp(smallest, MOST_BLOCKS.max(smallest)));
+        let smallest = longest.div_ceil(limits.tokens_per_block);
+        let kv_blocks = match limits.kv_blocks {
+            0 => limits.max_batch_size.saturating_mul(smallest).clamp(smallest, MOST_BLOCKS.max(smallest)),
+            blocks => blocks,
+        };
         Ok(Policy::Engine(ReplicaConfig {
             scheduler: SchedulerConfig {
                 policy,
-                max_batch_size: self.max_batch_size,
-                max_num_tokens: self.max_num_tokens,
+                max_batch_size: limits.max_batch_size,
+                max_num_tokens: limits.max_num_tokens,
                 max_seq_len: self.max_seq_len.unwrap_or(usize::MAX / 4),
                 chunked_context: self.chunked_context.on(),
-                chunk_unit: self.tokens_per_block,
+                chunk_unit: limits.tokens_per_block,
                 reuse_output: true,
             },
             kv_blocks,
-            tokens_per_block: self.tokens_per_block,
+            tokens_per_block: limits.tokens_per_block,
             reuse: self.kv_cache_reuse.on(),
             speed: 1.0,
             skip: true,
@@ -372,11 +408,11 @@ impl ScenarioArgs {
         }))
     }
 
-    fn dynamic(&self) -> Result<Policy> {
+    fn dynamic(&self, max_batch: usize) -> Result<Policy> {
         let mut preferred = self.preferred_batch_size.clone();
         preferred.sort_unstable();
-        if let Some(bad) = preferred.iter().find(|&&size| size == 0 || size > self.max_batch_size) {
-            bail!("--preferred-batch-size: {bad} is not from 1 to --max-batch-size {}", self.max_batch_size);
+        if let Some(bad) = preferred.iter().find(|&&size| size == 0 || size > max_batch) {
+            bail!("--preferred-batch-size: {bad} is not from 1 to --max-batch-size {max_batch}");
         }
         if self.prefill_replicas > 0 {
             bail!("--prefill-replicas: prompts and generation can be split under --policy inflight only");
@@ -387,7 +423,7 @@ impl ScenarioArgs {
         };
         let optional = |option: &str, text: &Option<String>| text.as_ref().map(|text| time(option, text)).transpose();
         Ok(Policy::Dynamic(DynamicConfig {
-            max_batch: self.max_batch_size,
+            max_batch,
             preferred,
             max_queue_delay_ns: optional("--max-queue-delay", &self.max_queue_delay)?.unwrap_or(0.0) as u64,
             instances: self.instances,

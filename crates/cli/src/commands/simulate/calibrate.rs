@@ -1,0 +1,96 @@
+//! `strobe simulate calibrate`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde_json::json;
+use strobe_report::table::Table;
+use strobe_sim::calibrate::{self, Fitted};
+
+use super::NotSo;
+use crate::{output, run_dir};
+
+const EXAMPLES: &str = "EXAMPLES:
+  strobe bench throughput --engine-dir E --dataset d.jsonl --request-rate 2 --output-dir RUN
+  strobe simulate calibrate RUN -o cost.json
+  strobe simulate --cost cost.json --rate 3";
+
+#[derive(clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    /// Run directories of one engine on one machine
+    #[arg(value_name = "RUN", required = true)]
+    runs: Vec<PathBuf>,
+    /// Cost file to write
+    #[arg(long, short, value_name = "FILE")]
+    output: PathBuf,
+    /// Largest median error of any kind of iterations, in per cent; above it nothing is written and the exit code is 1
+    #[arg(long, value_name = "PERCENT", default_value_t = 15.0)]
+    max_error: f64,
+    /// Print the fit as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    run_dir::check_output(&args.output, &args.runs)?;
+    let runs = args.runs.iter().map(|path| calibrate::read_run(path)).collect::<Result<Vec<_>, _>>()?;
+    let fitted = calibrate::fit(&runs, env!("CARGO_PKG_VERSION"))?;
+    let worst = fitted.regions.iter().map(|r| r.median_error * 100.0).fold(0.0, f64::max);
+    let refused = worst > args.max_error || args.max_error.is_nan();
+    if args.json {
+        output::line(&format!("{:#}", json!(fitted)));
+    } else {
+        output::print(&text(&fitted));
+    }
+    if refused {
+        let text = format!(
+            "the fit is off by {worst:.1} % in the median for one kind of iterations, more than --max-error {} %: nothing was written; add runs at more loads, or raise --max-error",
+            args.max_error
+        );
+        return Err(NotSo(text).into());
+    }
+    run_dir::write_whole(&args.output, format!("{:#}\n", json!(fitted)).as_bytes())?;
+    if !args.json {
+        output::line(&format!("wrote {}", args.output.display()));
+    }
+    Ok(())
+}
+
+fn text(fitted: &Fitted) -> String {
+    let mut table = Table::new(["iterations", "count", "median error", "p90 error", "noise", "terms (ns per unit)"])
+        .left(0)
+        .left(5);
+    for region in &fitted.regions {
+        let terms: Vec<String> = region
+            .device
+            .terms
+            .iter()
+            .zip(&region.host.terms)
+            .map(|((feature, device), (_, host))| {
+                let name = json!(feature);
+                let name = name.as_str().map_or_else(|| name.to_string().replace(['{', '}', '"'], ""), str::to_string);
+                format!("{name} {:.4}", device + host)
+            })
+            .collect();
+        table.push([
+            json!(region.region).as_str().unwrap_or("").to_string(),
+            region.samples.to_string(),
+            format!("{:.2} %", region.median_error * 100.0),
+            format!("{:.2} %", region.p90_error * 100.0),
+            format!("{:.2} %", region.residual * 100.0),
+            terms.join(", "),
+        ]);
+    }
+    let c = &fitted.covers;
+    format!(
+        "{}errors are those of iterations left out of the fit (5 folds)\ncovers {} to {} generating requests, {} to {} KV tokens, {} to {} prompt tokens per iteration\n",
+        table.render(output::width()),
+        c.decode_requests.0,
+        c.decode_requests.1,
+        c.decode_kv.0,
+        c.decode_kv.1,
+        c.context_tokens.0,
+        c.context_tokens.1
+    )
+}

@@ -1,0 +1,449 @@
+//! Iteration times from the iterations that an engine logged.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::cost::StepLoad;
+use crate::error::SimError;
+use crate::fit::{Feature, Form};
+
+/// What a cost file calls itself.
+pub const FORMAT: &str = "strobe-cost-1";
+
+const FOLDS: usize = 5;
+
+/// Fewer iterations of a kind say nothing about it.
+const FEWEST: usize = 10;
+
+/// One logged iteration.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// What it had to do.
+    pub load: StepLoad,
+    /// Time in ops.
+    pub device_ns: f64,
+    /// The rest of its wall time.
+    pub host_ns: f64,
+}
+
+/// Kinds of iterations, each with a form of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Region {
+    /// Generation only.
+    Generation,
+    /// Prompts only.
+    Prompts,
+    /// Both.
+    Mixed,
+}
+
+impl Region {
+    const ALL: [Region; 3] = [Region::Generation, Region::Prompts, Region::Mixed];
+
+    fn of(load: &StepLoad) -> Region {
+        match (load.context_requests, load.decode_requests) {
+            (0, _) => Region::Generation,
+            (_, 0) => Region::Prompts,
+            _ => Region::Mixed,
+        }
+    }
+
+    fn features(self) -> (Vec<Feature>, Vec<Feature>) {
+        let knees = |above: fn(u64) -> Feature, at: &[u64]| at.iter().map(|k| above(*k)).collect::<Vec<_>>();
+        let decode = knees(Feature::DecodeRequestsAbove, &[1, 2, 4, 8, 16, 32, 64, 128]);
+        let context = knees(Feature::ContextTokensAbove, &[16, 64, 128, 256, 512, 1024, 2048]);
+        match self {
+            Region::Generation => (vec![Feature::Base, Feature::DecodeRequests, Feature::DecodeKv], decode),
+            Region::Prompts => (
+                vec![Feature::Base, Feature::ContextTokens],
+                [vec![Feature::ContextPairs, Feature::ContextRequests], context].concat(),
+            ),
+            Region::Mixed => (
+                vec![Feature::Base, Feature::ContextTokens, Feature::DecodeRequests],
+                [vec![Feature::ContextPairs, Feature::DecodeKv, Feature::ContextTimesDecode], context, decode].concat(),
+            ),
+        }
+    }
+}
+
+/// How one kind of iteration is priced.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RegionCost {
+    /// Which kind.
+    pub region: Region,
+    /// Time in ops.
+    pub device: Form,
+    /// The rest.
+    pub host: Form,
+    /// Iterations it was fitted on.
+    pub samples: usize,
+    /// Median relative error on iterations left out of the fit.
+    pub median_error: f64,
+    /// 90th percentile of that error.
+    pub p90_error: f64,
+    /// Standard deviation of the relative error, without the outermost twentieth.
+    pub residual: f64,
+}
+
+/// What was seen: smallest and largest of each quantity.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Coverage {
+    /// Requests that generate.
+    pub decode_requests: (u64, u64),
+    /// Keys they read.
+    pub decode_kv: (u64, u64),
+    /// Prompt tokens.
+    pub context_tokens: (u64, u64),
+}
+
+impl Coverage {
+    /// How far a load lies outside, as a ratio to the nearest bound; the quantity and the ratio.
+    pub fn excess(&self, load: &StepLoad) -> Option<(&'static str, f64)> {
+        let above =
+            |name, value: u64, (_, most): (u64, u64)| (value > most).then(|| (name, value as f64 / most.max(1) as f64));
+        let found = [
+            above("generating requests", u64::from(load.decode_requests), self.decode_requests),
+            above("KV tokens", load.decode_kv, self.decode_kv),
+            above("prompt tokens", load.context_tokens, self.context_tokens),
+        ];
+        found.into_iter().flatten().max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+}
+
+/// Limits of the engine that was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EngineLimits {
+    /// Most requests in an iteration.
+    pub max_batch_size: usize,
+    /// Most tokens in an iteration.
+    pub max_num_tokens: usize,
+    /// Cache blocks.
+    pub kv_blocks: usize,
+    /// Tokens per cache block.
+    pub tokens_per_block: usize,
+}
+
+/// A cost file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fitted {
+    /// Always [`FORMAT`].
+    pub format: String,
+    /// strobe's version.
+    pub version: String,
+    /// The machine of the runs.
+    pub machine: Value,
+    /// The engine of the runs.
+    pub engine: Value,
+    /// Its limits.
+    pub limits: EngineLimits,
+    /// The runs.
+    pub runs: Vec<String>,
+    /// The prices.
+    pub regions: Vec<RegionCost>,
+    /// What was seen.
+    pub covers: Coverage,
+}
+
+impl Fitted {
+    /// The cost of an iteration, in nanoseconds. A kind that was never seen takes the nearest one's price.
+    pub fn ns(&self, load: &StepLoad) -> f64 {
+        let wanted = Region::of(load);
+        let found = self.regions.iter().find(|r| r.region == wanted);
+        let form = |r: &RegionCost| (r.device.of(load) + r.host.of(load)).max(1.0);
+        if let Some(region) = found {
+            return form(region);
+        }
+        match wanted {
+            // Without mixed iterations their parts are added; the base is then counted twice, which is the safe side.
+            Region::Mixed => {
+                let prompts = StepLoad { decode_requests: 0, decode_kv: 0, ..*load };
+                let generation = StepLoad {
+                    decode_requests: load.decode_requests,
+                    decode_kv: load.decode_kv,
+                    ..StepLoad::default()
+                };
+                self.of_region(Region::Prompts, &prompts) + self.of_region(Region::Generation, &generation)
+            }
+            _ => self.of_region(Region::Mixed, load),
+        }
+    }
+
+    fn of_region(&self, region: Region, load: &StepLoad) -> f64 {
+        let found = self.regions.iter().find(|r| r.region == region).or(self.regions.first());
+        found.map_or(1.0, |r| (r.device.of(load) + r.host.of(load)).max(1.0))
+    }
+
+    /// Relative noise of iterations of this kind.
+    pub fn residual(&self, load: &StepLoad) -> f64 {
+        let wanted = Region::of(load);
+        self.regions.iter().find(|r| r.region == wanted).map_or(0.0, |r| r.residual)
+    }
+
+    /// Reads a cost file.
+    pub fn read(path: &Path) -> Result<Fitted, SimError> {
+        let bad =
+            |problem: String| SimError::Option { option: "--cost", problem: format!("{}: {problem}", path.display()) };
+        let text = std::fs::read_to_string(path).map_err(|e| bad(format!("cannot be read: {e}")))?;
+        let value: Value = serde_json::from_str(&text).map_err(|e| bad(format!("is not a cost file: {e}")))?;
+        match value.get("format").and_then(Value::as_str) {
+            Some(FORMAT) => {}
+            Some(other) => {
+                return Err(bad(format!(
+                    "is a cost file of format `{other}`, this strobe reads `{FORMAT}`; calibrate again"
+                )));
+            }
+            None => {
+                return Err(bad(
+                    "is not a cost file; make one with `strobe simulate calibrate RUN -o cost.json`".into()
+                ));
+            }
+        }
+        let fitted: Fitted = serde_json::from_value(value).map_err(|e| bad(format!("is damaged: {e}")))?;
+        if fitted.regions.is_empty() {
+            return Err(bad("prices nothing; calibrate again".into()));
+        }
+        Ok(fitted)
+    }
+}
+
+/// The logged iterations of a run with what `run.json` says about it.
+pub struct Run {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its iterations.
+    pub samples: Vec<Sample>,
+    /// Its limits.
+    pub limits: EngineLimits,
+    /// What `run.json` says of the engine.
+    pub engine: Value,
+    /// What `run.json` says of the machine.
+    pub machine: Value,
+}
+
+/// Reads a run directory. Iterations that were profiled are left out: recording takes time of its own.
+pub fn read_run(path: &Path) -> Result<Run, SimError> {
+    let bad = |problem: String| SimError::Option { option: "RUN", problem: format!("{}: {problem}", path.display()) };
+    let log = path.join("iterations.jsonl");
+    let text = std::fs::read_to_string(&log).map_err(|e| {
+        bad(format!("no iterations.jsonl in it ({e}); give a directory that `strobe bench --output-dir` wrote"))
+    })?;
+    let about: Value = std::fs::read_to_string(path.join("run.json"))
+        .ok()
+        .and_then(|text| serde_json::from_str(&text).ok())
+        .unwrap_or(Value::Null);
+    let mut run = Run {
+        path: path.to_path_buf(),
+        samples: Vec::new(),
+        limits: EngineLimits::default(),
+        engine: about.get("engine").or(about.get("simulated")).cloned().unwrap_or(Value::Null),
+        machine: about.get("machine").cloned().unwrap_or(Value::Null),
+    };
+    for (index, line) in text.lines().enumerate() {
+        let record: Value =
+            serde_json::from_str(line).map_err(|e| bad(format!("iterations.jsonl line {}: {e}", index + 1)))?;
+        let Some(sample) = sample(&record) else {
+            return Err(bad(format!(
+                "iterations.jsonl line {}: not an iteration of strobe with the keys it read; run the benchmark again",
+                index + 1
+            )));
+        };
+        if index == 0 {
+            let count = |v: &Value, key: &str| v.get(key).and_then(Value::as_u64).unwrap_or(0) as usize;
+            let kv = record.get("kvCacheStats").unwrap_or(&Value::Null);
+            run.limits = EngineLimits {
+                max_batch_size: count(&record, "maxBatchSizeRuntime"),
+                max_num_tokens: count(&record, "maxNumTokensRuntime"),
+                kv_blocks: count(kv, "maxNumBlocks"),
+                tokens_per_block: count(kv, "tokensPerBlock"),
+            };
+        }
+        let profiled = record["strobe"]["profiled"].as_bool().unwrap_or(false);
+        if !profiled && sample.device_ns + sample.host_ns > 0.0 {
+            run.samples.push(sample);
+        }
+    }
+    if run.samples.is_empty() {
+        return Err(bad("holds no iterations outside of profile windows".into()));
+    }
+    Ok(run)
+}
+
+fn sample(record: &Value) -> Option<Sample> {
+    let strobe = record.get("strobe")?;
+    let batch = record.get("inflightBatchingStats").or(record.get("staticBatchingStats"))?;
+    let count = |value: &Value, key: &str| value.get(key).and_then(Value::as_u64);
+    let wall = record.get("iterLatencyMS")?.as_f64()? * 1e6;
+    let device = record.get("computeStepTimeMS")?.as_f64()? * 1e6;
+    Some(Sample {
+        load: StepLoad {
+            context_requests: count(batch, "numContextRequests")? as u32,
+            context_tokens: count(batch, "numCtxTokens")?,
+            context_kv: count(strobe, "contextCachedTokens")?,
+            context_pairs: count(strobe, "contextKeyPairs")?,
+            decode_requests: count(batch, "numGenRequests").or(count(batch, "numGenTokens"))? as u32,
+            decode_kv: count(strobe, "generationKvTokens")?,
+        },
+        device_ns: device,
+        host_ns: (wall - device).max(0.0),
+    })
+}
+
+/// Fits the cost of all kinds of iterations that the runs hold.
+pub fn fit(runs: &[Run], version: &str) -> Result<Fitted, SimError> {
+    let first = runs.first().ok_or(SimError::Option { option: "RUN", problem: "give at least one run".into() })?;
+    if let Some(other) = runs.iter().find(|run| run.engine.get("model_name") != first.engine.get("model_name")) {
+        let problem = format!("{} and {} are runs of different models", first.path.display(), other.path.display());
+        return Err(SimError::Option { option: "RUN", problem });
+    }
+    let samples: Vec<Sample> = runs.iter().flat_map(|run| run.samples.iter().copied()).collect();
+    let regions: Vec<RegionCost> = Region::ALL.iter().filter_map(|region| fit_region(*region, &samples)).collect();
+    if regions.is_empty() {
+        let problem = format!("{} iterations are too few to fit anything; run a longer benchmark", samples.len());
+        return Err(SimError::Option { option: "RUN", problem });
+    }
+    let range = |f: &dyn Fn(&StepLoad) -> u64| {
+        let values = samples.iter().map(|s| f(&s.load));
+        (values.clone().min().unwrap_or(0), values.max().unwrap_or(0))
+    };
+    Ok(Fitted {
+        format: FORMAT.into(),
+        version: version.into(),
+        machine: first.machine.clone(),
+        engine: first.engine.clone(),
+        limits: first.limits.clone(),
+        runs: runs.iter().map(|run| run.path.display().to_string()).collect(),
+        regions,
+        covers: Coverage {
+            decode_requests: range(&|l| u64::from(l.decode_requests)),
+            decode_kv: range(&|l| l.decode_kv),
+            context_tokens: range(&|l| l.context_tokens),
+        },
+    })
+}
+
+/// Relative errors on samples that were left out of the fit, fold by fold.
+fn errors_left_out(features: &[Feature], samples: &[(StepLoad, f64)]) -> Option<Vec<f64>> {
+    // Folds of neighbours, so that what disturbs the machine for a while is left out together.
+    let fold_of = |i: usize| (i * FOLDS * 4 / samples.len().max(1)) % FOLDS;
+    let mut errors = Vec::with_capacity(samples.len());
+    for fold in 0..FOLDS {
+        let (test, train): (Vec<_>, Vec<_>) = samples.iter().enumerate().partition(|(i, _)| fold_of(*i) == fold);
+        let train: Vec<_> = train.into_iter().map(|(_, s)| *s).collect();
+        let form = Form::fit(features, &train)?;
+        errors.extend(test.iter().map(|(_, (load, t))| form.of(load) / t - 1.0));
+    }
+    Some(errors)
+}
+
+fn quantile_abs(errors: &[f64], q: f64) -> f64 {
+    let mut sorted: Vec<f64> = errors.iter().map(|e| e.abs()).collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    sorted.get(((sorted.len().saturating_sub(1)) as f64 * q) as usize).copied().unwrap_or(0.0)
+}
+
+fn fit_region(region: Region, samples: &[Sample]) -> Option<RegionCost> {
+    let own: Vec<&Sample> = samples.iter().filter(|s| Region::of(&s.load) == region).collect();
+    if own.len() < FEWEST {
+        return None;
+    }
+    let wall: Vec<(StepLoad, f64)> = own.iter().map(|s| (s.load, s.device_ns + s.host_ns)).collect();
+    let (mut features, mut candidates) = region.features();
+    // Fewer features where there are few samples.
+    while features.len() > 1 && wall.len() < 4 * features.len() {
+        features.pop();
+    }
+    // At most 4,000 samples decide which features are worth it; all are fitted in the end.
+    let stride = wall.len().div_ceil(4_000).max(1);
+    let some: Vec<(StepLoad, f64)> = wall.iter().step_by(stride).copied().collect();
+    let score = |features: &[Feature]| {
+        errors_left_out(features, &some).map(|e| e.iter().map(|e| e.abs().min(1.0)).sum::<f64>())
+    };
+    let mut best = score(&features).unwrap_or(f64::INFINITY);
+    while best.is_finite() && features.len() < 7 {
+        let tried = candidates.iter().enumerate().filter_map(|(i, candidate)| {
+            let with: Vec<Feature> = features.iter().copied().chain([*candidate]).collect();
+            Some((i, score(&with)?))
+        });
+        // A feature earns its place by two per cent less error on what was left out.
+        match tried.min_by(|a, b| a.1.total_cmp(&b.1)) {
+            Some((i, found)) if found < 0.98 * best => {
+                best = found;
+                features.push(candidates.remove(i));
+            }
+            _ => break,
+        }
+    }
+    let part = |f: fn(&Sample) -> f64| own.iter().map(|s| (s.load, f(s))).collect::<Vec<_>>();
+    let total = Form::fit(&features, &wall)?;
+    let host = Form::fit(&features, &part(|s| s.host_ns.max(1.0)))?;
+    // Device and host add up to the fit of the whole, whose errors are known.
+    let device =
+        Form { terms: total.terms.iter().zip(&host.terms).map(|((feature, t), (_, h))| (*feature, t - h)).collect() };
+    let errors = errors_left_out(&features, &wall)
+        .unwrap_or_else(|| wall.iter().map(|(load, t)| total.of(load) / t - 1.0).collect());
+    let limit = quantile_abs(&errors, 0.95);
+    let inner: Vec<f64> = errors.iter().copied().filter(|e| e.abs() <= limit).collect();
+    let mean = inner.iter().sum::<f64>() / inner.len().max(1) as f64;
+    let variance = inner.iter().map(|e| (e - mean).powi(2)).sum::<f64>() / inner.len().max(1) as f64;
+    Some(RegionCost {
+        region,
+        device,
+        host,
+        samples: own.len(),
+        median_error: quantile_abs(&errors, 0.5),
+        p90_error: quantile_abs(&errors, 0.9),
+        residual: variance.sqrt(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use strobe_workload::Rng;
+
+    #[test]
+    fn a_bent_truth_with_noise_is_found_in_every_region() {
+        let mut rng = Rng::new(1, "calibrate");
+        let truth = |load: &StepLoad| {
+            let decode = f64::from(load.decode_requests);
+            2e6 + 1e4 * decode
+                + 4e4 * (decode - 16.0).max(0.0)
+                + 3.0 * load.decode_kv as f64
+                + 5e3 * load.context_tokens as f64
+                + 2.0 * load.context_pairs as f64
+        };
+        let mut samples = Vec::new();
+        for _ in 0..3000 {
+            let mut load = StepLoad::default();
+            (0..rng.below(40)).for_each(|_| load.add_decode(100 + rng.below(200)));
+            if load.decode_requests == 0 || rng.uniform() < 0.3 {
+                load.add_context(0, 16 + rng.below(500));
+            }
+            let wall = truth(&load) * (1.0 + 0.02 * rng.normal());
+            samples.push(Sample { load, device_ns: 0.9 * wall, host_ns: 0.1 * wall });
+        }
+        let engine = serde_json::json!({"model_name": "m"});
+        let run = |samples: &[Sample]| Run {
+            path: "run".into(),
+            samples: samples.to_vec(),
+            limits: EngineLimits::default(),
+            engine: engine.clone(),
+            machine: Value::Null,
+        };
+        let fitted = fit(&[run(&samples)], "0").unwrap();
+        assert_eq!(fitted.regions.len(), 3);
+        for sample in &samples {
+            assert!((fitted.ns(&sample.load) / truth(&sample.load) - 1.0).abs() < 0.05, "{:?}", sample.load);
+        }
+        assert!(fitted.regions.iter().all(|r| r.median_error < 0.03 && r.residual < 0.04), "{:?}", fitted.regions);
+        let text = serde_json::to_string(&fitted).unwrap();
+        let read = serde_json::from_str::<Fitted>(&text).unwrap();
+        assert!(samples.iter().all(|s| (read.ns(&s.load) / fitted.ns(&s.load) - 1.0).abs() < 1e-9));
+        let far = StepLoad { decode_requests: 400, ..StepLoad::default() };
+        assert_eq!(fitted.covers.excess(&far).unwrap().0, "generating requests");
+        assert!(fit(&[run(&samples[..2])], "0").is_err());
+    }
+}
