@@ -7,6 +7,7 @@ use strobe_workload::Rng;
 
 use crate::calibrate::Fitted;
 use crate::error::SimError;
+use crate::profile::OperatorTables;
 use crate::units::parse_duration_ns;
 
 /// What an iteration has to do, as far as its duration depends on it.
@@ -124,6 +125,8 @@ pub enum CostModel {
         /// Whether iterations vary as those left out of the fit did.
         noise: bool,
     },
+    /// Operator tables of another tool.
+    Tables(Arc<OperatorTables>),
     /// Exponential times of this mean whatever the iteration holds: queueing theory's server.
     Exponential {
         /// Mean, in nanoseconds.
@@ -147,6 +150,7 @@ impl CostModel {
             CostModel::Fitted { fitted, noise: true } => {
                 fitted.ns(load) * (1.0 + fitted.residual(load) * rng.normal().clamp(-3.0, 3.0)).max(0.1)
             }
+            CostModel::Tables(tables) => tables.ns(load),
             CostModel::Exponential { mean_ns } => mean_ns * rng.exponential(),
             CostModel::LogNormal { mean_ns, sigma } => mean_ns * (sigma * rng.normal() - sigma * sigma / 2.0).exp(),
         }

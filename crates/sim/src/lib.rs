@@ -16,6 +16,7 @@ pub mod fit;
 pub mod histogram;
 pub mod lengths;
 pub mod oracles;
+pub mod profile;
 pub mod replay;
 pub mod replica;
 pub mod request;

@@ -11,6 +11,7 @@ use strobe_sim::calibrate::{EngineLimits, Fitted};
 use strobe_sim::cluster::{Autoscale, Failure, Transfer};
 use strobe_sim::dynamic::{DynamicConfig, TimeoutAction};
 use strobe_sim::lengths::LengthDist;
+use strobe_sim::profile::OperatorTables;
 use strobe_sim::replay::{self, ReplayOptions};
 use strobe_sim::units::parse_duration_ns;
 use strobe_sim::{ClusterConfig, CostModel, Linear, Load, Policy, ReplicaConfig, Routing, Scenario, Slo};
@@ -141,7 +142,7 @@ pub struct ScenarioArgs {
     pub max_queue_size: usize,
 
     /// How long an iteration takes: linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns, or a file of
-    /// `strobe simulate calibrate`
+    /// `strobe simulate calibrate`, or llmservingsim:DIR,layers=32 for a published operator profile
     #[arg(long, value_name = "COST|FILE", help_heading = "Cost")]
     pub cost: String,
     /// Let iterations vary as much as those that a cost file was checked on
@@ -323,6 +324,9 @@ impl ScenarioArgs {
                 bail!("--cost-noise: a linear cost has no noise; give a cost file");
             }
             return Ok(CostModel::Linear(Linear::parse(terms)?));
+        }
+        if let Some(spec) = self.cost.strip_prefix("llmservingsim:") {
+            return Ok(CostModel::Tables(Arc::new(OperatorTables::parse(spec)?)));
         }
         if !Path::new(&self.cost).exists() {
             bail!(
