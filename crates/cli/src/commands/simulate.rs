@@ -11,7 +11,7 @@ mod sweep;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Subcommand;
 use serde_json::json;
 use strobe_engine::staged_dir::{self, StagedDir};
@@ -35,7 +35,7 @@ pub struct Args {
     #[command(subcommand)]
     verb: Option<Verb>,
     #[command(flatten)]
-    plain: Option<PlainArgs>,
+    plain: PlainArgs,
 }
 
 #[derive(Subcommand)]
@@ -81,12 +81,7 @@ impl std::error::Error for NotSo {}
 
 pub fn run(args: Args) -> Result<()> {
     match args.verb {
-        None => match args.plain {
-            Some(args) => plain(&args),
-            None => bail!(
-                "--cost: how long does an iteration take? Give --cost linear:base=2ms,.. or a cost file, and --rate"
-            ),
-        },
+        None => plain(&args.plain),
         Some(Verb::Calibrate(args)) => calibrate::run(&args),
         Some(Verb::Capacity(args)) => capacity::run(&args),
         Some(Verb::Sweep(args)) => sweep::run(&args),

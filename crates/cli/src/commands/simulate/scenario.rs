@@ -144,7 +144,7 @@ pub struct ScenarioArgs {
     /// How long an iteration takes: linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns, or a file of
     /// `strobe simulate calibrate`, or llmservingsim:DIR,layers=32 for a published operator profile
     #[arg(long, value_name = "COST|FILE", help_heading = "Cost")]
-    pub cost: String,
+    pub cost: Option<String>,
     /// Let iterations vary as much as those that a cost file was checked on
     #[arg(long, help_heading = "Cost")]
     pub cost_noise: bool,
@@ -230,7 +230,7 @@ impl ScenarioArgs {
         Ok(Built {
             workload: format!("{num_requests} requests, {workload}"),
             server,
-            cost: self.cost.clone(),
+            cost: self.cost.clone().unwrap_or_default(),
             scenario,
         })
     }
@@ -319,23 +319,22 @@ impl ScenarioArgs {
     }
 
     fn cost_model(&self) -> Result<CostModel> {
-        if let Some(terms) = self.cost.strip_prefix("linear:") {
-            if self.cost_noise {
-                bail!("--cost-noise: a linear cost has no noise; give a cost file");
-            }
-            return Ok(CostModel::Linear(Linear::parse(terms)?));
+        const FORMS: &str = "linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns";
+        let Some(cost) = &self.cost else {
+            bail!("--cost: how long does an iteration take? Give {FORMS}, or a file of `strobe simulate calibrate`");
+        };
+        let path = Path::new(cost);
+        if path.is_file() {
+            return Ok(CostModel::Fitted { fitted: Arc::new(Fitted::read(path)?), noise: self.cost_noise });
         }
-        if let Some(spec) = self.cost.strip_prefix("llmservingsim:") {
-            return Ok(CostModel::Tables(Arc::new(OperatorTables::parse(spec)?)));
+        if self.cost_noise {
+            bail!("--cost-noise: only a cost file knows how much iterations vary");
         }
-        if !Path::new(&self.cost).exists() {
-            bail!(
-                "--cost: `{}` is neither a file nor linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns",
-                self.cost
-            );
+        match cost.split_once(':') {
+            Some(("linear", terms)) => Ok(CostModel::Linear(Linear::parse(terms)?)),
+            Some(("llmservingsim", spec)) => Ok(CostModel::Tables(Arc::new(OperatorTables::parse(spec)?))),
+            _ => bail!("--cost: `{cost}` is neither a file nor {FORMS}"),
         }
-        let fitted = Arc::new(Fitted::read(Path::new(&self.cost))?);
-        Ok(CostModel::Fitted { fitted, noise: self.cost_noise })
     }
 
     /// The limits given, else those of the engine that was measured, else common ones.
