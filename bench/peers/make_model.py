@@ -1,6 +1,7 @@
 """A Llama of random weights in the format of one peer: make_model.py PEER TYPE PATH SHAPE.
 
-Speed does not depend on the values, so one layer's weights serve all layers; each has its own copy in the file.
+Speed does not depend on the values, so one layer's weights serve all layers; each has its own copy in the file. (For
+CTranslate2, which stores equal weights once, the first value tells layers apart.)
 """
 
 import json
@@ -86,18 +87,24 @@ def ctranslate2_model():
         rotary_dim=0, rotary_interleave=False, rotary_base=10000, num_heads_kv=kv_heads)
     ones = np.ones(hidden, dtype=np.float32)
     weights = {name: floats(*size) for name, size in LAYER.items()}
-    qkv = np.concatenate([weights["attn_q"], weights["attn_k"], weights["attn_v"]])
+    weights["attn_qkv"] = np.concatenate([weights.pop(f"attn_{name}") for name in "qkv"])
+
+    def own(name, layer):
+        copy = weights[name].copy()
+        copy[0, 0] = 0.001 * (1 + layer)
+        return copy
+
     spec.decoder.embeddings.weight = floats(vocab, hidden)
     spec.decoder.projection.weight = floats(vocab, hidden)
     spec.decoder.layer_norm.gamma = ones
     spec.decoder.scale_embeddings = False
-    for layer in spec.decoder.layer:
+    for i, layer in enumerate(spec.decoder.layer):
         layer.self_attention.layer_norm.gamma = layer.ffn.layer_norm.gamma = ones
-        layer.self_attention.linear[0].weight = qkv
-        layer.self_attention.linear[1].weight = weights["attn_output"]
-        layer.ffn.linear_0.weight = weights["ffn_gate"]
-        layer.ffn.linear_0_noact.weight = weights["ffn_up"]
-        layer.ffn.linear_1.weight = weights["ffn_down"]
+        layer.self_attention.linear[0].weight = own("attn_qkv", i)
+        layer.self_attention.linear[1].weight = own("attn_output", i)
+        layer.ffn.linear_0.weight = own("ffn_gate", i)
+        layer.ffn.linear_0_noact.weight = own("ffn_up", i)
+        layer.ffn.linear_1.weight = own("ffn_down", i)
     spec.register_vocabulary([f"t{i}" for i in range(vocab)])
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = "t1", "t2", "t0"
     spec.config.layer_norm_epsilon = 1e-5
