@@ -431,11 +431,12 @@ impl Backend for CpuBackend {
                 }
             }
             OpKind::Route { bias } => {
-                let bias = bias.map(|id| Self::vector(weights, id));
                 let (Some(state), Some(moe)) = (&mut self.experts, &self.config.moe) else { return };
-                let (logits, experts) = match &state.perfect {
-                    Some((router, true)) => (router.logits(m), moe.num_experts),
-                    _ => (&state.router_logits[..], moe.num_experts),
+                let experts = moe.num_experts;
+                let (logits, bias) = match &state.perfect {
+                    // A bias would undo the balance.
+                    Some((router, true)) => (router.logits(m), None),
+                    _ => (&state.router_logits[..], bias.map(|id| Self::vector(weights, id))),
                 };
                 self.cpu.route(&mut state.pairs, m, |token, chosen, weights| {
                     moe.routing.route(&logits[token * experts..(token + 1) * experts], bias, chosen, weights);

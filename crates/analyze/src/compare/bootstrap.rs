@@ -134,7 +134,7 @@ fn blocks(values: usize) -> Vec<std::ops::Range<usize>> {
 const NORMAL: f64 = 1.959964;
 
 /// The 97.5 % point of Student's t with this many degrees of freedom.
-fn student(freedom: usize) -> f64 {
+pub fn student(freedom: usize) -> f64 {
     const TABLE: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
     let beyond = NORMAL + 2.4 / freedom.max(1) as f64;
     TABLE.get(freedom.wrapping_sub(1)).copied().unwrap_or(beyond)

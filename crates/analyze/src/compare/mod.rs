@@ -22,7 +22,7 @@ use serde::Serialize;
 use strobe_trace::IterationKind;
 
 pub use align::{LeftOut, Size};
-pub use bootstrap::{FEWEST, Interval, RESAMPLES};
+pub use bootstrap::{FEWEST, Interval, RESAMPLES, student};
 pub use kernels::{KernelChange, MatchedBy};
 pub use normalize::{base_name, specialisation_free};
 pub use verdict::{Outcome, Regression, SINGLE_RUN_NOISE, Verdict};

@@ -86,6 +86,16 @@ impl ExpertArgs {
         }
         Ok(ExpertOptions { perfect_router: self.plan().map(|plan| PerfectRouterOptions { ranks, plan }), ranks })
     }
+
+    /// The same with balanced logits made ready, whether they were asked for or not.
+    pub fn balanced(&self, model: &LoadedModel) -> Result<ExpertOptions> {
+        if model.config.model.moe.is_none() {
+            bail!("moe-balance needs a mixture of experts; {} has no experts", model.config.model_name);
+        }
+        let options = self.options(model)?;
+        let plan = self.plan().unwrap_or_default();
+        Ok(ExpertOptions { perfect_router: Some(PerfectRouterOptions { ranks: options.ranks, plan }), ..options })
+    }
 }
 
 /// The layers of a model, for [`ExpertCounts`].

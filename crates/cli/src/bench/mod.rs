@@ -1,5 +1,6 @@
 //! A benchmark from jobs to outcome; the verbs `bench` and `demo` are built on it.
 
+pub mod balance;
 pub mod client;
 pub mod experts;
 pub mod html;
@@ -86,15 +87,8 @@ fn shortest_seconds(spec: &Spec, model: &LoadedModel, info: &EngineInfo, peaks: 
     (flops / peaks.of_products(&model.config.build).0).max(bytes / peaks.read_bytes_per_s)
 }
 
-/// Run a benchmark: start the engine, check every request, warm up, measure, stop. The ceilings are asked for once the
-/// engine is warm: measuring them is no part of its start, which is given where this is the first thing a process does.
-pub fn execute(
-    device: Device,
-    model: &LoadedModel,
-    peaks: impl FnOnce() -> Result<MeasuredPeaks>,
-    spec: &Spec,
-    mut start: Option<Start>,
-) -> Result<Outcome> {
+/// Start the engine and check that every request can run.
+fn open(device: Device, model: &LoadedModel, spec: &Spec) -> Result<Engine> {
     let engine = match device {
         Device::Cpu(mut cpu) => {
             model.weights.warm(&mut cpu);
@@ -108,7 +102,7 @@ pub fn execute(
             engine?
         }
     };
-    let info = engine.info().clone();
+    let info = engine.info();
     info.notes.iter().for_each(|note| output::note(&format!("note: {note}")));
     if info.perfect_router.is_some() {
         output::warn(experts::WRONG);
@@ -117,17 +111,38 @@ pub fn execute(
         let place = || format!("request {index} (task_id {})", job.task_id);
         info.check(job.prompt.len(), job.output_tokens as usize).with_context(place)?;
     }
-    if let Some(start) = &mut start {
-        start.engine_ms = start::since_beginning_ms();
-    }
-    let first_token = client::warm_up(&engine, &spec.jobs, spec.warmup, &spec.load.params)?;
-    if let Some((start, first_token)) = start.as_mut().zip(first_token) {
-        start.first_token_at(&info, first_token);
-    }
-    if let (DeviceFacts::Cpu { tier, threads }, true) = (&info.device, spec.move_weights && model.weights.is_mapped()) {
+    Ok(engine)
+}
+
+/// Warm up, then bring the weights to memory. Says when the first token was drawn.
+fn warm(engine: &Engine, model: &LoadedModel, spec: &Spec) -> Result<Option<u64>> {
+    let first_token = client::warm_up(engine, &spec.jobs, spec.warmup, &spec.load.params)?;
+    let device = &engine.info().device;
+    if let (DeviceFacts::Cpu { tier, threads }, true) = (device, spec.move_weights && model.weights.is_mapped()) {
         let spinner = progress::spinner("moving weights to memory");
         model.weights.move_to_memory(&mut Cpu::new(*tier, *threads))?;
         spinner.finish_and_clear();
+    }
+    Ok(first_token)
+}
+
+/// Run a benchmark: start the engine, check every request, warm up, measure, stop. The ceilings are asked for once the
+/// engine is warm: measuring them is no part of its start, which is given where this is the first thing a process does.
+pub fn execute(
+    device: Device,
+    model: &LoadedModel,
+    peaks: impl FnOnce() -> Result<MeasuredPeaks>,
+    spec: &Spec,
+    mut start: Option<Start>,
+) -> Result<Outcome> {
+    let engine = open(device, model, spec)?;
+    let info = engine.info().clone();
+    if let Some(start) = &mut start {
+        start.engine_ms = start::since_beginning_ms();
+    }
+    let first_token = warm(&engine, model, spec)?;
+    if let Some((start, first_token)) = start.as_mut().zip(first_token) {
+        start.first_token_at(&info, first_token);
     }
     let peaks = &peaks()?;
 

@@ -6,17 +6,17 @@ use anyhow::{Context, Result, bail};
 use clap::{Subcommand, ValueEnum};
 use strobe_engine::engine_dir::LoadedModel;
 use strobe_engine::staged_dir::{self, StagedDir};
-use strobe_engine::window::{WINDOW_VARIABLES, choose_spec, parse_windows};
+use strobe_engine::window::{WINDOW_VARIABLES, Window, choose_spec, parse_windows};
 use strobe_engine::{CacheSize, EngineOptions, KvCacheType, Policy, Quantization, SamplingParams};
 use strobe_kernels_cpu::Cpu;
 use strobe_workload::{Arrival, MetricOptions, PercentileRule, Sample, arrival_times_ns, metrics, read_dataset};
 
 use crate::bench::client::Load;
-use crate::bench::experts::ExpertArgs;
+use crate::bench::experts::{ExpertArgs, ExpertOptions};
 use crate::bench::outcome::RepeatFigures;
 use crate::bench::start::{Start, since_beginning_ms};
 use crate::bench::write::{self, Files};
-use crate::bench::{self, Spec, text};
+use crate::bench::{self, Spec, balance, text};
 use crate::build_args::{BuildArgs, Switch};
 use crate::device::{Device, DeviceArgs};
 use crate::machine::{self, MeasuredPeaks};
@@ -38,6 +38,11 @@ const KERNEL_EXAMPLES: &str = "EXAMPLES:
   strobe bench kernels --op attention --output-dir DIR      fused against naive attention, with a plot
   strobe bench kernels --shapes shapes.json --csv";
 
+const BALANCE_EXAMPLES: &str = "EXAMPLES:
+  strobe bench moe-balance --engine-dir E --dataset d.jsonl
+  strobe bench moe-balance --model mixtral-small --router-skew zipf:1.2 --dataset d.jsonl --assume-ep 4
+  strobe bench moe-balance --engine-dir E --dataset d.jsonl --repeat 9 --threshold 5% --output-dir DIR";
+
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
@@ -53,6 +58,9 @@ enum Mode {
     /// One request at a time
     #[command(before_help = EXAMPLES)]
     Latency(Box<BenchArgs>),
+    /// Is the router of a mixture of experts the bottleneck? Learned against perfectly balanced routing
+    #[command(before_help = BALANCE_EXAMPLES)]
+    MoeBalance(Box<BalanceArgs>),
     /// Single kernels: time, rate, share of the roofline, and whether the result is right
     #[command(before_help = KERNEL_EXAMPLES)]
     Kernels(Box<bench::kernels::Args>),
@@ -235,10 +243,80 @@ struct BenchArgs {
     json: bool,
 }
 
+#[derive(clap::Args)]
+struct BalanceArgs {
+    #[command(flatten)]
+    bench: BenchArgs,
+    /// A gain above this says that routing imbalance is significant
+    #[arg(long, value_name = "PERCENT", value_parser = super::compare::percent, default_value = "10%")]
+    threshold: f64,
+}
+
+/// Pairs of runs where nobody says how many; fewer have no useful interval.
+const PAIRS: usize = 5;
+
+fn moe_balance(args: BalanceArgs) -> Result<()> {
+    let BalanceArgs { bench: mut args, threshold } = args;
+    let given = [
+        ("--runtime", args.runtime != Runtime::Strobe),
+        ("--profile", args.profile.is_some()),
+        ("--trace-out", args.trace_out.is_some()),
+        ("--measure-profiler-overhead", args.measure_profiler_overhead),
+        ("--report-json", args.report_json.is_some()),
+        ("--request-json", args.request_json.is_some()),
+        ("--iteration-log", args.iteration_log.is_some()),
+        ("--log-iteration-data", args.log_iteration_data),
+        ("--request-rate", args.request_rate.is_some()),
+    ];
+    if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
+        bail!("{name} has no meaning for moe-balance; leave it out");
+    }
+    if args.eos_id >= 0 || !args.stop_ids.is_empty() {
+        bail!("moe-balance compares runs with the same outputs' lengths; leave out --eos-id and --stop-ids");
+    }
+    if args.repeat == 1 {
+        args.repeat = PAIRS;
+    } else if args.repeat < 2 {
+        bail!("--repeat must be at least 2 for moe-balance");
+    }
+    let call = Call {
+        arrival: arrival(&args)?,
+        concurrency: concurrency(&args, false)?,
+        params: sampling(&args)?,
+        windows: Vec::new(),
+        latency: false,
+    };
+    let device = args.build.device(&args.device)?;
+    if let Some(dir) = &args.output_dir {
+        staged_dir::check_target(dir, args.overwrite, &[balance::ANSWER], "result directory")?;
+    }
+    let samples = samples(&args)?;
+    let ready = ready(&args, device, call, samples, ExpertArgs::balanced)?;
+    let Ready { device, model, peaks, spec, .. } = ready;
+    let staged = args
+        .output_dir
+        .as_ref()
+        .map(|dir| StagedDir::create(dir, args.overwrite, &[balance::ANSWER], "result directory"))
+        .transpose()?;
+    let answer = balance::execute(device, &model, peaks, &spec, threshold)?;
+    if let Some(staged) = staged {
+        answer.write(staged)?;
+    }
+    match args.json {
+        true => output::line(&format!("{:#}", answer.to_json())),
+        false => output::print(&answer.text(output::width())),
+    }
+    if let Some(dir) = &args.output_dir {
+        output::note(&format!("results: {}", dir.display()));
+    }
+    Ok(())
+}
+
 pub fn run(args: Args) -> Result<()> {
     match args.mode {
         Mode::Throughput(args) => bench(*args, false),
         Mode::Latency(args) => bench(*args, true),
+        Mode::MoeBalance(args) => moe_balance(*args),
         Mode::Kernels(args) => bench::kernels::run(*args),
     }
 }
@@ -285,6 +363,44 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         staged_dir::check_target(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
     }
     files.check(output_dir.as_deref())?;
+    let samples = samples(&args)?;
+    if args.runtime != Runtime::Strobe {
+        let in_words = describe_load(&arrival, concurrency, args.random_seed);
+        return other_runtime(&args, latency, device, concurrency, samples, &files, output_dir, in_words);
+    }
+    let call = Call { arrival, concurrency, params, windows, latency };
+    let ready = ready(&args, device, call, samples, ExpertArgs::options)?;
+    let staged = output_dir
+        .as_ref()
+        .map(|dir| StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory"))
+        .transpose()?;
+    let Ready { device, model, peaks, spec, start } = ready;
+    let outcome = bench::execute(device, &model, peaks, &spec, Some(start))?;
+    let report = outcome.report();
+    // The directory first: the files may go into it, and it must not be lost to a file that can't be written.
+    if let Some(staged) = staged {
+        write::run_directory(&outcome, &report, staged)?;
+    }
+    write::single_files(&outcome, &report, &files, model.tokenizer.as_ref())?;
+    if args.json {
+        output::line(&format!("{report:#}"));
+    } else {
+        output::print(&text::report(&outcome, output::width()));
+    }
+    if let Some(dir) = &output_dir {
+        output::note(&format!("run directory: {}", dir.display()));
+    }
+    if let Some(failure) = &outcome.run.failure {
+        bail!("{failure}; the report covers what was done until then");
+    }
+    match &outcome.metrics {
+        Err(error) if !outcome.run.partial => bail!("the run gave no metrics: {error:#}"),
+        _ => Ok(()),
+    }
+}
+
+/// The requests to send.
+fn samples(args: &BenchArgs) -> Result<Vec<Sample>> {
     let mut samples = read_dataset(&args.dataset)?;
     if args.num_requests > 0 {
         if args.num_requests > samples.len() {
@@ -297,10 +413,37 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         }
         samples.truncate(args.num_requests);
     }
-    if args.runtime != Runtime::Strobe {
-        let in_words = describe_load(&arrival, concurrency, args.random_seed);
-        return other_runtime(&args, latency, device, concurrency, samples, &files, output_dir, in_words);
-    }
+    Ok(samples)
+}
+
+/// What the options of a call come to.
+struct Call {
+    arrival: Arrival,
+    concurrency: usize,
+    params: SamplingParams,
+    windows: Vec<Window>,
+    latency: bool,
+}
+
+/// Everything a benchmark needs to start.
+struct Ready {
+    device: strobe_engine::device::Device,
+    model: LoadedModel,
+    peaks: Box<dyn FnOnce() -> Result<MeasuredPeaks>>,
+    spec: Spec,
+    start: Start,
+}
+
+/// Open the device and load the model; `experts` checks what was asked of its experts.
+fn ready(
+    args: &BenchArgs,
+    device: Device,
+    call: Call,
+    samples: Vec<Sample>,
+    experts: fn(&ExpertArgs, &LoadedModel) -> Result<ExpertOptions>,
+) -> Result<Ready> {
+    let Call { arrival, concurrency, params, windows, latency } = call;
+    let profiled = !windows.is_empty();
     let mut target = match device {
         Device::Cpu => {
             args.cuda.refuse_on_cpu()?;
@@ -319,12 +462,8 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     if args.eos_id >= vocab as i64 || args.eos_id < -1 {
         bail!("--eos-id: expected -1 or an id below {vocab}, found {}", args.eos_id);
     }
-    let experts = args.experts.options(&model)?;
+    let experts = experts(&args.experts, &model)?;
     let jobs = bench::jobs(&args.dataset, samples, vocab, model.tokenizer.as_ref())?;
-    let staged = output_dir
-        .as_ref()
-        .map(|dir| StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory"))
-        .transpose()?;
     let peaks: Box<dyn FnOnce() -> Result<MeasuredPeaks>> = match &target {
         Target::Cpu(cpu) => {
             let (tier, threads) = (cpu.tier(), cpu.threads());
@@ -371,7 +510,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         repeat: args.repeat,
         windows,
         streaming: args.streaming || latency,
-        rule: rule(&args),
+        rule: rule(args),
         dataset: Some(args.dataset.display().to_string()),
         command: command_line(),
         arrival: in_words,
@@ -381,28 +520,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         Target::Cpu(cpu) => cpu.into(),
         Target::Cuda(device) => device.into(),
     };
-    let outcome = bench::execute(device, &model, peaks, &spec, Some(start))?;
-    let report = outcome.report();
-    // The directory first: the files may go into it, and it must not be lost to a file that can't be written.
-    if let Some(staged) = staged {
-        write::run_directory(&outcome, &report, staged)?;
-    }
-    write::single_files(&outcome, &report, &files, model.tokenizer.as_ref())?;
-    if args.json {
-        output::line(&format!("{report:#}"));
-    } else {
-        output::print(&text::report(&outcome, output::width()));
-    }
-    if let Some(dir) = &output_dir {
-        output::note(&format!("run directory: {}", dir.display()));
-    }
-    if let Some(failure) = &outcome.run.failure {
-        bail!("{failure}; the report covers what was done until then");
-    }
-    match &outcome.metrics {
-        Err(error) if !outcome.run.partial => bail!("the run gave no metrics: {error:#}"),
-        _ => Ok(()),
-    }
+    Ok(Ready { device, model, peaks, spec, start })
 }
 
 /// Options that only mean something to strobe's own engine.
@@ -546,7 +664,7 @@ fn moves_weights(model: &LoadedModel, memory: WeightsMemory) -> bool {
     memory == WeightsMemory::Copy || (memory == WeightsMemory::Auto && roomy)
 }
 
-fn windows(args: &BenchArgs) -> Result<Vec<strobe_engine::window::Window>> {
+fn windows(args: &BenchArgs) -> Result<Vec<Window>> {
     let (spec, ignored) = choose_spec(args.profile.as_deref(), |name| std::env::var(name).ok());
     let windows = parse_windows(spec.as_deref().unwrap_or_default()).with_context(|| {
         let variable = WINDOW_VARIABLES.into_iter().find(|name| std::env::var(name).ok() == spec);

@@ -42,7 +42,7 @@ pub struct Args {
 }
 
 /// `5%`, `5 %` or `5`. A bare number below 1 could mean a fraction or a share of a per cent: it is refused.
-fn percent(text: &str) -> Result<f64, String> {
+pub fn percent(text: &str) -> Result<f64, String> {
     let (number, least) = match text.trim().strip_suffix('%') {
         Some(number) => (number.trim(), 0.0),
         None => (text.trim(), 1.0),

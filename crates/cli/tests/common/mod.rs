@@ -17,7 +17,8 @@ use serde_json::Value;
 pub const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/fixtures");
 
 /// Variables by which a developer's shell could change what a test sees.
-const VARIABLES: [&str; 11] = [
+const VARIABLES: [&str; 12] = [
+    "ENABLE_PERFECT_ROUTER",
     "STROBE_CPU",
     "STROBE_PROFILE_START_STOP",
     "TLLM_PROFILE_START_STOP",
