@@ -64,6 +64,14 @@ pub fn interval(values: &[f64]) -> (f64, (f64, f64)) {
     (mean, (mean - half, mean + half))
 }
 
+/// Where one more value like these lies with 95 % confidence; latencies are not below 0.
+pub fn prediction_interval(values: &[f64]) -> (f64, f64) {
+    let (mean, (_, high)) = interval(values);
+    // The interval of the mean has half width t*s/sqrt(n); that of one more value t*s*sqrt(1 + 1/n).
+    let half = (high - mean) * (values.len() as f64 + 1.0).sqrt();
+    ((mean - half).max(0.0), mean + half)
+}
+
 /// The scenario at another mean rate. Only loads with a rate can be changed so.
 pub fn at_rate(scenario: &Scenario, rate: f64) -> Option<Scenario> {
     let change = |arrival: Arrival| {

@@ -5,6 +5,7 @@ use strobe_scheduler::scheduler::Decision;
 use strobe_workload::{Distribution, Metrics, RequestRecord};
 
 use crate::calibrate::Coverage;
+use crate::capacity::prediction_interval;
 use crate::error::SimError;
 use crate::histogram::Histogram;
 use crate::request::Job;
@@ -241,6 +242,42 @@ pub struct Answer {
     /// How fast the wait of an arriving request grows, in seconds per second, when it is not stable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_growth: Option<f64>,
+}
+
+/// Where mean, median, p90, p95 and p99 of another such run would lie with 95 % confidence, in milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Intervals {
+    /// Replications they come from.
+    pub replications: usize,
+    /// By latency: name, then low and high of each.
+    #[serde(flatten)]
+    pub latencies: std::collections::BTreeMap<&'static str, std::collections::BTreeMap<&'static str, (f64, f64)>>,
+}
+
+impl Intervals {
+    /// The intervals that replications suggest.
+    pub fn of(answers: &[Answer]) -> Intervals {
+        type Latency = fn(&Answer) -> Option<&Summary>;
+        type Value = fn(&Summary) -> f64;
+        let latencies: [(&'static str, Latency); 5] = [
+            ("queue_ms", |a| a.queue_ms.as_ref()),
+            ("ttft_ms", |a| a.ttft_ms.as_ref()),
+            ("tpot_ms", |a| a.tpot_ms.as_ref()),
+            ("itl_ms", |a| a.itl_ms.as_ref()),
+            ("e2e_ms", |a| a.e2e_ms.as_ref()),
+        ];
+        let values: [(&'static str, Value); 5] =
+            [("mean", |s| s.mean), ("p50", |s| s.p50), ("p90", |s| s.p90), ("p95", |s| s.p95), ("p99", |s| s.p99)];
+        let of_latency = |latency: Latency| {
+            let bounds = values.iter().filter_map(|(name, value)| {
+                let seen: Vec<f64> = answers.iter().filter_map(latency).map(value).collect();
+                (seen.len() > 1).then(|| (*name, prediction_interval(&seen)))
+            });
+            bounds.collect()
+        };
+        let latencies = latencies.into_iter().map(|(name, latency)| (name, of_latency(latency))).collect();
+        Intervals { replications: answers.len(), latencies }
+    }
 }
 
 /// Use of a fitted cost outside of what was measured.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use strobe_scheduler::scheduler::{Phase, Plan};
 use strobe_workload::Rng;
 
+use crate::analytic::Analytic;
 use crate::calibrate::Fitted;
 use crate::error::SimError;
 use crate::profile::OperatorTables;
@@ -127,6 +128,8 @@ pub enum CostModel {
     },
     /// Operator tables of another tool.
     Tables(Arc<OperatorTables>),
+    /// Operations and bytes over what a GPU can do.
+    Analytic(Analytic),
     /// Exponential times of this mean whatever the iteration holds: queueing theory's server.
     Exponential {
         /// Mean, in nanoseconds.
@@ -151,6 +154,7 @@ impl CostModel {
                 fitted.ns(load) * (1.0 + fitted.residual(load) * rng.normal().clamp(-3.0, 3.0)).max(0.1)
             }
             CostModel::Tables(tables) => tables.ns(load),
+            CostModel::Analytic(analytic) => analytic.ns(load),
             CostModel::Exponential { mean_ns } => mean_ns * rng.exponential(),
             CostModel::LogNormal { mean_ns, sigma } => mean_ns * (sigma * rng.normal() - sigma * sigma / 2.0).exp(),
         }

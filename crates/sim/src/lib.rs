@@ -5,6 +5,7 @@
 //! calls; only the duration of an iteration is modelled, by a [`cost::CostModel`]. Times are whole nanoseconds, every
 //! random draw has a seed: the same call gives the same bytes.
 
+pub mod analytic;
 pub mod calibrate;
 pub mod capacity;
 pub mod cluster;
@@ -25,6 +26,7 @@ pub mod selftest;
 pub mod server;
 pub mod source;
 pub mod units;
+pub mod validate;
 
 pub use cluster::{ClusterConfig, ClusterStats, Routing, simulate};
 pub use collector::{Collector, Slo, SloMetric};

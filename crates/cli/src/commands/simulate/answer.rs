@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use strobe_report::table::Table;
-use strobe_sim::collector::{Answer, Summary};
+use strobe_sim::collector::{Answer, Intervals, Summary};
 use strobe_sim::{Outcome, Scenario};
 
 use super::heading;
@@ -31,7 +31,7 @@ fn servers(scenario: &Scenario, outcome: &Outcome) -> Value {
 }
 
 /// The report for people.
-pub fn text(built: &Built, outcome: &Outcome) -> String {
+pub fn text(built: &Built, outcome: &Outcome, intervals: Option<&Intervals>) -> String {
     let answer = &outcome.answer;
     let mut text = format!("workload  {}\nserver    {}\ncost      {}\n\n", built.workload, built.server, built.cost);
     let mut table = Table::new(["ms", "mean", "p50", "p90", "p95", "p99", "max"]).left(0);
@@ -50,6 +50,21 @@ pub fn text(built: &Built, outcome: &Outcome) -> String {
         }
     }
     text.push_str(&table.render(output::width()));
+    if let Some(intervals) = intervals {
+        let of = |name: &str, at: &str| {
+            let (low, high) = intervals.latencies.get(name)?.get(at)?;
+            Some(format!("{low:.3} to {high:.3}"))
+        };
+        let said: Vec<String> = [("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("E2E", "e2e_ms")]
+            .iter()
+            .filter_map(|(name, key)| Some(format!("{name} mean {}, p99 {}", of(key, "mean")?, of(key, "p99")?)))
+            .collect();
+        text.push_str(&format!(
+            "another such run would see, with 95 % confidence by {} replications: {} ms\n",
+            intervals.replications,
+            said.join("; ")
+        ));
+    }
     text.push('\n');
     for (name, value) in facts(built, outcome) {
         text.push_str(&format!("{name:<12}{value}\n"));

@@ -58,33 +58,27 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn text(fitted: &Fitted) -> String {
-    let mut table = Table::new(["iterations", "count", "median error", "p90 error", "noise", "terms (ns per unit)"])
-        .left(0)
-        .left(5);
+    let mut table = Table::new(["iterations", "count", "median error", "p90 error", "noise"]).left(0);
+    let mut forms = String::new();
     for region in &fitted.regions {
-        let terms: Vec<String> = region
-            .device
-            .terms
-            .iter()
-            .zip(&region.host.terms)
-            .map(|((feature, device), (_, host))| {
-                let name = json!(feature);
-                let name = name.as_str().map_or_else(|| name.to_string().replace(['{', '}', '"'], ""), str::to_string);
-                format!("{name} {:.4}", device + host)
-            })
-            .collect();
+        let kind = json!(region.region).as_str().unwrap_or("").to_string();
+        let terms = region.device.terms.iter().zip(&region.host.terms).map(|((feature, device), (_, host))| {
+            let name = json!(feature);
+            let name = name.as_str().map_or_else(|| name.to_string().replace(['{', '}', '"'], ""), str::to_string);
+            format!("{:.4} x {name}", device + host)
+        });
+        forms.push_str(&format!("{kind}, in ns: {}\n", terms.collect::<Vec<_>>().join(" + ").replace("+ -", "- ")));
         table.push([
-            json!(region.region).as_str().unwrap_or("").to_string(),
+            kind,
             region.samples.to_string(),
             format!("{:.2} %", region.median_error * 100.0),
             format!("{:.2} %", region.p90_error * 100.0),
             format!("{:.2} %", region.residual * 100.0),
-            terms.join(", "),
         ]);
     }
     let c = &fitted.covers;
     format!(
-        "{}errors are those of iterations left out of the fit (5 folds)\ncovers {} to {} generating requests, {} to {} KV tokens, {} to {} prompt tokens per iteration\n",
+        "{}errors are those of iterations left out of the fit (5 folds)\n{forms}covers {} to {} generating requests, {} to {} KV tokens, {} to {} prompt tokens per iteration\n",
         table.render(output::width()),
         c.decode_requests.0,
         c.decode_requests.1,

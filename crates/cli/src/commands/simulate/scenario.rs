@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use strobe_engine::Policy as EnginePolicy;
 use strobe_scheduler::scheduler::SchedulerConfig;
+use strobe_sim::analytic::{Analytic, GPUS, Gpu};
 use strobe_sim::calibrate::{EngineLimits, Fitted};
 use strobe_sim::cluster::{Autoscale, Failure, Transfer};
 use strobe_sim::dynamic::{DynamicConfig, TimeoutAction};
@@ -142,9 +143,23 @@ pub struct ScenarioArgs {
     pub max_queue_size: usize,
 
     /// How long an iteration takes: linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns, or a file of
-    /// `strobe simulate calibrate`, or llmservingsim:DIR,layers=32 for a published operator profile
+    /// `strobe simulate calibrate`, or llmservingsim:DIR,layers=32 for a published operator profile,
+    /// or analytic with --gpu and --model
     #[arg(long, value_name = "COST|FILE", help_heading = "Cost")]
     pub cost: Option<String>,
+    /// With --cost analytic: h200, h100, a100, l40s, a6000, l4, rtx4090, t4, or a TOML file with ops_per_s, bytes_per_s and
+    /// link_bytes_per_s
+    #[arg(long, value_name = "GPU|FILE", help_heading = "Cost")]
+    pub gpu: Option<String>,
+    /// With --cost analytic: a preset, or a directory with config.json
+    #[arg(long, value_name = "PRESET|DIR", help_heading = "Cost")]
+    pub model: Option<String>,
+    /// With --cost analytic: type of weights and cache: bfloat16, float16, float32 or fp8
+    #[arg(long, value_name = "TYPE", default_value = "bfloat16", help_heading = "Cost")]
+    pub dtype: String,
+    /// With --cost analytic: GPUs that share every layer
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Cost")]
+    pub tp: u32,
     /// Let iterations vary as much as those that a cost file was checked on
     #[arg(long, help_heading = "Cost")]
     pub cost_noise: bool,
@@ -230,7 +245,7 @@ impl ScenarioArgs {
         Ok(Built {
             workload: format!("{num_requests} requests, {workload}"),
             server,
-            cost: self.cost.clone().unwrap_or_default(),
+            cost: self.describe_cost(),
             scenario,
         })
     }
@@ -330,11 +345,53 @@ impl ScenarioArgs {
         if self.cost_noise {
             bail!("--cost-noise: only a cost file knows how much iterations vary");
         }
+        if cost == "analytic" {
+            return self.analytic();
+        }
         match cost.split_once(':') {
             Some(("linear", terms)) => Ok(CostModel::Linear(Linear::parse(terms)?)),
             Some(("llmservingsim", spec)) => Ok(CostModel::Tables(Arc::new(OperatorTables::parse(spec)?))),
             _ => bail!("--cost: `{cost}` is neither a file nor {FORMS}"),
         }
+    }
+
+    fn analytic(&self) -> Result<CostModel> {
+        let names = || GPUS.map(|gpu| gpu.name).join(", ");
+        let (Some(gpu), Some(model)) = (&self.gpu, &self.model) else {
+            bail!("--cost analytic: on which GPU, with which model? Give --gpu ({}) and --model PRESET", names());
+        };
+        let gpu = match GPUS.iter().find(|known| known.name == gpu.as_str()) {
+            Some(known) => *known,
+            None => gpu_file(gpu).with_context(|| format!("--gpu: `{gpu}` is none of {} and no such file", names()))?,
+        };
+        let config = match strobe_model::preset(model) {
+            Some(preset) => preset.config(),
+            None => strobe_model::ModelConfig::from_dir(Path::new(model))
+                .with_context(|| format!("--model: `{model}` is neither a preset nor a directory with config.json"))?,
+        };
+        // 8-bit operations run at twice the 16-bit rate, 32-bit ones (as TF32) at half of it.
+        let (bytes, faster) = match self.dtype.as_str() {
+            "bfloat16" | "float16" => (2.0, 1.0),
+            "fp8" => (1.0, 2.0),
+            "float32" => (4.0, 0.5),
+            other => bail!("--dtype: no such type `{other}`; use bfloat16, float16, float32 or fp8"),
+        };
+        if self.tp == 0 {
+            bail!("--tp: expected at least 1, found 0");
+        }
+        let layers = config.num_hidden_layers as f64;
+        Ok(CostModel::Analytic(Analytic {
+            ops_per_s: gpu.ops_per_s * faster,
+            bytes_per_s: gpu.bytes_per_s,
+            link_bytes_per_s: gpu.link_bytes_per_s,
+            ranks: f64::from(self.tp),
+            weight_bytes: config.parameter_count() as f64 * bytes,
+            active_weights: config.active_parameters_per_token() as f64,
+            kv_bytes: config.kv_bytes_per_token(strobe_model::DType::F16) as f64 / 2.0 * bytes,
+            ops_per_pair: 4.0 * layers * (config.num_attention_heads * config.head_dim) as f64,
+            layers,
+            hidden_bytes: config.hidden_size as f64 * bytes.max(2.0),
+        }))
     }
 
     /// The limits given, else those of the engine that was measured, else common ones.
@@ -538,6 +595,14 @@ impl ScenarioArgs {
         Ok(scale)
     }
 
+    fn describe_cost(&self) -> String {
+        let cost = self.cost.clone().unwrap_or_default();
+        match (&self.gpu, &self.model) {
+            (Some(gpu), Some(model)) => format!("{cost}, {model} in {} on {} {gpu}", self.dtype, self.tp),
+            _ => cost,
+        }
+    }
+
     fn describe_server(&self, scenario: &Scenario) -> String {
         let kind = match &scenario.policy {
             Policy::Engine(config) => format!(
@@ -566,6 +631,22 @@ impl ScenarioArgs {
             n => format!("{n} servers, {}: {kind}", self.routing),
         }
     }
+}
+
+fn gpu_file(path: &str) -> Result<Gpu> {
+    #[derive(serde::Deserialize)]
+    struct File {
+        ops_per_s: f64,
+        bytes_per_s: f64,
+        link_bytes_per_s: Option<f64>,
+    }
+    let text = std::fs::read_to_string(path)?;
+    let file: File = toml::from_str(&text).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
+    let link = file.link_bytes_per_s.unwrap_or(32e9);
+    if ![file.ops_per_s, file.bytes_per_s, link].iter().all(|v| *v > 0.0 && v.is_finite()) {
+        bail!("every rate must be a number above 0");
+    }
+    Ok(Gpu { name: "file", ops_per_s: file.ops_per_s, bytes_per_s: file.bytes_per_s, link_bytes_per_s: link })
 }
 
 /// A time in nanoseconds.

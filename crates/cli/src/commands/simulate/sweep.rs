@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use strobe_report::html::Page;
+use strobe_report::svg::{LineChart, LinePoint, LineSeries, Unit, lines};
 use strobe_sim::capacity::{in_parallel, interval};
 use strobe_sim::collector::{Answer, Collector, Summary};
 
@@ -33,6 +35,9 @@ pub struct Args {
     /// File to write; without it the rows are printed
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     output_csv: Option<PathBuf>,
+    /// Also write plots as one page
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    html: Option<PathBuf>,
 }
 
 struct Axis {
@@ -82,9 +87,7 @@ pub fn run(args: &Args) -> Result<()> {
     if count > MOST_POINTS {
         bail!("--vary: {count} points are more than {MOST_POINTS}; vary less");
     }
-    if let Some(path) = &args.output_csv {
-        run_dir::check_writable(path)?;
-    }
+    [&args.output_csv, &args.html].into_iter().flatten().try_for_each(|path| run_dir::check_writable(path))?;
     let mut points: Vec<(Vec<String>, Built)> = Vec::with_capacity(count);
     for index in 0..count {
         let mut rest = index;
@@ -120,6 +123,11 @@ pub fn run(args: &Args) -> Result<()> {
     for ((chosen, _), answers) in points.iter().zip(&answers) {
         csv.push_str(&row(chosen, answers));
     }
+    if let Some(path) = &args.html {
+        let chosen: Vec<&[String]> = points.iter().map(|(chosen, _)| chosen.as_slice()).collect();
+        run_dir::write_whole(path, page(&axes, &chosen, &answers).as_bytes())?;
+        output::note(&format!("plots in {}", path.display()));
+    }
     match &args.output_csv {
         Some(path) => {
             run_dir::write_whole(path, csv.as_bytes())?;
@@ -140,6 +148,54 @@ fn latency<'a>(answer: &'a Answer, name: &str) -> Option<&'a Summary> {
         "itl" => answer.itl_ms.as_ref(),
         _ => answer.e2e_ms.as_ref(),
     }
+}
+
+/// Every latency against the first axis that is numbers, a curve for each combination of the others.
+fn page(axes: &[Axis], chosen: &[&[String]], answers: &[Vec<Answer>]) -> String {
+    let across = axes.iter().position(|a| a.values.iter().all(|v| v.parse::<f64>().is_ok())).unwrap_or(0);
+    let number = |point: &[String]| point[across].parse::<f64>().ok();
+    let rest = |point: &[String]| {
+        let others = point.iter().zip(axes).enumerate().filter(|(i, _)| *i != across);
+        let said: Vec<String> = others.map(|(_, (value, axis))| format!("{} {value}", axis.option)).collect();
+        if said.is_empty() { "all".to_string() } else { said.join(", ") }
+    };
+    let x_label = axes[across].option.clone();
+    let chart = |title: &str, unit: Unit, value: &dyn Fn(&Answer) -> Option<f64>| {
+        let mut series: Vec<LineSeries> = Vec::new();
+        for (point, answers) in chosen.iter().zip(answers) {
+            let values: Vec<f64> = answers.iter().filter_map(value).collect();
+            let (Some(x), false) = (number(point), values.is_empty()) else { continue };
+            let (mean, bounds) = interval(&values);
+            let name = rest(point);
+            let index = series.iter().position(|s| s.name == name).unwrap_or_else(|| {
+                series.push(LineSeries { name, points: Vec::new() });
+                series.len() - 1
+            });
+            let interval = (values.len() > 1).then_some(bounds);
+            series[index].points.push(LinePoint { x, y: mean, interval });
+        }
+        lines(&LineChart {
+            title: title.into(),
+            x_label: x_label.clone(),
+            x_unit: Unit::Plain(String::new()),
+            unit,
+            series,
+        })
+    };
+    let mut page = Page::new("Simulated sweep").subtitle(std::env::args().skip(1).collect::<Vec<_>>().join(" "));
+    for name in LATENCIES {
+        page = page.section(name.to_uppercase());
+        for (at, pick) in [("p50", (|s| s.p50) as fn(&Summary) -> f64), ("p99", |s| s.p99)] {
+            let plot = chart(&format!("{name} {at}"), Unit::Time, &|a| latency(a, name).map(|s| pick(s) * 1e6));
+            page = page.svg(&plot);
+        }
+    }
+    page = page.section("Rates");
+    page = page.svg(&chart("requests per second", Unit::Plain("req/s".into()), &|a| Some(a.throughput.requests_per_s)));
+    let goodput = chart("goodput", Unit::Plain("req/s".into()), &|a| Some(a.goodput.as_ref()?.requests_per_s));
+    page.svg(&goodput)
+        .svg(&chart("requests per iteration", Unit::Plain(String::new()), &|a| Some(a.batch.mean_requests)))
+        .finish()
 }
 
 fn header(axes: &[Axis]) -> String {
