@@ -252,6 +252,13 @@ impl Answer {
         Some(self.share[1] * (learned? / perfect? - 1.0))
     }
 
+    /// How much of the gap on the assumed ranks their load explains; the rest is what the kernels of one device gain.
+    fn rank_share(&self) -> Option<f64> {
+        let by_ranks = self.rank_gain()?.max(0.0);
+        let by_kernels = self.figures.first().map_or(0.0, |figure| figure.gain.max(0.0));
+        (by_ranks + by_kernels > 0.0).then(|| by_ranks / (by_ranks + by_kernels))
+    }
+
     /// The layers by how much longer their experts took than in balance, worst first.
     fn layers(&self) -> Vec<(u32, [f64; 2])> {
         let perfect = |layer: &u32| self.layer_ns[1].get(layer).copied().unwrap_or(0.0);
@@ -288,6 +295,7 @@ impl Answer {
             "perfect_router": self.info.perfect_router.as_ref().map(experts::plan_json),
             "assumed_ranks": self.ranks,
             "gain_by_rank_load_alone": self.rank_gain(),
+            "rank_load_share_of_gap": self.rank_share(),
             "comparison": self.comparison,
         })
     }
@@ -313,7 +321,7 @@ impl Answer {
             "{} pairs of runs, learned and perfect in turn on one engine; medians, gain as the mean of ratios within pairs.",
             self.pairs
         );
-        let _ = writeln!(text, "The runs with perfect routing: {}.\n", experts::WRONG);
+        let _ = writeln!(text, "{} (the runs called perfect).\n", experts::WRONG);
         text::heading(&mut text, "WHICH LAYERS AND EXPERTS");
         text.push_str(&self.layer_table().render(width));
         let _ = writeln!(
@@ -404,17 +412,13 @@ impl Answer {
             return "All of the difference comes from one device: how many experts a step touches, and how even their products are. --assume-ep N says what N GPUs that share the experts would wait for each other.".into();
         };
         let ranks = |report: &ExpertReport| report.ranks_in_words().unwrap_or_default();
-        let measured = self.figures.first().map_or(0.0, |figure| figure.gain);
-        let explained = if measured > 0.0 {
-            format!(" That is {} of the difference measured here on one device.", human::percent(predicted / measured))
-        } else {
-            " On this one device balance brings nothing, so none of it shows here.".to_string()
-        };
         format!(
-            "Learned routing. {}. Perfect routing. {}. If every layer waits for its fullest rank, that load alone makes a step {} longer than balanced routing does.{explained}",
+            "Learned routing. {}. Perfect routing. {}. If every layer waits for its fullest rank, balance brings about {} on {} GPUs by the load of ranks alone: {} of the gap, and what kernels gain on one device is the rest.",
             ranks(&self.experts[0]),
             ranks(&self.experts[1]),
             human::percent(predicted),
+            self.ranks,
+            human::percent(self.rank_share().unwrap_or(0.0)),
         )
     }
 
