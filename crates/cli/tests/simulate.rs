@@ -67,6 +67,33 @@ fn the_same_seed_gives_the_same_bytes_and_another_does_not() {
     let fitted = json(&sandbox.ok(&format!("{again} --cost cost.json")));
     let ratio = num(&fitted, "/e2e_ms/mean") / num(&report, "/e2e_ms/mean");
     assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
+    let low = num(&fitted, "/prediction_intervals/e2e_ms/p99/0");
+    assert!(low > 0.0 && low < num(&fitted, "/prediction_intervals/e2e_ms/p99/1"));
+    // Calibrated on one run, the other is predicted.
+    let validation = json(&sandbox.ok("simulate validate a c --json"));
+    assert_eq!(validation["passed"], true, "{validation:#}");
+    assert_eq!(validation["runs"][1]["fitted"], false);
+    assert_names(&sandbox.refused("simulate validate a"), &["at least two runs"]);
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_simulated() {
+    let sandbox = Sandbox::new();
+    sandbox.write("slow.toml", "ops_per_s = 10e12\nbytes_per_s = 100e9\n");
+    let tpot = |gpu: &str| {
+        let words = format!(
+            "simulate --rate 1 --num-requests 20 --output-tokens 8 --cost analytic --model llama-3.1-8b --gpu {gpu} --json"
+        );
+        num(&json(&sandbox.ok(&words)), "/tpot_ms/p50")
+    };
+    // 16 GB of weights at 4.8 TB/s and at 0.3 TB/s.
+    let (h200, l4, slow) = (tpot("h200"), tpot("l4"), tpot("slow.toml"));
+    assert!(3.3 < h200 && h200 < 8.0 && 53.0 < l4 && l4 < 90.0 && 160.0 < slow && slow < 300.0, "{h200} {l4} {slow}");
+    let call = "simulate --rate 1 --cost analytic";
+    assert_names(&sandbox.refused(call), &["--gpu", "--model"]);
+    assert_names(&sandbox.refused(&format!("{call} --gpu abacus --model micro")), &["--gpu", "abacus", "h200"]);
+    assert_names(&sandbox.refused(&format!("{call} --gpu l4 --model nobody")), &["--model", "nobody"]);
+    assert_names(&sandbox.refused(&format!("{call} --gpu l4 --model micro --dtype int3")), &["--dtype", "int3"]);
 }
 
 #[test]
@@ -120,8 +147,10 @@ fn capacity_sweep_and_unstable_loads() {
     assert_eq!(over.code, Some(1), "{}", over.stderr);
     assert_names(&over.stderr, &["unstable", "--rate"]);
 
-    sandbox
-        .ok(&format!("simulate sweep --vary rate=10,20 --vary max-batch-size=2,4,8 {small} {COST} --output-csv s.csv"));
+    sandbox.ok(&format!(
+        "simulate sweep --vary rate=10,20 --vary max-batch-size=2,4,8 {small} {COST} --output-csv s.csv --html s.html"
+    ));
+    assert!(sandbox.read("s.html").matches("<svg").count() >= 10);
     let csv = sandbox.read("s.csv");
     assert_eq!(csv.lines().count(), 7);
     assert!(csv.starts_with("rate,max_batch_size,queue_mean_ms"), "{csv}");
@@ -156,6 +185,11 @@ fn bad_input_is_one_clear_line() {
         ("--rate 1 --burstiness 2", &["--burstiness"]),
         ("--rate 1 --max-batch-size 0", &["--max-batch-size"]),
         ("--rate 1 --max-queue-delay 5ms", &["--max-queue-delay", "dynamic"]),
+        ("--rate 1 --policy dynamic --kv-cache-blocks 5", &["--kv-cache-blocks", "dynamic"]),
+        ("--rate 1 --policy static --scheduler-policy max_utilization", &["--scheduler-policy"]),
+        ("--rate 1 --think-time 5ms", &["--think-time"]),
+        ("--rate 1 --gpu l4", &["--gpu", "analytic"]),
+        ("--rate 1 --rate-scale 2", &["--trace"]),
         ("--rate 1 --policy dynamic --preferred-batch-size 9 --max-batch-size 8", &["--preferred-batch-size", "9"]),
         ("--rate 1 --kv-cache-blocks 1 --input-tokens 500", &["request 0", "KV cache is too small"]),
         ("--rate 1 --routing best", &["--routing", "best"]),

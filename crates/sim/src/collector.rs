@@ -223,9 +223,8 @@ pub struct Answer {
     pub percentiles: &'static str,
     /// Per second.
     pub throughput: Throughput,
-    /// Against the limits; absent when there are none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub goodput: Option<Goodput>,
+    /// Against the limits; without any, every completed request is good.
+    pub goodput: Goodput,
     /// Batches.
     pub batch: BatchStats,
     /// KV cache; absent where the policy has none.
@@ -512,11 +511,11 @@ impl<'a> Collector<'a> {
                 output_tokens_per_s: per_s(self.output_tokens as f64),
                 total_tokens_per_s: per_s((self.input_tokens + self.output_tokens) as f64),
             },
-            goodput: (!self.slos.is_empty()).then(|| Goodput {
+            goodput: Goodput {
                 requests_per_s: per_s(self.good as f64),
                 attainment: self.good as f64 / (self.offered.saturating_sub(self.warm_up)).max(1) as f64,
                 without_tpot: self.single,
-            }),
+            },
             batch: BatchStats {
                 iterations: self.steps,
                 mean_requests: self.batch_sum / steps,

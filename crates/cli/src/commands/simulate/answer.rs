@@ -91,7 +91,8 @@ fn facts(built: &Built, outcome: &Outcome) -> Vec<(&'static str, String)> {
             t.requests_per_s, t.output_tokens_per_s, t.total_tokens_per_s
         ),
     ));
-    if let Some(goodput) = &answer.goodput {
+    let goodput = &answer.goodput;
+    if !built.scenario.slos.is_empty() {
         facts.push((
             "goodput",
             format!(

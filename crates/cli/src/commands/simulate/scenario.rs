@@ -55,7 +55,7 @@ pub struct ScenarioArgs {
     #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = "Load")]
     pub rate: Option<f64>,
     /// poisson, constant, gamma, onoff:on=10s,off=50s, drift:swing=0.5,period=60s or at-once [default: poisson]
-    #[arg(long, value_name = "PROCESS", help_heading = "Load")]
+    #[arg(long, value_name = "PROCESS", conflicts_with_all = ["trace", "concurrency"], help_heading = "Load")]
     pub arrival: Option<String>,
     /// Shape of gamma arrivals: below 1 bursty, above 1 regular
     #[arg(long, value_name = "B", allow_negative_numbers = true, help_heading = "Load")]
@@ -79,17 +79,24 @@ pub struct ScenarioArgs {
     #[arg(long, value_name = "TIME", default_value = "0", help_heading = "Load")]
     pub think_time: String,
     /// Tokens that all prompts of conversations begin with
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Load")]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["trace", "concurrency"], help_heading = "Load")]
     pub shared_prefix: u32,
     /// Replay arrivals and lengths: Azure CSV, Mooncake or LLMServingSim JSONL, requests.jsonl of a run, or a CSV with
     /// arrival_s,input_tokens,output_tokens; .gz too
     #[arg(long, value_name = "FILE", visible_alias = "dataset", conflicts_with = "rate", help_heading = "Load")]
     pub trace: Option<PathBuf>,
     /// Multiply the rate of a trace
-    #[arg(long, value_name = "F", default_value_t = 1.0, allow_negative_numbers = true, help_heading = "Load")]
+    #[arg(
+        long,
+        value_name = "F",
+        default_value_t = 1.0,
+        allow_negative_numbers = true,
+        requires = "trace",
+        help_heading = "Load"
+    )]
     pub rate_scale: f64,
     /// Leave stamps that were rounded to ticks as they are, instead of spreading them over their tick
-    #[arg(long, help_heading = "Load")]
+    #[arg(long, requires = "trace", help_heading = "Load")]
     pub no_jitter: bool,
 
     /// What serves the requests
@@ -104,9 +111,9 @@ pub struct ScenarioArgs {
     /// Longest sequence [default: no limit]
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub max_seq_len: Option<usize>,
-    /// Admission under --policy inflight
-    #[arg(long, value_enum, default_value = "guaranteed_no_evict", help_heading = "Server")]
-    pub scheduler_policy: AdmissionChoice,
+    /// Admission under --policy inflight [default: guaranteed_no_evict]
+    #[arg(long, value_enum, help_heading = "Server")]
+    pub scheduler_policy: Option<AdmissionChoice>,
     /// KV cache blocks of each server [default: the cost file's engine's, else enough for a full batch]
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub kv_cache_blocks: Option<usize>,
@@ -136,7 +143,7 @@ pub struct ScenarioArgs {
     #[arg(long, value_name = "TIME", help_heading = "Dynamic batcher")]
     pub queue_timeout: Option<String>,
     /// What becomes of those
-    #[arg(long, value_enum, default_value = "reject", help_heading = "Dynamic batcher")]
+    #[arg(long, value_enum, default_value = "reject", requires = "queue_timeout", help_heading = "Dynamic batcher")]
     pub timeout_action: TimeoutChoice,
     /// Most waiting requests; more are refused on arrival; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Dynamic batcher")]
@@ -177,7 +184,13 @@ pub struct ScenarioArgs {
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Cluster")]
     pub prefill_replicas: usize,
     /// What moving a request from a prompt server to another takes
-    #[arg(long, value_name = "base=TIME,per_token=TIME", default_value = "base=0", help_heading = "Cluster")]
+    #[arg(
+        long,
+        value_name = "base=TIME,per_token=TIME",
+        default_value = "base=0",
+        requires = "prefill_replicas",
+        help_heading = "Cluster"
+    )]
     pub transfer: String,
     /// A server is away: SERVER@FROM-UNTIL, such as 2@10s-30s; can be repeated
     #[arg(long, value_name = "SPEC", help_heading = "Cluster")]
@@ -282,6 +295,9 @@ impl ScenarioArgs {
             bail!("--turns: expected at least 1, found 0");
         }
         if self.turns == 1 && self.shared_prefix == 0 {
+            if think_ns > 0.0 {
+                bail!("--think-time: only clients (--concurrency) and conversations (--turns) think; leave it out");
+            }
             return Ok((Load::Open(arrival), format!("{name}{rate}, {lengths}"), longest));
         }
         let load = Load::Sessions { arrival, turns: self.turns, think_ns, shared: self.shared_prefix };
@@ -338,6 +354,9 @@ impl ScenarioArgs {
         let Some(cost) = &self.cost else {
             bail!("--cost: how long does an iteration take? Give {FORMS}, or a file of `strobe simulate calibrate`");
         };
+        if cost != "analytic" && (self.gpu.is_some() || self.model.is_some()) {
+            bail!("--gpu and --model: only --cost analytic asks for them; leave them out");
+        }
         let path = Path::new(cost);
         if path.is_file() {
             return Ok(CostModel::Fitted { fitted: Arc::new(Fitted::read(path)?), noise: self.cost_noise });
@@ -425,7 +444,20 @@ impl ScenarioArgs {
                 bail!("{option}: expected at least 1, found 0");
             }
         }
+        if self.policy != PolicyChoice::Inflight && self.scheduler_policy.is_some() {
+            bail!("--scheduler-policy: only --policy inflight has it; leave it out");
+        }
         if self.policy == PolicyChoice::Dynamic {
+            let only_engine = [
+                ("--max-num-tokens", self.max_num_tokens.is_some()),
+                ("--max-seq-len", self.max_seq_len.is_some()),
+                ("--kv-cache-blocks", self.kv_cache_blocks.is_some()),
+                ("--tokens-per-block", self.tokens_per_block.is_some()),
+                ("--kv-cache-reuse", self.kv_cache_reuse.on()),
+            ];
+            if let Some((option, _)) = only_engine.iter().find(|(_, given)| *given) {
+                bail!("{option}: the dynamic batcher has none; leave it out, or choose --policy inflight or static");
+            }
             return self.dynamic(limits.max_batch_size);
         }
         let only_dynamic = [
@@ -441,8 +473,8 @@ impl ScenarioArgs {
         }
         let policy = match (self.policy, self.scheduler_policy) {
             (PolicyChoice::Static, _) => EnginePolicy::StaticBatch,
-            (_, AdmissionChoice::GuaranteedNoEvict) => EnginePolicy::GuaranteedNoEvict,
-            (_, AdmissionChoice::MaxUtilization) => EnginePolicy::MaxUtilization,
+            (_, Some(AdmissionChoice::MaxUtilization)) => EnginePolicy::MaxUtilization,
+            _ => EnginePolicy::GuaranteedNoEvict,
         };
         let smallest = longest.div_ceil(limits.tokens_per_block);
         let kv_blocks = match limits.kv_blocks {

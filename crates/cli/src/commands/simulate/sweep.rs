@@ -75,7 +75,7 @@ fn set(args: &mut ScenarioArgs, option: &str, value: &str) -> Result<()> {
         "input-tokens" => args.input_tokens = value.into(),
         "output-tokens" => args.output_tokens = value.into(),
         "policy" => args.policy = PolicyChoice::from_str(value, true).map_err(choice)?,
-        "scheduler-policy" => args.scheduler_policy = AdmissionChoice::from_str(value, true).map_err(choice)?,
+        "scheduler-policy" => args.scheduler_policy = Some(AdmissionChoice::from_str(value, true).map_err(choice)?),
         other => bail!("--vary: {other} can't be varied; see --help for those that can"),
     }
     Ok(())
@@ -192,7 +192,7 @@ fn page(axes: &[Axis], chosen: &[&[String]], answers: &[Vec<Answer>]) -> String 
     }
     page = page.section("Rates");
     page = page.svg(&chart("requests per second", Unit::Plain("req/s".into()), &|a| Some(a.throughput.requests_per_s)));
-    let goodput = chart("goodput", Unit::Plain("req/s".into()), &|a| Some(a.goodput.as_ref()?.requests_per_s));
+    let goodput = chart("goodput", Unit::Plain("req/s".into()), &|a| Some(a.goodput.requests_per_s));
     page.svg(&goodput)
         .svg(&chart("requests per iteration", Unit::Plain(String::new()), &|a| Some(a.batch.mean_requests)))
         .finish()
@@ -245,8 +245,8 @@ fn row(chosen: &[String], answers: &[Answer]) -> String {
     }
     cells.push(mean(&|a| Some(a.throughput.requests_per_s)));
     cells.push(mean(&|a| Some(a.throughput.output_tokens_per_s)));
-    cells.push(mean(&|a| Some(a.goodput.as_ref()?.requests_per_s)));
-    cells.push(mean(&|a| Some(a.goodput.as_ref()?.attainment)));
+    cells.push(mean(&|a| Some(a.goodput.requests_per_s)));
+    cells.push(mean(&|a| Some(a.goodput.attainment)));
     cells.push(mean(&|a| Some(a.batch.mean_requests)));
     cells.push(mean(&|a| Some(f64::from(a.batch.max_requests))));
     cells.push(mean(&|a| Some(a.batch.utilization)));
