@@ -8,11 +8,12 @@ use strobe_kernels_cpu::{
     Activation, AttnBatch, Cpu, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind,
     QuantRows, RopeTable,
 };
-use strobe_model::program::{Buf, Node, OpKind, Rows};
+use strobe_model::program::{Buf, Node, OpKind, Rows, after_experts_norm};
 use strobe_model::{DType, LayerWeight, ModelConfig, MoeConfig, PerfectRouter, SwigluClamp, WeightId};
 
 use crate::engine_config::BuildConfig;
 use crate::error::EngineError;
+use crate::latent::{self, LatentState};
 use crate::sampling::Sampler;
 use crate::step::{Backend, StepInputs, StepLimits};
 use crate::weights::{WeightStore, aligned_bytes};
@@ -60,6 +61,7 @@ pub struct CpuBackend {
     /// inputs are brought here by the product itself.
     codes: QuantRows,
     experts: Option<ExpertState>,
+    latent: Option<LatentState>,
     sampled: Vec<f32>,
     logits: Vec<f32>,
     tokens: Vec<u32>,
@@ -173,6 +175,7 @@ impl CpuBackend {
             gate_up: rows(2 * activated_width(&config)),
             act: if integers { Vec::new() } else { rows(activated_width(&config)) },
             experts: ExpertState::new(&config, limits.tokens),
+            latent: LatentState::new(&config, limits.tokens),
             codes,
             integers,
             sampled: vec![0f32; limits.sampled * config.hidden_size],
@@ -209,6 +212,8 @@ impl CpuBackend {
             let tokens = self.normed.len() / self.config.hidden_size;
             expert_bytes(&self.config, moe, tokens)
         });
+        let experts =
+            experts + 4 * latent::floats_per_token(&self.config) * self.normed.len() / self.config.hidden_size;
         let activation_bytes: usize = activations.iter().map(|b| b.len() * 4).sum::<usize>() + experts;
         MemoryByPool {
             weights_bytes: self.weights.total_bytes(),
@@ -279,7 +284,8 @@ pub fn qkv_shape(config: &ModelConfig) -> QkvShape {
 /// The widest input of a layer's product.
 fn widest_input(config: &ModelConfig) -> usize {
     let inter = config.moe.as_ref().map_or(0, |moe| moe.intermediate_size).max(config.intermediate_size);
-    config.hidden_size.max(inter).max(config.num_attention_heads * config.head_dim)
+    let latent = config.latent.map_or(0, |latent| latent.kv_lora_rank.max(latent.q_lora_rank.unwrap_or(0)));
+    config.hidden_size.max(inter).max(config.num_attention_heads * config.head_dim).max(latent)
 }
 
 /// Rows of the largest product of a step.
@@ -294,7 +300,11 @@ fn activated_width(config: &ModelConfig) -> usize {
         Some(moe) if moe.dense_layers.is_empty() => 0,
         _ => config.intermediate_size,
     };
-    config.moe.as_ref().map_or(0, |moe| moe.experts_per_token * moe.intermediate_size).max(dense)
+    let experts = config
+        .moe
+        .as_ref()
+        .map_or(0, |moe| (moe.experts_per_token * moe.intermediate_size).max(moe.shared_intermediate_size));
+    experts.max(dense)
 }
 
 /// Bytes of what only a model of experts has.
@@ -322,7 +332,8 @@ pub fn activation_bytes(config: &ModelConfig, limits: StepLimits, build: &BuildC
     let scores = if build.context_fmha { 0 } else { unfused_score_bytes(config, limits) as u64 };
     let codes = if codes { QuantRows::bytes_of(widest_step(config, limits), widest_input(config)) as u64 } else { 0 };
     let experts = config.moe.as_ref().map_or(0, |moe| expert_bytes(config, moe, limits.tokens) as u64);
-    (rows + tables) * 4 + scores + codes + experts
+    let latent = tokens * latent::floats_per_token(config) as u64;
+    (rows + tables + latent) * 4 + scores + codes + experts
 }
 
 impl Backend for CpuBackend {
@@ -371,15 +382,31 @@ impl Backend for CpuBackend {
                 let matrix = Self::matrix(weights, weight);
                 let bias = bias.map(|id| Self::vector(weights, id));
                 let rows = if x == Buf::Sampled { step.sampled.len() } else { m };
-                let made = matches!(x, Buf::Normed | Buf::Act);
+                let made = matches!(x, Buf::Normed | Buf::Act)
+                    && !(x == Buf::Normed && after_experts_norm(&self.config, weight));
+                // Each head's values are read where its queries are written, so they step aside meanwhile.
+                let values = match &mut self.latent {
+                    Some(latent) if x == Buf::PerHead => std::mem::take(&mut latent.per_head),
+                    _ => Vec::new(),
+                };
+                let (q_latent, q_normed, per_head, kv_latent) = match &mut self.latent {
+                    Some(l) => (&mut l.q_latent[..], &l.q_normed[..], &mut l.per_head[..], &mut l.kv_latent[..]),
+                    None => (&mut [][..], &[][..], &mut [][..], &mut [][..]),
+                };
+                let from = x;
                 let x = match x {
+                    Buf::QLatentNormed => q_normed,
+                    Buf::PerHead => &values,
                     Buf::Attn => &self.attn,
-                    Buf::Act => &self.act,
+                    Buf::Act => &self.act[..],
                     Buf::Sampled => &self.sampled,
                     _ => &self.normed,
                 };
                 let out = match out {
                     Buf::Qkv => &mut *qkv,
+                    Buf::QLatent => q_latent,
+                    Buf::PerHead => per_head,
+                    Buf::KvLatent => kv_latent,
                     Buf::GateUp => &mut self.gate_up,
                     Buf::Logits => &mut self.logits,
                     Buf::RouterLogits => self.experts.as_mut().map_or(&mut [][..], |e| &mut e.router_logits),
@@ -394,6 +421,22 @@ impl Backend for CpuBackend {
                 } else {
                     self.cpu.linear(&x[..rows * matrix.k], rows, matrix, bias, out);
                 }
+                if let (Buf::PerHead, Some(latent)) = (from, &mut self.latent) {
+                    latent.per_head = values;
+                }
+            }
+            OpKind::LatentNorm { weight } => {
+                let Some(latent) = &mut self.latent else { return };
+                latent.norm_queries(&mut self.cpu, m, Self::vector(weights, weight));
+            }
+            OpKind::LatentQueries { norm, weight } => {
+                let Some(latent) = &mut self.latent else { return };
+                let (norm, keys) = (Self::vector(weights, norm), Self::matrix(weights, weight));
+                latent.queries_and_keys(&mut self.cpu, m, norm, keys, qkv);
+            }
+            OpKind::LatentValues { weight } => {
+                let Some(latent) = &mut self.latent else { return };
+                latent.values(&mut self.cpu, m, Self::matrix(weights, weight), &self.attn[..m * q_width]);
             }
             OpKind::QkNorm { q, k } => {
                 self.cpu.qk_norm(qkv, shape, Self::vector(weights, q), Self::vector(weights, k), eps);
@@ -423,7 +466,7 @@ impl Backend for CpuBackend {
                 self.cpu.attn_values(shape, &batch(Rows::Context), &kv, offsets, scores, out);
             }
             OpKind::SiluMul => {
-                let inter = self.config.intermediate_size;
+                let inter = self.config.dense_width(layer);
                 let gate_up = &self.gate_up[..m * 2 * inter];
                 match self.integers {
                     true => self.cpu.silu_mul_quantized(gate_up, inter, &mut self.codes),
@@ -476,10 +519,10 @@ impl Backend for CpuBackend {
                     false => self.cpu.activate(gate_up, inter, activation, &mut self.act[..pairs * inter]),
                 }
             }
-            OpKind::ExpertSum => {
+            OpKind::ExpertSum { add } => {
                 let Some(state) = &self.experts else { return };
                 let x = &state.rows[..state.pairs.len() * hidden];
-                self.cpu.expert_sum(x, &state.pairs, hidden, &mut self.proj[..m * hidden]);
+                self.cpu.expert_sum(x, &state.pairs, hidden, add, &mut self.proj[..m * hidden]);
             }
             OpKind::Gather => {
                 self.sampled_rows = step.sampled.len();
@@ -526,7 +569,10 @@ impl Backend for CpuBackend {
         };
         let codes = if self.makes_codes(node) { "_int8" } else { "" };
         match node.kind {
-            OpKind::Linear { weight, .. } | OpKind::ExpertLinear { weight, .. } => {
+            OpKind::Linear { weight, .. }
+            | OpKind::ExpertLinear { weight, .. }
+            | OpKind::LatentQueries { weight, .. }
+            | OpKind::LatentValues { weight } => {
                 let matrix = Self::matrix(&self.weights, weight);
                 let dtype = match matrix.data.quant_kind() {
                     Some(QuantKind::Int8) => "int8",
@@ -534,13 +580,14 @@ impl Backend for CpuBackend {
                     None => dtype,
                 };
                 let layout = if matrix.layout == Layout::Packed { "packed" } else { "plain" };
-                let grouped = if matches!(node.kind, OpKind::ExpertLinear { .. }) { "grouped_" } else { "" };
+                let grouped = if matches!(node.kind, OpKind::Linear { .. }) { "" } else { "grouped_" };
                 format!("{grouped}gemm_{layout}_{dtype}_{tier}")
             }
             OpKind::Embed { .. } => format!("embed_{dtype}"),
             OpKind::RmsNorm { .. } => format!("rms_norm{codes}_{tier}"),
             OpKind::AddRmsNorm { .. } => format!("add_rms_norm{codes}_{tier}"),
             OpKind::QkNorm { .. } => format!("qk_norm_{tier}"),
+            OpKind::LatentNorm { .. } => format!("rms_norm_{tier}"),
             OpKind::RopeKvWrite => format!("rope_kv_write_{kv}_{tier}"),
             OpKind::Attention { .. } => format!("paged_attention_{kv}_{tier}"),
             OpKind::AttnScores => format!("unfused_scores_{kv}_{tier}"),
@@ -548,7 +595,7 @@ impl Backend for CpuBackend {
             OpKind::AttnValues => format!("unfused_values_{kv}_{tier}"),
             OpKind::SiluMul | OpKind::ExpertSiluMul => format!("silu_mul{codes}_{tier}"),
             OpKind::Route { .. } => "moe_route".to_string(),
-            OpKind::ExpertSum => format!("moe_sum_{tier}"),
+            OpKind::ExpertSum { .. } => format!("moe_sum_{tier}"),
             OpKind::Gather => "gather_rows".to_string(),
             OpKind::Sample => format!("sample_{tier}"),
         }

@@ -16,6 +16,7 @@ pub mod engine_dir;
 pub mod error;
 pub mod eval;
 pub mod iteration;
+mod latent;
 pub mod memory;
 pub mod perplexity;
 pub mod quantization;

@@ -224,14 +224,14 @@ fn steps_allocate_nothing_once_warm() {
         ("llama", DType::F32),
         ("micro", DType::Bf16),
         ("qwen3", DType::F16),
-        ("mixtral", DType::F32),
+        ("deepseek-v3", DType::F32),
         ("gpt-oss-mxfp4", DType::Bf16),
     ];
     let floats = floats.map(|(name, dtype)| (name, build(dtype)));
     let integers = [
         ("micro", Quantization::Int8),
         ("qwen3", Quantization::Int4),
-        ("moe-tiny", Quantization::Int8),
+        ("deepseek-tiny", Quantization::Int8),
         ("qwen3-moe", Quantization::Int4),
     ]
     .map(|(name, quantization)| {

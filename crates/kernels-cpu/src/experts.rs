@@ -164,11 +164,12 @@ impl Cpu {
         }
     }
 
-    /// `out[token] = sum of weight * x[pair]` over the pairs of the token, the best expert first, for rows of `width`.
+    /// `out[token] = sum of weight * x[pair]` over the pairs of the token, the best expert first, for rows of `width`; with
+    /// `add` the sum goes on from what `out` holds.
     ///
     /// # Panics
     /// When a length does not fit.
-    pub fn expert_sum(&mut self, x: &[f32], pairs: &ExpertPairs, width: usize, out: &mut [f32]) {
+    pub fn expert_sum(&mut self, x: &[f32], pairs: &ExpertPairs, width: usize, add: bool, out: &mut [f32]) {
         assert_eq!(x.len(), pairs.len() * width, "x of expert_sum: pairs * width");
         assert_eq!(out.len(), pairs.tokens * width, "out of expert_sum: tokens * width");
         let (tier, k, out) = (self.tier, pairs.per_token, SharedMut::new(out));
@@ -179,7 +180,7 @@ impl Cpu {
                 // SAFETY: tokens are disjoint.
                 let out = unsafe { out.slice(token * width, width) };
                 // SAFETY: every place is a pair, and so a row of x.
-                unsafe { dispatch(tier, WeightedSum { x, places, weights, out }) };
+                unsafe { dispatch(tier, WeightedSum { x, places, weights, add, out }) };
             }
         });
     }
@@ -195,6 +196,7 @@ struct WeightedSum<'a> {
     x: &'a [f32],
     places: &'a [u32],
     weights: &'a [f32],
+    add: bool,
     out: &'a mut [f32],
 }
 
@@ -208,7 +210,7 @@ impl WeightedSum<'_> {
 impl Kernel for WeightedSum<'_> {
     fn scalar(self) {
         for i in 0..self.out.len() {
-            let mut sum = 0.0f32;
+            let mut sum = if self.add { self.out[i] } else { 0.0 };
             for (&place, &weight) in self.places.iter().zip(self.weights) {
                 sum = weight.mul_add(self.row(place)[i], sum);
             }
@@ -224,7 +226,7 @@ impl Kernel for WeightedSum<'_> {
             let n = S::LANES.min(len - i);
             // SAFETY: `n` elements are left in each row.
             unsafe {
-                let mut sum = S::zero();
+                let mut sum = if self.add { S::load_partial(self.out.as_ptr().add(i), n) } else { S::zero() };
                 for (&place, &weight) in self.places.iter().zip(self.weights) {
                     sum = S::fma(S::splat(weight), S::load_partial(self.row(place).as_ptr().add(i), n), sum);
                 }

@@ -188,9 +188,11 @@ fn a_tokens_answers_are_weighed_and_added_in_its_own_order() {
                     let mut cpu = Cpu::new(tier, 2);
                     let pairs = routed(&mut cpu, load, experts, per_token, tokens);
                     let x = Rng(5).floats(pairs.len() * width);
-                    let mut out = vec![f32::NAN; tokens * width];
-                    cpu.expert_sum(&x, &pairs, width, &mut out);
-                    let mut expected = vec![0.0f32; tokens * width];
+                    let held = Rng(6).floats(tokens * width);
+                    let add = width % 2 == 0;
+                    let mut expected = if add { held.clone() } else { vec![0.0; held.len()] };
+                    let mut out = if add { held } else { vec![f32::NAN; held.len()] };
+                    cpu.expert_sum(&x, &pairs, width, add, &mut out);
                     for token in 0..tokens {
                         let (mut chosen, mut weights) = (vec![0; per_token], vec![0.0; per_token]);
                         choose(load, token, experts, &mut chosen, &mut weights);

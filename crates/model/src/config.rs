@@ -5,11 +5,12 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ModelError;
+use crate::latent::LatentAttention;
 use crate::moe::MoeConfig;
-use crate::weights::weight_list;
+use crate::weights::{LayerWeight, WeightId, WeightInfo, weight_list};
 
 /// The architectures this crate can describe, by the names `config.json` uses.
-pub const SUPPORTED_ARCHITECTURES: [&str; 7] = [
+pub const SUPPORTED_ARCHITECTURES: [&str; 8] = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
@@ -17,6 +18,7 @@ pub const SUPPORTED_ARCHITECTURES: [&str; 7] = [
     "MixtralForCausalLM",
     "Qwen3MoeForCausalLM",
     "GptOssForCausalLM",
+    "DeepseekV3ForCausalLM",
 ];
 
 /// The floating-point types weights and caches are stored in.
@@ -112,7 +114,7 @@ pub enum RopeScaling {
         /// Whether the passage begins and ends at whole pairs of elements.
         truncate: bool,
         /// What cosines and sines are multiplied by.
-        attention_factor: f64,
+        attention_factor: f32,
     },
     /// Every frequency divided by a factor of its own, as GGUF files store whatever rule there was.
     Factors {
@@ -163,6 +165,9 @@ pub struct ModelConfig {
     /// Whether each query head has a sink: a score that takes its part of the softmax and gives no value (GPT-OSS).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub attention_sinks: bool,
+    /// Latent attention, where the model has it; `head_dim` is then the width of a key in the cache, of which there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latent: Option<LatentAttention>,
     /// Whether the output head is the embedding table.
     pub tie_word_embeddings: bool,
     /// The attention window of each layer: a query sees itself and the `window - 1` positions before it.
@@ -206,6 +211,16 @@ impl ModelConfig {
         self.moe.as_ref().filter(|moe| moe.in_layer(layer))
     }
 
+    /// Width of the dense feed-forward block of a layer, or of what its experts share.
+    pub fn dense_width(&self, layer: usize) -> usize {
+        self.experts(layer).map_or(self.intermediate_size, |moe| moe.shared_intermediate_size)
+    }
+
+    /// Width of the input of attention's output projection.
+    pub fn attention_width(&self) -> usize {
+        self.num_attention_heads * self.latent.map_or(self.head_dim, |latent| latent.v_head_dim)
+    }
+
     /// Number of parameters; a tied table counts once.
     pub fn parameter_count(&self) -> u64 {
         weight_list(self).iter().map(|w| w.elements()).sum()
@@ -216,10 +231,12 @@ impl ModelConfig {
     /// token outside attention.
     pub fn active_parameters_per_token(&self) -> u64 {
         let chosen = self.moe.as_ref().map_or(0, |moe| moe.experts_per_token);
+        let of_experts =
+            |w: &WeightInfo| matches!(w.id, WeightId::Layer(_, LayerWeight::ExpertGateUp | LayerWeight::ExpertDown));
         weight_list(self)
             .iter()
-            .filter(|w| !w.vector && w.id != crate::weights::WeightId::Embed)
-            .map(|w| w.elements() / w.experts as u64 * if w.experts > 1 { chosen as u64 } else { 1 })
+            .filter(|w| !w.vector && w.id != WeightId::Embed)
+            .map(|w| if of_experts(w) { w.elements() / w.experts as u64 * chosen as u64 } else { w.elements() })
             .sum()
     }
 
@@ -283,6 +300,13 @@ impl ModelConfig {
         if self.sliding_window.contains(&Some(0)) {
             return Err(("sliding_window", "must be at least 1 or null, found 0".to_string()));
         }
+        if let Some(latent) = &self.latent {
+            latent.first_problem()?;
+            if (self.head_dim, self.num_key_value_heads) != (latent.key_width(), 1) {
+                let problem = format!("must be {} in one head for latent attention", latent.key_width());
+                return Err(("head_dim", format!("{problem}, found {}", self.head_dim)));
+            }
+        }
         if let Some(moe) = &self.moe {
             moe.first_problem(self.num_hidden_layers)?;
         }
@@ -316,7 +340,7 @@ impl ModelConfig {
                 in_range("rope_scaling.factor", factor, 0.0, 1e9)?;
                 in_range("rope_scaling.beta_fast", beta_fast, 0.0, 1e9)?;
                 in_range("rope_scaling.beta_slow", beta_slow, 0.0, 1e9)?;
-                in_range("rope_scaling.attention_factor", attention_factor, 0.0, 1e9)?;
+                in_range("rope_scaling.attention_factor", f64::from(attention_factor), 0.0, 1e9)?;
                 original_in_range(original)
             }
             RopeScaling::Linear { factor } => in_range("rope_scaling.factor", factor, 0.0, 1e9),

@@ -8,6 +8,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{DType, ModelConfig, RopeScaling, SUPPORTED_ARCHITECTURES};
 use crate::config_moe;
 use crate::error::{ModelError, excerpt};
+use crate::latent::LatentAttention;
 
 /// A configuration, and whether the file said which dtype the weights have.
 pub(crate) struct Parsed {
@@ -52,6 +53,10 @@ pub(crate) fn parse(text: &str, origin: &Path) -> Result<Parsed, ModelError> {
     let intermediate_size = fields.required_size("intermediate_size")?;
     let attention_bias = fields.flag("attention_bias")?.unwrap_or(family == Family::GptOss);
     let dtype = dtype(&fields)?;
+    let latent = (family == Family::DeepseekV3).then(|| latent(&fields)).transpose()?;
+    if latent.is_some() && attention_bias {
+        return Err(fields.error("attention_bias", "is not supported with latent attention; expected false"));
+    }
     let config = ModelConfig {
         architecture: family.architecture().to_string(),
         model_type: fields.text("model_type")?.unwrap_or(family.model_type()).to_string(),
@@ -61,11 +66,16 @@ pub(crate) fn parse(text: &str, origin: &Path) -> Result<Parsed, ModelError> {
         intermediate_size,
         num_hidden_layers,
         num_attention_heads: heads,
+        latent,
         num_key_value_heads: match map.get("num_key_value_heads") {
+            _ if latent.is_some() => 1,
             None => family.key_value_heads().unwrap_or(heads),
             Some(_) => fields.size("num_key_value_heads")?.unwrap_or(heads), // null
         },
-        head_dim: head_dim(&fields, family, hidden_size, heads)?,
+        head_dim: match latent {
+            Some(latent) => latent.key_width(),
+            None => head_dim(&fields, family, hidden_size, heads)?,
+        },
         rms_norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
         max_position_embeddings,
         rope_theta,
@@ -73,7 +83,7 @@ pub(crate) fn parse(text: &str, origin: &Path) -> Result<Parsed, ModelError> {
         qkv_bias: match family {
             Family::Llama | Family::Qwen3 | Family::Qwen3Moe | Family::GptOss => attention_bias,
             Family::Qwen2 => true,
-            Family::Mistral | Family::Mixtral => false,
+            Family::Mistral | Family::Mixtral | Family::DeepseekV3 => false,
         },
         o_bias: !matches!(family, Family::Qwen2 | Family::Mistral | Family::Mixtral) && attention_bias,
         mlp_bias: family == Family::Llama && fields.flag("mlp_bias")?.unwrap_or(false),
@@ -107,20 +117,21 @@ pub(crate) enum Family {
     Mixtral,
     Qwen3Moe,
     GptOss,
+    DeepseekV3,
 }
 
 impl Family {
     /// Key and value heads where a configuration does not mention them; `None` is as many as there are heads.
     fn key_value_heads(self) -> Option<usize> {
         match self {
-            Family::Llama => None,
+            Family::Llama | Family::DeepseekV3 => None,
             Family::Mistral | Family::Mixtral | Family::GptOss => Some(8),
             Family::Qwen2 | Family::Qwen3 => Some(32),
             Family::Qwen3Moe => Some(4),
         }
     }
 
-    const ALL: [Family; 7] = [
+    const ALL: [Family; 8] = [
         Family::Llama,
         Family::Mistral,
         Family::Qwen2,
@@ -128,6 +139,7 @@ impl Family {
         Family::Mixtral,
         Family::Qwen3Moe,
         Family::GptOss,
+        Family::DeepseekV3,
     ];
 
     /// By `architectures`; files without it are known by `model_type`.
@@ -156,12 +168,13 @@ impl Family {
     }
 
     fn model_type(self) -> &'static str {
-        ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss"][self as usize]
+        ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"][self as usize]
     }
 
     fn max_positions(self) -> usize {
         match self {
             Family::Llama => 2048,
+            Family::DeepseekV3 => 4096,
             Family::Mistral | Family::Mixtral | Family::GptOss => 131_072,
             Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => 32_768,
         }
@@ -256,6 +269,32 @@ fn rope(fields: &Fields<'_>, family: Family, max_positions: usize) -> Result<(f6
     Ok((theta, scaling))
 }
 
+/// The shapes of latent attention, with the defaults of DeepSeek-V3.
+fn latent(fields: &Fields<'_>) -> Result<LatentAttention, ModelError> {
+    let size = |field: &str, default: usize| Ok::<_, ModelError>(fields.size(field)?.unwrap_or(default));
+    let (nope, rotated) = (size("qk_nope_head_dim", 128)?, size("qk_rope_head_dim", 64)?);
+    let parameters = fields.object("rope_parameters")?.or(fields.object("rope_scaling")?);
+    let stretch = match parameters {
+        None => 1.0,
+        Some(rope) => match (rope.number("mscale_all_dim")?.unwrap_or(0.0), rope.number("factor")?) {
+            (all, Some(factor)) if all != 0.0 && factor > 1.0 => 0.1 * all * factor.ln() + 1.0,
+            _ => 1.0,
+        },
+    };
+    Ok(LatentAttention {
+        q_lora_rank: match fields.map.get("q_lora_rank") {
+            None => Some(1536),
+            Some(_) => fields.size("q_lora_rank")?,
+        },
+        kv_lora_rank: size("kv_lora_rank", 512)?,
+        qk_nope_head_dim: nope,
+        qk_rope_head_dim: rotated,
+        v_head_dim: size("v_head_dim", 128)?,
+        rope_interleave: fields.flag("rope_interleave")?.unwrap_or(true),
+        scale: (stretch * stretch / ((nope + rotated) as f64).sqrt()) as f32,
+    })
+}
+
 fn yarn(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelError> {
     let original = rope.size("original_max_position_embeddings")?.unwrap_or(max_positions);
     let factor = rope.number("factor")?.unwrap_or(max_positions as f64 / original as f64);
@@ -272,7 +311,7 @@ fn yarn(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelErr
         beta_slow: positive("beta_slow")?.unwrap_or(1.0),
         original_max_position_embeddings: original,
         truncate: rope.flag("truncate")?.unwrap_or(true),
-        attention_factor,
+        attention_factor: attention_factor as f32,
     })
 }
 
@@ -298,7 +337,7 @@ fn sliding_window(fields: &Fields<'_>, family: Family, layers: usize) -> Result<
     // Before anything is made per layer: the number of layers is not validated yet.
     let layers = layers.min(1 << 16);
     match family {
-        Family::Llama => Ok(Vec::new()),
+        Family::Llama | Family::DeepseekV3 => Ok(Vec::new()),
         Family::Mistral | Family::Mixtral => Ok(window.map(|w| vec![Some(w); layers]).unwrap_or_default()),
         Family::GptOss => {
             let Some(window) = window else { return Ok(Vec::new()) };

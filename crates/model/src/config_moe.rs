@@ -30,6 +30,26 @@ pub(crate) fn experts(
             let dense_layers = qwen_dense_layers(fields, layers)?;
             MoeConfig { dense_layers, ..MoeConfig::plain(count.unwrap_or(128), chosen.unwrap_or(8), width, routing) }
         }
+        Family::DeepseekV3 => {
+            let routing = RoutingMethod::DeepSeekV3 {
+                groups: fields.size("n_group")?.unwrap_or(8),
+                topk_groups: fields.size("topk_group")?.unwrap_or(4),
+                scale: fields.number("routed_scaling_factor")?.unwrap_or(2.5) as f32,
+                renormalise: fields.flag("norm_topk_prob")?.unwrap_or(true),
+            };
+            let count = match fields.size("n_routed_experts")? {
+                None => count.unwrap_or(256),
+                Some(given) => given,
+            };
+            let width = fields.size("moe_intermediate_size")?.unwrap_or(2048);
+            let dense = fields.whole("first_k_dense_replace")?.unwrap_or(3).min(layers);
+            MoeConfig {
+                dense_layers: (0..dense).collect(),
+                shared_intermediate_size: fields.whole("n_shared_experts")?.unwrap_or(1).saturating_mul(width),
+                router_bias: true,
+                ..MoeConfig::plain(count, chosen.unwrap_or(8), width, routing)
+            }
+        }
         Family::GptOss => MoeConfig {
             router_bias: true,
             expert_bias: true,

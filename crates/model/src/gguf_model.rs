@@ -234,6 +234,7 @@ impl<'a> Fields<'a> {
             o_bias: present("blk.0.attn_output.bias"),
             mlp_bias: present("blk.0.ffn_gate.bias"),
             attention_sinks: false,
+            latent: None,
             qk_norm: self.family == "qwen3",
             tie_word_embeddings: !present("output.weight"),
             sliding_window: Vec::new(),

@@ -19,6 +19,9 @@ pub struct MoeConfig {
     /// Layers that have a dense feed-forward block instead, in order.
     #[serde(default)]
     pub dense_layers: Vec<usize>,
+    /// Width of a block that every token passes besides its experts; 0 where there is none.
+    #[serde(default)]
+    pub shared_intermediate_size: usize,
     /// Whether the checkpoint has a bias for each expert beside its logit.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub router_bias: bool,
@@ -56,6 +59,7 @@ impl MoeConfig {
             intermediate_size,
             routing,
             dense_layers: Vec::new(),
+            shared_intermediate_size: 0,
             router_bias: false,
             expert_bias: false,
             clamp: None,

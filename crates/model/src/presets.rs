@@ -1,6 +1,7 @@
 //! Models by name: true shapes, to be filled with random weights.
 
 use crate::config::{DType, ModelConfig, RopeScaling};
+use crate::latent::LatentAttention;
 use crate::moe::{MoeConfig, SwigluClamp};
 use crate::routing::RoutingMethod;
 use crate::tokenizer::Tokenizer;
@@ -30,6 +31,18 @@ enum Family {
         experts: usize,
         chosen: usize,
         window: usize,
+    },
+    /// Latent attention, dense layers first, experts in groups and one that all tokens share.
+    DeepSeek {
+        experts: usize,
+        chosen: usize,
+        width: usize,
+        groups: usize,
+        dense: usize,
+        q_lora: usize,
+        kv_lora: usize,
+        nope: usize,
+        rotated: usize,
     },
 }
 
@@ -89,14 +102,31 @@ const GPT_OSS: Shape = Shape {
         original_max_position_embeddings: 4096,
         truncate: false,
         // 0.1 ln(32) + 1
-        attention_factor: 1.346_573_590_279_972_7,
+        attention_factor: 1.346_573_6,
     },
     bos: 199_998,
     eos: &[200_002],
     ..LLAMA
 };
 
-static PRESETS: [Preset; 12] = [
+/// What DeepSeek-V3's shapes share.
+const DEEPSEEK: Shape = Shape {
+    kv_heads: 1,
+    eps: 1e-6,
+    scaling: RopeScaling::Yarn {
+        factor: 40.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_max_position_embeddings: 4096,
+        truncate: true,
+        attention_factor: 1.0,
+    },
+    bos: 0,
+    eos: &[1],
+    ..LLAMA
+};
+
+static PRESETS: [Preset; 14] = [
     Preset {
         name: "micro",
         summary: "4 small layers for demos and tests: runs in seconds on any CPU",
@@ -144,6 +174,31 @@ static PRESETS: [Preset; 12] = [
             bos: 1,
             eos: &[2],
             ..GPT_OSS
+        },
+    },
+    Preset {
+        name: "deepseek-tiny",
+        summary: "4 small layers as in DeepSeek-V3: latent attention, 3 of 16 experts in groups and a shared one",
+        shape: Shape {
+            family: Family::DeepSeek {
+                experts: 16,
+                chosen: 3,
+                width: 64,
+                groups: 4,
+                dense: 1,
+                q_lora: 64,
+                kv_lora: 64,
+                nope: 32,
+                rotated: 16,
+            },
+            vocab: 512,
+            hidden: 128,
+            intermediate: 256,
+            layers: 4,
+            heads: 8,
+            head_dim: 80,
+            positions: 4096,
+            ..DEEPSEEK
         },
     },
     Preset {
@@ -250,6 +305,32 @@ static PRESETS: [Preset; 12] = [
         shape: Shape { family: Family::GptOss { experts: 128, chosen: 4, window: 128 }, layers: 36, ..GPT_OSS },
     },
     Preset {
+        name: "deepseek-v3",
+        summary: "DeepSeek-V3: 671 B parameters, 37 B of them active",
+        shape: Shape {
+            family: Family::DeepSeek {
+                experts: 256,
+                chosen: 8,
+                width: 2048,
+                groups: 8,
+                dense: 3,
+                q_lora: 1536,
+                kv_lora: 512,
+                nope: 128,
+                rotated: 64,
+            },
+            dtype: DType::Bf16,
+            vocab: 129_280,
+            hidden: 7168,
+            intermediate: 18_432,
+            layers: 61,
+            heads: 128,
+            head_dim: 576,
+            positions: 163_840,
+            ..DEEPSEEK
+        },
+    },
+    Preset {
         name: "mixtral-8x7b",
         summary: "Mixtral 8x7B: 47 B parameters, 13 B of them active",
         shape: Shape {
@@ -287,6 +368,7 @@ impl Preset {
             Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
             Family::Mixtral { .. } => ("MixtralForCausalLM", "mixtral"),
             Family::GptOss { .. } => ("GptOssForCausalLM", "gpt_oss"),
+            Family::DeepSeek { .. } => ("DeepseekV3ForCausalLM", "deepseek_v3"),
         };
         let qwen3 = s.family == Family::Qwen3;
         let gpt_oss = matches!(s.family, Family::GptOss { .. });
@@ -310,6 +392,19 @@ impl Preset {
             o_bias: gpt_oss,
             mlp_bias: false,
             attention_sinks: gpt_oss,
+            latent: match s.family {
+                Family::DeepSeek { q_lora, kv_lora, nope, rotated, .. } => Some(LatentAttention {
+                    q_lora_rank: Some(q_lora),
+                    kv_lora_rank: kv_lora,
+                    qk_nope_head_dim: nope,
+                    qk_rope_head_dim: rotated,
+                    v_head_dim: nope,
+                    rope_interleave: true,
+                    // YaRN's stretch for a factor of 40, twice, over the root of the width of a query.
+                    scale: ((0.1 * 40f64.ln() + 1.0).powi(2) / ((nope + rotated) as f64).sqrt()) as f32,
+                }),
+                _ => None,
+            },
             qk_norm: qwen3,
             tie_word_embeddings: qwen3,
             sliding_window: match s.family {
@@ -322,6 +417,19 @@ impl Preset {
                     router_bias: true,
                     expert_bias: true,
                     clamp: Some(SwigluClamp { alpha: 1.702, limit: 7.0 }),
+                    ..plain(experts, chosen)
+                }),
+                Family::DeepSeek { experts, chosen, width, groups, dense, .. } => Some(MoeConfig {
+                    dense_layers: (0..dense).collect(),
+                    shared_intermediate_size: width,
+                    router_bias: true,
+                    intermediate_size: width,
+                    routing: RoutingMethod::DeepSeekV3 {
+                        groups,
+                        topk_groups: groups / 2,
+                        scale: 2.5,
+                        renormalise: true,
+                    },
                     ..plain(experts, chosen)
                 }),
                 _ => None,

@@ -5,6 +5,7 @@
 //! needs to know what an op costs (trace, roofline, MFU, simulator) asks [`Node::cost`].
 
 use crate::config::ModelConfig;
+use crate::latent::LatentAttention;
 use crate::moe::MoeConfig;
 use crate::weights::{LayerWeight, WeightId};
 
@@ -19,6 +20,14 @@ pub enum Buf {
     Qkv,
     /// Attention output, heads concatenated.
     Attn,
+    /// The queries' latent vectors.
+    QLatent,
+    /// The same, normalised.
+    QLatentNormed,
+    /// Queries of latent attention as they are projected, and later each head's values.
+    PerHead,
+    /// Latent vector of keys and values, and the rotated part of keys.
+    KvLatent,
     /// Output of a projection on its way back into the residual stream.
     Proj,
     /// Fused gate and up projections.
@@ -86,6 +95,23 @@ pub enum OpKind {
         /// Scale of key heads.
         k: WeightId,
     },
+    /// Norm of the queries' latent vectors.
+    LatentNorm {
+        /// Scale.
+        weight: WeightId,
+    },
+    /// Queries into the latent space, head by head, and beside them the token's key and value: the input of attention.
+    LatentQueries {
+        /// Scale of the norm of latent vectors.
+        norm: WeightId,
+        /// One `[kv_lora_rank][qk_nope_head_dim]` weight for each head.
+        weight: WeightId,
+    },
+    /// Attention's output from the latent space to each head's values.
+    LatentValues {
+        /// One `[v_head_dim][kv_lora_rank]` weight for each head.
+        weight: WeightId,
+    },
     /// Rotate queries and keys, and write keys and values to the cache.
     RopeKvWrite,
     /// Fused attention over the cache: scores, softmax and values in one pass.
@@ -126,7 +152,10 @@ pub enum OpKind {
     /// The activation of every pair: SiLU of gate times up, or what the model has instead.
     ExpertSiluMul,
     /// `proj[token] = sum of weight * out[pair]` over the token's pairs, the best expert first.
-    ExpertSum,
+    ExpertSum {
+        /// Whether the sum is added to what a shared block has left in `proj`.
+        add: bool,
+    },
     /// Collect the rows whose logits are wanted.
     Gather,
     /// Turn logits into tokens.
@@ -171,8 +200,24 @@ pub fn program(config: &ModelConfig, options: ProgramOptions) -> Vec<Node> {
         }
         let linear =
             |x, weight, bias: Option<LayerWeight>, out| OpKind::Linear { x, weight: w(weight), bias: bias.map(w), out };
-        let qkv_bias = config.qkv_bias.then_some(LayerWeight::QkvBias);
-        push(layer, "qkv_proj", linear(Buf::Normed, LayerWeight::Qkv, qkv_bias, Buf::Qkv));
+        match &config.latent {
+            None => {
+                let qkv_bias = config.qkv_bias.then_some(LayerWeight::QkvBias);
+                push(layer, "qkv_proj", linear(Buf::Normed, LayerWeight::Qkv, qkv_bias, Buf::Qkv));
+            }
+            Some(latent) => {
+                push(layer, "kv_a_proj", linear(Buf::Normed, LayerWeight::KvLatent, None, Buf::KvLatent));
+                if latent.q_lora_rank.is_some() {
+                    push(layer, "q_a_proj", linear(Buf::Normed, LayerWeight::QLatent, None, Buf::QLatent));
+                    push(layer, "q_a_norm", OpKind::LatentNorm { weight: w(LayerWeight::QLatentNorm) });
+                    push(layer, "q_b_proj", linear(Buf::QLatentNormed, LayerWeight::Q, None, Buf::PerHead));
+                } else {
+                    push(layer, "q_proj", linear(Buf::Normed, LayerWeight::Q, None, Buf::PerHead));
+                }
+                let (norm, weight) = (w(LayerWeight::KvLatentNorm), w(LayerWeight::LatentKeys));
+                push(layer, "latent_queries", OpKind::LatentQueries { norm, weight });
+            }
+        }
         if config.qk_norm {
             push(layer, "qk_norm", OpKind::QkNorm { q: w(LayerWeight::QNorm), k: w(LayerWeight::KNorm) });
         }
@@ -187,7 +232,11 @@ pub fn program(config: &ModelConfig, options: ProgramOptions) -> Vec<Node> {
             push(layer, "attention", OpKind::Attention { rows: Rows::Generation, sinks });
         }
         let o_bias = config.o_bias.then_some(LayerWeight::OBias);
-        push(layer, "o_proj", linear(Buf::Attn, LayerWeight::O, o_bias, Buf::Proj));
+        if config.latent.is_some() {
+            push(layer, "latent_values", OpKind::LatentValues { weight: w(LayerWeight::LatentValues) });
+        }
+        let attended = if config.latent.is_some() { Buf::PerHead } else { Buf::Attn };
+        push(layer, "o_proj", linear(attended, LayerWeight::O, o_bias, Buf::Proj));
         push(layer, "post_norm", OpKind::AddRmsNorm { weight: w(LayerWeight::PostNorm) });
         if let Some(moe) = config.experts(usize::from(index)) {
             let bias = moe.has_router_bias().then_some(w(LayerWeight::RouterBias));
@@ -199,12 +248,18 @@ pub fn program(config: &ModelConfig, options: ProgramOptions) -> Vec<Node> {
             };
             let (up, up_bias) = (LayerWeight::ExpertGateUp, LayerWeight::ExpertGateUpBias);
             let (down, down_bias) = (LayerWeight::ExpertDown, LayerWeight::ExpertDownBias);
+            let shared = moe.shared_intermediate_size > 0;
+            if shared {
+                push(layer, "shared_gate_up", linear(Buf::Normed, LayerWeight::GateUp, None, Buf::GateUp));
+                push(layer, "shared_silu_mul", OpKind::SiluMul);
+                push(layer, "shared_down", linear(Buf::Act, LayerWeight::Down, None, Buf::Proj));
+            }
             push(layer, "router", linear(Buf::Normed, LayerWeight::Router, None, Buf::RouterLogits));
             push(layer, "route", OpKind::Route { bias });
             push(layer, "expert_gate_up", expert(Buf::Normed, up, up_bias, Buf::ExpertGateUp));
             push(layer, "expert_silu_mul", OpKind::ExpertSiluMul);
             push(layer, "expert_down", expert(Buf::ExpertAct, down, down_bias, Buf::ExpertOut));
-            push(layer, "expert_sum", OpKind::ExpertSum);
+            push(layer, "expert_sum", OpKind::ExpertSum { add: shared });
             continue;
         }
         let up_bias = config.mlp_bias.then_some(LayerWeight::GateUpBias);
@@ -387,14 +442,16 @@ impl Node {
     pub fn category(&self) -> &'static str {
         match self.kind {
             OpKind::Embed { .. } => "embedding",
-            OpKind::RmsNorm { .. } | OpKind::AddRmsNorm { .. } | OpKind::QkNorm { .. } => "norm",
-            OpKind::Linear { .. } => "gemm",
+            OpKind::RmsNorm { .. } | OpKind::AddRmsNorm { .. } | OpKind::QkNorm { .. } | OpKind::LatentNorm { .. } => {
+                "norm"
+            }
+            OpKind::Linear { .. } | OpKind::LatentQueries { .. } | OpKind::LatentValues { .. } => "gemm",
             OpKind::RopeKvWrite => "rope",
             OpKind::Attention { .. } | OpKind::AttnScores | OpKind::AttnSoftmax { .. } | OpKind::AttnValues => {
                 "attention"
             }
             OpKind::SiluMul | OpKind::ExpertSiluMul => "activation",
-            OpKind::Route { .. } | OpKind::ExpertSum => "moe_routing",
+            OpKind::Route { .. } | OpKind::ExpertSum { .. } => "moe_routing",
             OpKind::ExpertLinear { .. } => "moe_gemm",
             OpKind::Gather => "gather",
             OpKind::Sample => "sampling",
@@ -422,7 +479,7 @@ impl Node {
         const F32: u64 = 4;
         let Operands { activation: act, input, .. } = step.operands;
         let hidden = config.hidden_size as u64;
-        let inter = config.intermediate_size as u64;
+        let inter = config.dense_width(self.layer.map_or(0, usize::from)) as u64;
         let heads = config.num_attention_heads as u64;
         let kv_heads = config.num_key_value_heads as u64;
         let dim = config.head_dim as u64;
@@ -451,6 +508,15 @@ impl Node {
                 let bytes = m * hidden * (2 * F32 + act + normed(weight)) + hidden * F32;
                 cost([m, hidden, 0], 5 * m * hidden, bytes)
             }
+            OpKind::LatentNorm { .. } => {
+                let width = config.latent.and_then(|l| l.q_lora_rank).unwrap_or(0) as u64;
+                cost([m, width, 0], 4 * m * width, 2 * m * width * act + width * F32)
+            }
+            OpKind::LatentQueries { weight, .. } | OpKind::LatentValues { weight } => {
+                let (n, k) = linear_shape(config, weight);
+                let matrices = heads * step.operands.matrix(weight).bytes(n, k);
+                cost([m * heads, n, k], 2 * m * heads * n * k, matrices + m * heads * (n + k) * act)
+            }
             OpKind::QkNorm { .. } => {
                 let width = (heads + kv_heads) * dim;
                 cost([m, width, 0], 4 * m * width, 2 * m * width * act)
@@ -459,7 +525,8 @@ impl Node {
                 let rows = if x == Buf::Sampled { step.sampled } else { m };
                 let (n, k) = linear_shape(config, weight);
                 let out = if x == Buf::Sampled { F32 } else { act };
-                let made = matches!(x, Buf::Normed | Buf::Act) && !is_router(weight);
+                let made =
+                    matches!(x, Buf::Normed | Buf::Act) && !(x == Buf::Normed && after_experts_norm(config, weight));
                 let x = if made { input } else { act };
                 let matrix = step.operands.matrix(weight).bytes(n, k);
                 cost([rows, n, k], 2 * rows * n * k, matrix + rows * (n * out + k * x))
@@ -505,8 +572,8 @@ impl Node {
                 let elements = pairs * expert_inter;
                 cost([pairs, expert_inter, 0], 5 * elements, elements * (2 * act + input))
             }
-            OpKind::ExpertSum => {
-                let bytes = (pairs + m) * hidden * act + 2 * pairs * F32;
+            OpKind::ExpertSum { add } => {
+                let bytes = (pairs + m * if add { 2 } else { 1 }) * hidden * act + 2 * pairs * F32;
                 cost([m, hidden, pairs / m.max(1)], 2 * pairs * hidden, bytes)
             }
             OpKind::Gather => cost([step.sampled, hidden, 0], 0, 2 * step.sampled * hidden * act),
@@ -518,21 +585,38 @@ impl Node {
     }
 }
 
-fn is_router(weight: WeightId) -> bool {
-    matches!(weight, WeightId::Layer(_, LayerWeight::Router))
+/// Whether a projection reads the rows that experts read, which are kept as floats.
+pub fn after_experts_norm(config: &ModelConfig, weight: WeightId) -> bool {
+    match weight {
+        WeightId::Layer(_, LayerWeight::Router) => true,
+        WeightId::Layer(layer, LayerWeight::GateUp) => config.experts(usize::from(layer)).is_some(),
+        _ => false,
+    }
 }
 
 /// Rows and columns of a projection; of one expert, where each has its own.
 pub fn linear_shape(config: &ModelConfig, weight: WeightId) -> (u64, u64) {
     let hidden = config.hidden_size as u64;
-    let inter = config.intermediate_size as u64;
+    let inter = match weight {
+        WeightId::Layer(layer, _) => config.dense_width(usize::from(layer)) as u64,
+        _ => 0,
+    };
     let dim = config.head_dim as u64;
+    let latent = |part: fn(&LatentAttention) -> usize| config.latent.as_ref().map_or(0, part) as u64;
     let q = config.num_attention_heads as u64 * dim;
     let kv = config.num_key_value_heads as u64 * dim;
     let experts = config.moe.as_ref().map_or((0, 0), |moe| (moe.num_experts as u64, moe.intermediate_size as u64));
     match weight {
         WeightId::Layer(_, LayerWeight::Qkv) => (q + 2 * kv, hidden),
-        WeightId::Layer(_, LayerWeight::O) => (hidden, q),
+        WeightId::Layer(_, LayerWeight::QLatent) => (latent(|l| l.q_lora_rank.unwrap_or(0)), hidden),
+        WeightId::Layer(_, LayerWeight::Q) => {
+            let k = config.latent.and_then(|l| l.q_lora_rank).map_or(hidden, |rank| rank as u64);
+            (config.num_attention_heads as u64 * latent(LatentAttention::query_width), k)
+        }
+        WeightId::Layer(_, LayerWeight::KvLatent) => (dim, hidden),
+        WeightId::Layer(_, LayerWeight::LatentKeys) => (latent(|l| l.kv_lora_rank), latent(|l| l.qk_nope_head_dim)),
+        WeightId::Layer(_, LayerWeight::LatentValues) => (latent(|l| l.v_head_dim), latent(|l| l.kv_lora_rank)),
+        WeightId::Layer(_, LayerWeight::O) => (hidden, config.attention_width() as u64),
         WeightId::Layer(_, LayerWeight::GateUp) => (2 * inter, hidden),
         WeightId::Layer(_, LayerWeight::Down) => (hidden, inter),
         WeightId::Layer(_, LayerWeight::Router) => (experts.0, hidden),
@@ -561,23 +645,38 @@ pub fn step_work(config: &ModelConfig, step: &StepShape<'_>) -> StepWork {
     let head = linear_shape(config, WeightId::LmHead);
     let mut flops = 2 * head.0 * head.1 * step.sampled;
     let mut bytes = layers * step.tokens * kv_row;
-    let mut matrix = |part: LayerWeight, layers: u64, read: u64, rows: u64| {
-        let id = WeightId::Layer(0, part);
+    let mut matrix = |layer: usize, part: LayerWeight, layers: u64, read: u64, rows: u64| {
+        let id = WeightId::Layer(layer as u16, part);
         let (n, k) = linear_shape(config, id);
         flops += 2 * layers * n * k * rows;
         bytes += read * step.operands.matrix(id).bytes(n, k);
     };
     let sparse = config.moe.as_ref().map_or(0, |moe| layers - moe.dense_layers.len() as u64);
-    matrix(LayerWeight::Qkv, layers, layers, step.tokens);
-    matrix(LayerWeight::O, layers, layers, step.tokens);
-    matrix(LayerWeight::GateUp, layers - sparse, layers - sparse, step.tokens);
-    matrix(LayerWeight::Down, layers - sparse, layers - sparse, step.tokens);
+    match &config.latent {
+        None => matrix(0, LayerWeight::Qkv, layers, layers, step.tokens),
+        Some(latent) => {
+            if latent.q_lora_rank.is_some() {
+                matrix(0, LayerWeight::QLatent, layers, layers, step.tokens);
+            }
+            for part in [LayerWeight::Q, LayerWeight::KvLatent] {
+                matrix(0, part, layers, layers, step.tokens);
+            }
+            for part in [LayerWeight::LatentKeys, LayerWeight::LatentValues] {
+                matrix(0, part, layers, layers * heads, step.tokens * heads);
+            }
+        }
+    }
+    matrix(0, LayerWeight::O, layers, layers, step.tokens);
+    for layer in 0..config.num_hidden_layers {
+        matrix(layer, LayerWeight::GateUp, 1, 1, step.tokens);
+        matrix(layer, LayerWeight::Down, 1, 1, step.tokens);
+    }
     if let Some(moe) = &config.moe {
         let pairs = step.tokens * moe.experts_per_token as u64;
         let used = (0..config.num_hidden_layers).filter(|l| moe.in_layer(*l)).map(|l| step.used(moe, l)).sum();
-        matrix(LayerWeight::Router, sparse, sparse, step.tokens);
-        matrix(LayerWeight::ExpertGateUp, sparse, used, pairs);
-        matrix(LayerWeight::ExpertDown, sparse, used, pairs);
+        matrix(0, LayerWeight::Router, sparse, sparse, step.tokens);
+        matrix(0, LayerWeight::ExpertGateUp, sparse, used, pairs);
+        matrix(0, LayerWeight::ExpertDown, sparse, used, pairs);
     }
     if step.sampled > 0 {
         bytes += step.operands.head.bytes(head.0, head.1);

@@ -6,7 +6,7 @@ use crate::config::{ModelConfig, RopeScaling};
 pub(crate) fn tables(config: &ModelConfig, positions: usize) -> (Vec<f32>, Vec<f32>) {
     let frequencies = inverse_frequencies(config);
     let stretch = match config.rope_scaling {
-        RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+        RopeScaling::Yarn { attention_factor, .. } => attention_factor,
         _ => 1.0,
     };
     let mut cos = Vec::with_capacity(positions * frequencies.len());
@@ -18,15 +18,23 @@ pub(crate) fn tables(config: &ModelConfig, positions: usize) -> (Vec<f32>, Vec<f
             cos.push(angle.cos() as f32 * stretch);
             sin.push(angle.sin() as f32 * stretch);
         }
+        // The rest of a key of latent attention stays as it is.
+        cos.resize((position + 1) * (config.head_dim / 2), 1.0);
+        sin.resize((position + 1) * (config.head_dim / 2), 0.0);
     }
     (cos, sin)
 }
 
+/// Elements of a head that are rotated.
+fn rotated(config: &ModelConfig) -> usize {
+    config.latent.map_or(config.head_dim, |latent| latent.qk_rope_head_dim)
+}
+
 fn inverse_frequencies(config: &ModelConfig) -> Vec<f32> {
     let base = f64::from(config.rope_theta as f32);
-    (0..config.head_dim / 2)
+    (0..rotated(config) / 2)
         .map(|i| {
-            let exponent = (2 * i) as f32 / config.head_dim as f32;
+            let exponent = (2 * i) as f32 / rotated(config) as f32;
             let plain = 1.0 / base.powf(f64::from(exponent)) as f32;
             scaled(plain, config, i)
         })
@@ -39,7 +47,7 @@ fn scaled(frequency: f32, config: &ModelConfig, pair: usize) -> f32 {
         RopeScaling::Factors { ref factors } => frequency / factors.get(pair).copied().unwrap_or(1.0),
         RopeScaling::Linear { factor } => frequency / factor as f32,
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position_embeddings, truncate, .. } => {
-            let width = config.head_dim as f64;
+            let width = rotated(config) as f64;
             // The pair of elements that turns so often within the original context.
             let pair_of = |turns: f64| {
                 let length = original_max_position_embeddings as f64 / (turns * 2.0 * std::f64::consts::PI);

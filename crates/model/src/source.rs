@@ -7,6 +7,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{DType, ModelConfig};
 use crate::error::ModelError;
 use crate::gguf_model::GgufModel;
+use crate::latent::LatentPart;
 use crate::random::RandomTensor;
 use crate::safetensors::TensorView;
 use crate::stacked::StackedPart;
@@ -103,6 +104,10 @@ impl WeightSource {
         match (self, &info.init) {
             (WeightSource::Checkpoint(checkpoint), _) => {
                 let Some(view) = checkpoint.tensor(tensor) else {
+                    if let Some(part) = LatentPart::parse(tensor) {
+                        let filled = part.fill(checkpoint, info.experts, info.rows, row, out);
+                        return filled.map_err(|problem| tensor_error(checkpoint, part.tensor(), problem));
+                    }
                     let part = StackedPart::parse(tensor).ok_or_else(|| missing(checkpoint, tensor))?;
                     let filled = part.fill(checkpoint, row, out);
                     return filled.map_err(|(name, problem)| tensor_error(checkpoint, &name, problem));
@@ -151,6 +156,14 @@ fn check_tensor(
     part_rows: usize,
 ) -> Result<(), ModelError> {
     let Some(view) = checkpoint.tensor(name) else {
+        if let (Some(part), Some(latent)) = (LatentPart::parse(name), config.latent) {
+            let rows = info.experts * (latent.qk_nope_head_dim + latent.v_head_dim);
+            let whole = WeightInfo { vector: false, cols: latent.kv_lora_rank, ..info.clone() };
+            return match checkpoint.tensor(part.tensor()) {
+                None => Err(missing(checkpoint, part.tensor())),
+                Some(_) => check_tensor(checkpoint, config, &whole, part.tensor(), rows),
+            };
+        }
         let experts = config.moe.as_ref().filter(|_| config.model_type == "gpt_oss").map(|moe| moe.num_experts);
         let (Some(experts), Some(part)) = (experts, StackedPart::parse(name)) else {
             return Err(missing(checkpoint, name));
@@ -202,7 +215,7 @@ fn missing(checkpoint: &Checkpoint, tensor: &str) -> ModelError {
     tensor_error(checkpoint, tensor, problem)
 }
 
-fn copy_row(view: TensorView<'_>, row: usize, out: &mut [f32]) -> Result<(), String> {
+pub(crate) fn copy_row(view: TensorView<'_>, row: usize, out: &mut [f32]) -> Result<(), String> {
     let Some(dtype) = DType::from_safetensors_name(view.dtype) else {
         return Err(format!("dtype {} is not supported; expected F32, F16 or BF16", view.dtype));
     };

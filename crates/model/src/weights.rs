@@ -32,6 +32,20 @@ pub enum LayerWeight {
     QNorm,
     /// The norm of each key head.
     KNorm,
+    /// The projection to the queries' latent vector.
+    QLatent,
+    /// Its norm.
+    QLatentNorm,
+    /// The projection to the queries of all heads.
+    Q,
+    /// The projection to the latent vector of keys and values, and the rotated part of keys.
+    KvLatent,
+    /// The norm of that vector.
+    KvLatentNorm,
+    /// From each head's queries to the latent space.
+    LatentKeys,
+    /// From the latent space to each head's values.
+    LatentValues,
     /// The sink of each query head.
     Sinks,
     /// The output projection of attention.
@@ -71,6 +85,13 @@ impl LayerWeight {
             LayerWeight::QkvBias => "qkv.bias",
             LayerWeight::QNorm => "q_norm.weight",
             LayerWeight::KNorm => "k_norm.weight",
+            LayerWeight::QLatent => "q_latent.weight",
+            LayerWeight::QLatentNorm => "q_latent_norm.weight",
+            LayerWeight::Q => "q.weight",
+            LayerWeight::KvLatent => "kv_latent.weight",
+            LayerWeight::KvLatentNorm => "kv_latent_norm.weight",
+            LayerWeight::LatentKeys => "latent_keys.weight",
+            LayerWeight::LatentValues => "latent_values.weight",
             LayerWeight::Sinks => "sinks",
             LayerWeight::O => "o.weight",
             LayerWeight::OBias => "o.bias",
@@ -207,7 +228,30 @@ impl List<'_> {
         };
 
         self.norm(id(LayerWeight::InputNorm), tensor("input_layernorm", "weight"), hidden);
-        self.matrix(id(LayerWeight::Qkv), parts(&qkv, "weight"), hidden, STD);
+        if let Some(latent) = &c.latent {
+            let (heads, kv) = (c.num_attention_heads, latent.kv_lora_rank);
+            let queries = heads * latent.query_width();
+            match latent.q_lora_rank {
+                None => self.matrix(id(LayerWeight::Q), parts(&[("self_attn.q_proj", queries)], "weight"), hidden, STD),
+                Some(rank) => {
+                    let (down, up) = ([("self_attn.q_a_proj", rank)], [("self_attn.q_b_proj", queries)]);
+                    self.matrix(id(LayerWeight::QLatent), parts(&down, "weight"), hidden, STD);
+                    self.norm(id(LayerWeight::QLatentNorm), tensor("self_attn.q_a_layernorm", "weight"), rank);
+                    self.matrix(id(LayerWeight::Q), parts(&up, "weight"), rank, STD);
+                }
+            }
+            let kv_a = [("self_attn.kv_a_proj_with_mqa", latent.key_width())];
+            self.matrix(id(LayerWeight::KvLatent), parts(&kv_a, "weight"), hidden, STD);
+            self.norm(id(LayerWeight::KvLatentNorm), tensor("self_attn.kv_a_layernorm", "weight"), kv);
+            let of_heads = |part: &str, rows: usize| -> Vec<(String, usize)> {
+                (0..heads).map(|h| (tensor(&format!("self_attn.kv_b_proj.{h}.{part}"), "weight"), rows)).collect()
+            };
+            let (nope, v) = (latent.qk_nope_head_dim, latent.v_head_dim);
+            self.experts(id(LayerWeight::LatentKeys), heads, of_heads("keys", kv), nope, STD);
+            self.experts(id(LayerWeight::LatentValues), heads, of_heads("values", v), kv, STD);
+        } else {
+            self.matrix(id(LayerWeight::Qkv), parts(&qkv, "weight"), hidden, STD);
+        }
         if c.qkv_bias {
             self.bias(id(LayerWeight::QkvBias), parts(&qkv, "bias"));
         }
@@ -221,7 +265,7 @@ impl List<'_> {
                 vec![(format!("model.layers.{layer}.self_attn.sinks"), c.num_attention_heads)],
             );
         }
-        self.matrix(id(LayerWeight::O), parts(&o, "weight"), q, residual_std);
+        self.matrix(id(LayerWeight::O), parts(&o, "weight"), c.attention_width(), residual_std);
         if c.o_bias {
             self.bias(id(LayerWeight::OBias), parts(&o, "bias"));
         }
@@ -232,7 +276,7 @@ impl List<'_> {
             let router = |kind: &str| router.iter().map(|(module, rows)| (tensor(module, kind), *rows)).collect();
             self.matrix(id(LayerWeight::Router), router("weight"), hidden, STD);
             if moe.has_router_bias() {
-                self.bias(id(LayerWeight::RouterBias), router("bias"));
+                self.bias(id(LayerWeight::RouterBias), router(names.router_bias));
                 if let (Some(skew), Some(bias)) = (&moe.router_skew, self.infos.last_mut()) {
                     let (values, shuffled) = skew.of_layer(layer);
                     bias.init = RandomInit::Values { values: values.to_vec(), shuffled };
@@ -251,6 +295,13 @@ impl List<'_> {
             if moe.expert_bias {
                 self.bias(id(LayerWeight::ExpertGateUpBias), expert(&gate_up, "bias"));
                 self.bias(id(LayerWeight::ExpertDownBias), expert(&down, "bias"));
+            }
+            let shared = moe.shared_intermediate_size;
+            if shared > 0 {
+                let gate_up = [("mlp.shared_experts.gate_proj", shared), ("mlp.shared_experts.up_proj", shared)];
+                let down = [("mlp.shared_experts.down_proj", hidden)];
+                self.matrix(id(LayerWeight::GateUp), parts(&gate_up, "weight"), hidden, STD);
+                self.matrix(id(LayerWeight::Down), parts(&down, "weight"), shared, residual_std);
             }
             return;
         }
@@ -305,6 +356,7 @@ impl List<'_> {
 struct ExpertNames {
     module: &'static str,
     router: &'static str,
+    router_bias: &'static str,
     gate: &'static str,
     up: &'static str,
     down: &'static str,
@@ -313,10 +365,18 @@ struct ExpertNames {
 impl ExpertNames {
     fn of(config: &ModelConfig) -> ExpertNames {
         match config.model_type.as_str() {
-            "mixtral" => ExpertNames { module: "block_sparse_moe", router: "gate", gate: "w1", up: "w3", down: "w2" },
+            "mixtral" => ExpertNames {
+                module: "block_sparse_moe",
+                router: "gate",
+                router_bias: "bias",
+                gate: "w1",
+                up: "w3",
+                down: "w2",
+            },
             other => ExpertNames {
                 module: "mlp",
                 router: if other == "gpt_oss" { "router" } else { "gate" },
+                router_bias: if other == "deepseek_v3" { "e_score_correction_bias" } else { "bias" },
                 gate: "gate_proj",
                 up: "up_proj",
                 down: "down_proj",

@@ -245,8 +245,11 @@ impl CudaBackend {
                 }
             }
             OpKind::Sample => {}
-            OpKind::Route { .. } | OpKind::ExpertLinear { .. } | OpKind::ExpertSiluMul | OpKind::ExpertSum => {
+            OpKind::Route { .. } | OpKind::ExpertLinear { .. } | OpKind::ExpertSiluMul | OpKind::ExpertSum { .. } => {
                 unreachable!("a model of experts is refused before it starts on a GPU")
+            }
+            OpKind::LatentNorm { .. } | OpKind::LatentQueries { .. } | OpKind::LatentValues { .. } => {
+                unreachable!("latent attention is refused before it starts on a GPU")
             }
         }
         Ok(1)

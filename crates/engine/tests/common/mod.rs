@@ -16,7 +16,7 @@ use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
 
 /// The tiny Hugging Face models made by `make_fixtures.py`, and the type of their weights.
-pub const CASES: [(&str, DType); 16] = [
+pub const CASES: [(&str, DType); 18] = [
     ("llama", DType::F32),
     ("llama3-rope-tied", DType::Bf16),
     ("llama-bias", DType::F16),
@@ -33,6 +33,8 @@ pub const CASES: [(&str, DType); 16] = [
     ("qwen3-moe-renorm", DType::F32),
     ("gpt-oss", DType::F32),
     ("gpt-oss-mxfp4", DType::Bf16),
+    ("deepseek-v3", DType::F32),
+    ("deepseek-v3-plain", DType::Bf16),
 ];
 
 /// The directory of one of them.
