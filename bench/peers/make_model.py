@@ -1,4 +1,4 @@
-"""A Llama of random weights in the format of one peer: make_model.py PEER TYPE PATH SHAPE.
+"""A Llama or Mixtral of random weights in the format of one peer: make_model.py PEER TYPE PATH SHAPE.
 
 Speed does not depend on the values, so one layer's weights serve all layers; each has its own copy in the file. (For
 CTranslate2, which stores equal weights once, the first value tells layers apart.)
@@ -61,6 +61,16 @@ def gguf_file():
     writer.add_tokenizer_model("no_vocab")
     ones = np.ones(hidden, dtype=np.float32)
     weights = {name: tensor(rows, columns, kind) for name, (rows, columns) in LAYER.items()}
+    experts = shape.get("experts", 0)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(shape["experts_per_token"])
+        for name in ("ffn_gate", "ffn_up", "ffn_down"):
+            rows, columns = LAYER[name]
+            del weights[name]
+            data, dtype = tensor(experts * rows, columns, kind)
+            weights[f"{name}_exps"] = data.reshape(experts, rows, -1), dtype
+        weights["ffn_gate_inp"] = floats(experts, hidden), gguf.GGMLQuantizationType.F32
     for layer in range(shape["layers"]):
         for name, (data, dtype) in weights.items():
             writer.add_tensor(f"blk.{layer}.{name}.weight", data, raw_dtype=dtype)

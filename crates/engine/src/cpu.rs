@@ -175,7 +175,7 @@ impl CpuBackend {
             gate_up: rows(2 * activated_width(&config)),
             act: if integers { Vec::new() } else { rows(activated_width(&config)) },
             experts: ExpertState::new(&config, limits.tokens),
-            latent: LatentState::new(&config, limits.tokens),
+            latent: LatentState::new(&config, limits.tokens, integers),
             codes,
             integers,
             sampled: vec![0f32; limits.sampled * config.hidden_size],
@@ -212,8 +212,8 @@ impl CpuBackend {
             let tokens = self.normed.len() / self.config.hidden_size;
             expert_bytes(&self.config, moe, tokens)
         });
-        let experts =
-            experts + 4 * latent::floats_per_token(&self.config) * self.normed.len() / self.config.hidden_size;
+        let tokens = self.normed.len() / self.config.hidden_size;
+        let experts = experts + latent::bytes(&self.config, tokens, self.integers);
         let activation_bytes: usize = activations.iter().map(|b| b.len() * 4).sum::<usize>() + experts;
         MemoryByPool {
             weights_bytes: self.weights.total_bytes(),
@@ -332,8 +332,8 @@ pub fn activation_bytes(config: &ModelConfig, limits: StepLimits, build: &BuildC
     let scores = if build.context_fmha { 0 } else { unfused_score_bytes(config, limits) as u64 };
     let codes = if codes { QuantRows::bytes_of(widest_step(config, limits), widest_input(config)) as u64 } else { 0 };
     let experts = config.moe.as_ref().map_or(0, |moe| expert_bytes(config, moe, limits.tokens) as u64);
-    let latent = tokens * latent::floats_per_token(config) as u64;
-    (rows + tables + latent) * 4 + scores + codes + experts
+    let latent = latent::bytes(config, limits.tokens, build.quantization.is_integer()) as u64;
+    (rows + tables) * 4 + scores + codes + experts + latent
 }
 
 impl Backend for CpuBackend {

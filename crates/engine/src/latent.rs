@@ -1,6 +1,6 @@
 //! Latent attention on a CPU: queries into the space of the cache, and values back, head by head.
 
-use strobe_kernels_cpu::{Cpu, Matrix};
+use strobe_kernels_cpu::{Cpu, Matrix, QuantRows};
 use strobe_model::{LatentAttention, ModelConfig};
 
 /// The epsilon of the norms of latent vectors, whatever the model's other norms have.
@@ -20,19 +20,42 @@ pub(crate) struct LatentState {
     /// One head's rows before and after its product.
     before: Vec<f32>,
     after: Vec<f32>,
+    /// Its rows as integers, where the weights are.
+    codes: QuantRows,
 }
 
-/// Floats of each token that these buffers hold.
-pub(crate) fn floats_per_token(config: &ModelConfig) -> usize {
+/// The widest input of a head's product.
+fn widest(shapes: &LatentAttention) -> usize {
+    shapes.kv_lora_rank.max(shapes.qk_nope_head_dim)
+}
+
+/// `out = x . w^T`, of integers where the weight is.
+fn product(cpu: &mut Cpu, codes: &mut QuantRows, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
+    if w.data.quant_kind().is_some() {
+        cpu.quantize_rows(x, w.k, codes);
+        cpu.linear_quantized(codes, w, None, out);
+    } else {
+        cpu.linear(x, x.len() / w.k, w, None, out);
+    }
+}
+
+/// Bytes of these buffers for so many tokens.
+pub(crate) fn bytes(config: &ModelConfig, tokens: usize, integers: bool) -> usize {
     let Some(shapes) = &config.latent else { return 0 };
     let head = shapes.query_width().max(shapes.v_head_dim);
     let one = shapes.kv_lora_rank.max(shapes.qk_nope_head_dim).max(shapes.v_head_dim);
-    2 * shapes.q_lora_rank.unwrap_or(0) + config.num_attention_heads * head + shapes.key_width() + 2 * one
+    let floats = 2 * shapes.q_lora_rank.unwrap_or(0) + config.num_attention_heads * head + shapes.key_width() + 2 * one;
+    let codes = if integers { QuantRows::bytes_of(tokens, widest(shapes)) } else { 0 };
+    4 * tokens * floats + codes
 }
 
 impl LatentState {
-    pub(crate) fn new(config: &ModelConfig, tokens: usize) -> Option<LatentState> {
+    pub(crate) fn new(config: &ModelConfig, tokens: usize, integers: bool) -> Option<LatentState> {
         let shapes = config.latent?;
+        let mut codes = QuantRows::new();
+        if integers {
+            codes.reserve(tokens, widest(&shapes));
+        }
         let rows = |width: usize| vec![0.0; tokens * width];
         let one = shapes.kv_lora_rank.max(shapes.qk_nope_head_dim).max(shapes.v_head_dim);
         Some(LatentState {
@@ -42,6 +65,7 @@ impl LatentState {
             kv_latent: rows(shapes.key_width()),
             before: rows(one),
             after: rows(one),
+            codes,
             heads: config.num_attention_heads,
             shapes,
         })
@@ -86,7 +110,7 @@ impl LatentState {
                 let q = &self.per_head[query_of(token)..][..nope];
                 before[token * nope..(token + 1) * nope].copy_from_slice(q);
             }
-            cpu.linear(&before[..m * nope], m, keys.nth(head), None, &mut after[..m * latent]);
+            product(cpu, &mut self.codes, &before[..m * nope], keys.nth(head), &mut after[..m * latent]);
             for (token, row) in qkv[..m * row_len].chunks_exact_mut(row_len).enumerate() {
                 let q_rotated = &self.per_head[query_of(token) + nope..][..rotated];
                 let c = &after[token * latent..(token + 1) * latent];
@@ -103,7 +127,8 @@ impl LatentState {
                 let from = &attn[(token * self.heads + head) * width..][..latent];
                 self.before[token * latent..(token + 1) * latent].copy_from_slice(from);
             }
-            cpu.linear(&self.before[..m * latent], m, values.nth(head), None, &mut self.after[..m * v]);
+            let (x, out) = (&self.before[..m * latent], &mut self.after[..m * v]);
+            product(cpu, &mut self.codes, x, values.nth(head), out);
             for token in 0..m {
                 let to = &mut self.per_head[(token * self.heads + head) * v..][..v];
                 to.copy_from_slice(&self.after[token * v..(token + 1) * v]);

@@ -285,6 +285,13 @@ impl ModelConfig {
                 ),
             ));
         }
+        if let Some(latent) = &self.latent {
+            latent.first_problem()?;
+            if (self.head_dim, self.num_key_value_heads) != (latent.key_width(), 1) {
+                let problem = format!("must be {} in one head for latent attention", latent.key_width());
+                return Err(("head_dim", format!("{problem}, found {}", self.head_dim)));
+            }
+        }
         if !self.head_dim.is_multiple_of(2) {
             return Err(("head_dim", format!("must be even for rotary embeddings, found {}", self.head_dim)));
         }
@@ -299,13 +306,6 @@ impl ModelConfig {
         }
         if self.sliding_window.contains(&Some(0)) {
             return Err(("sliding_window", "must be at least 1 or null, found 0".to_string()));
-        }
-        if let Some(latent) = &self.latent {
-            latent.first_problem()?;
-            if (self.head_dim, self.num_key_value_heads) != (latent.key_width(), 1) {
-                let problem = format!("must be {} in one head for latent attention", latent.key_width());
-                return Err(("head_dim", format!("{problem}, found {}", self.head_dim)));
-            }
         }
         if let Some(moe) = &self.moe {
             moe.first_problem(self.num_hidden_layers)?;

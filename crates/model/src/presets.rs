@@ -208,7 +208,7 @@ static PRESETS: [Preset; 14] = [
     },
     Preset {
         name: "mixtral-small",
-        summary: "a Mixtral of 148 M parameters, 72 M of them active: 8 layers of 8 experts, 2 per token",
+        summary: "a Mixtral of 140 M parameters, 64 M of them active: 8 layers of 8 experts, 2 per token",
         shape: Shape {
             family: Family::Mixtral { experts: 8, chosen: 2 },
             hidden: 512,

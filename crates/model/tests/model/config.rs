@@ -58,6 +58,18 @@ fn experts_are_read_and_refused_by_name() {
     assert!(gpt.attention_sinks && gpt.qkv_bias && gpt.o_bias);
     assert!(matches!(gpt.rope_scaling, RopeScaling::Yarn { factor: 4.0, truncate: false, .. }));
 
+    let deepseek = read("deepseek-v3");
+    let (moe, latent) = (deepseek.moe.as_ref().unwrap(), deepseek.latent.unwrap());
+    assert_eq!((moe.dense_layers.as_slice(), moe.shared_intermediate_size, moe.router_bias), (&[0][..], 32, true));
+    assert_eq!((latent.q_lora_rank, latent.key_width(), latent.query_width()), (Some(20), 20, 18));
+    assert_eq!((deepseek.head_dim, deepseek.num_key_value_heads, deepseek.attention_width()), (20, 1, 56));
+    assert_eq!(read("deepseek-v3-plain").latent.unwrap().q_lora_rank, None);
+    let text = std::fs::read_to_string(fixture("deepseek-v3").join("config.json")).unwrap();
+    let with = |from: &str, to: &str| from_text(&text.replace(from, to));
+    says(with("\"n_group\": 4", "\"n_group\": 3"), &["n_group", "8", "3"]);
+    says(with("\"kv_lora_rank\": 12", "\"kv_lora_rank\": 11"), &["kv_lora_rank", "even"]);
+    says(with("\"attention_bias\": false", "\"attention_bias\": true"), &["attention_bias"]);
+
     let text = std::fs::read_to_string(fixture("qwen3-moe").join("config.json")).unwrap();
     let with = |from: &str, to: &str| from_text(&text.replace(from, to));
     says(with("\"num_experts_per_tok\": 3", "\"num_experts_per_tok\": 9"), &["num_experts_per_tok", "5", "9"]);
