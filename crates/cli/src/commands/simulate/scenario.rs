@@ -85,18 +85,11 @@ pub struct ScenarioArgs {
     /// arrival_s,input_tokens,output_tokens; .gz too
     #[arg(long, value_name = "FILE", visible_alias = "dataset", conflicts_with = "rate", help_heading = "Load")]
     pub trace: Option<PathBuf>,
-    /// Multiply the rate of a trace
-    #[arg(
-        long,
-        value_name = "F",
-        default_value_t = 1.0,
-        allow_negative_numbers = true,
-        requires = "trace",
-        help_heading = "Load"
-    )]
-    pub rate_scale: f64,
+    /// Multiply the rate of a trace [default: 1]
+    #[arg(long, value_name = "F", allow_negative_numbers = true, help_heading = "Load")]
+    pub rate_scale: Option<f64>,
     /// Leave stamps that were rounded to ticks as they are, instead of spreading them over their tick
-    #[arg(long, requires = "trace", help_heading = "Load")]
+    #[arg(long, help_heading = "Load")]
     pub no_jitter: bool,
 
     /// What serves the requests
@@ -268,18 +261,22 @@ impl ScenarioArgs {
         let lengths = format!("{} in, {} out", self.input_tokens, self.output_tokens);
         let longest = (input.nearly_longest() + output.nearly_longest()) as usize;
         if let Some(path) = &self.trace {
-            if !(self.rate_scale > 0.0 && self.rate_scale.is_finite()) {
-                bail!("--rate-scale: expected a number above 0, found {}", self.rate_scale);
+            let rate_scale = self.rate_scale.unwrap_or(1.0);
+            if !(rate_scale > 0.0 && rate_scale.is_finite()) {
+                bail!("--rate-scale: expected a number above 0, found {rate_scale}");
             }
-            let options = ReplayOptions { rate_scale: self.rate_scale, jitter: !self.no_jitter, seed: self.seed };
+            let options = ReplayOptions { rate_scale, jitter: !self.no_jitter, seed: self.seed };
             let recorded = replay::read(path, &options)?;
             let longest = recorded.requests.iter().map(|r| (r.input + r.output) as usize).max().unwrap_or(1);
             let spread = recorded
                 .spread_over_ns
                 .map(|tick| format!(", stamps spread over their ticks of {} s", tick as f64 / 1e9))
                 .unwrap_or_default();
-            let said = format!("{} of {}, rate x {}{spread}", recorded.format, path.display(), self.rate_scale);
+            let said = format!("{} of {}, rate x {rate_scale}{spread}", recorded.format, path.display());
             return Ok((Load::Replay(Arc::new(recorded.requests)), said, longest));
+        }
+        if self.rate_scale.is_some() || self.no_jitter {
+            bail!("--rate-scale and --no-jitter: only a --trace has them; leave them out");
         }
         if let Some(clients) = self.concurrency {
             if clients == 0 {
