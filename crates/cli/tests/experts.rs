@@ -104,6 +104,30 @@ fn moe_balance_answers() {
 }
 
 #[test]
+fn moe_plan_shows_loads_and_names_what_it_can_plan() {
+    let sandbox = Sandbox::new();
+    let plan = |words: &str| -> serde_json::Value {
+        serde_json::from_str(&sandbox.ok(&format!("bench moe-plan --json {words}")).stdout).unwrap()
+    };
+    let flat = plan("--tokens 4 --experts 8 --top-k 2 --ep 4");
+    assert_eq!(flat["senders"][1]["experts_of_tokens"].to_string(), "[[2,4],[6,1],[3,5],[7,0]]");
+    assert_eq!(ints(&flat, "/sum"), [8; 4]);
+    let deepseek = "--method DeepSeekV3 --tokens 100 --experts 256 --top-k 8 --ep 8 --n-group 8 --topk-group 4";
+    let anchor = plan(&format!("{deepseek} --plan tensorrt-llm"));
+    assert_eq!(ints(&anchor, "/senders/0/loads_of_ranks"), [200, 200, 200, 200, 0, 0, 0, 0]);
+    assert_eq!(ints(&plan(deepseek), "/senders/0/loads_of_ranks"), [100; 8]);
+    assert_names(&sandbox.ok("bench moe-plan --experts 8 --top-k 2 --ep 2").stdout, &["sender", "spread", "all"]);
+    for (words, parts) in [
+        ("--experts 8 --top-k 2 --method AdaptiveK", &["`AdaptiveK`", "Renormalize, DeepSeekV3"][..]),
+        ("--experts 8 --top-k 2 --ep 3", &["8 experts", "3 expert-parallel ranks"]),
+        ("--experts 8 --top-k 2 --ep 0", &["8 experts", "0 expert-parallel ranks"]),
+        ("--experts 8 --top-k 9", &["num_experts_per_tok"]),
+    ] {
+        assert_names(&sandbox.refused(&format!("bench moe-plan {words}")), parts);
+    }
+}
+
+#[test]
 fn what_has_no_experts_is_refused() {
     let sandbox = sandbox();
     let call = |words: &str, wanted: &[&str]| assert_names(&sandbox.refused(words), wanted);

@@ -28,11 +28,20 @@ pub const WRONG: &str = "PERFECT ROUTER: tokens are sent to experts in balance, 
 pub const HEAT_MAP: &str = "experts";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum PlanChoice {
+pub enum PlanChoice {
     /// Ranks and experts as even as the model's routing allows
     Even,
     /// TensorRT-LLM's plan, which differs for DeepSeek-V3 only
     TensorrtLlm,
+}
+
+impl From<PlanChoice> for Plan {
+    fn from(choice: PlanChoice) -> Plan {
+        match choice {
+            PlanChoice::Even => Plan::Even,
+            PlanChoice::TensorrtLlm => Plan::TensorRtLlm,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -62,11 +71,7 @@ impl ExpertArgs {
 
     fn plan(&self) -> Option<Plan> {
         let asked = || std::env::var(VARIABLE).is_ok_and(|value| value == "1");
-        match self.perfect_router {
-            Some(PlanChoice::Even) => Some(Plan::Even),
-            Some(PlanChoice::TensorrtLlm) => Some(Plan::TensorRtLlm),
-            None => asked().then_some(Plan::Even),
-        }
+        self.perfect_router.map(Plan::from).or_else(|| asked().then_some(Plan::Even))
     }
 
     /// Checks the options against the model.

@@ -7,6 +7,7 @@ pub mod html;
 pub mod kernels;
 pub mod outcome;
 pub mod overhead;
+pub mod plan;
 pub mod start;
 pub mod text;
 pub mod utilization;

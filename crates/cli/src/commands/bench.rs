@@ -61,6 +61,8 @@ enum Mode {
     /// Is the router of a mixture of experts the bottleneck? Learned against perfectly balanced routing
     #[command(before_help = BALANCE_EXAMPLES)]
     MoeBalance(Box<BalanceArgs>),
+    /// Where the perfect router would send tokens, for any numbers
+    MoePlan(Box<bench::plan::Args>),
     /// Single kernels: time, rate, share of the roofline, and whether the result is right
     #[command(before_help = KERNEL_EXAMPLES)]
     Kernels(Box<bench::kernels::Args>),
@@ -317,6 +319,7 @@ pub fn run(args: Args) -> Result<()> {
         Mode::Throughput(args) => bench(*args, false),
         Mode::Latency(args) => bench(*args, true),
         Mode::MoeBalance(args) => moe_balance(*args),
+        Mode::MoePlan(args) => bench::plan::run(*args),
         Mode::Kernels(args) => bench::kernels::run(*args),
     }
 }
