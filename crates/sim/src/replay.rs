@@ -86,12 +86,18 @@ fn finish(mut rows: Vec<Row>, format: &'static str, options: &ReplayOptions) -> 
     Ok(Recorded { requests: requests.collect(), spread_over_ns: tick, format })
 }
 
-/// The tick of stamps that were rounded: at least half of them repeat the one before, and all gaps are its multiples.
+/// The tick of stamps that were rounded: at least half of them repeat the one before, and every other gap is, to one per
+/// cent of a tick, a multiple of the usual one.
 fn tick_ns(rows: &[Row]) -> Option<u64> {
-    let gaps = || rows.windows(2).map(|pair| (pair[1].arrival_ns - pair[0].arrival_ns) as u64);
-    let tick = gaps().filter(|gap| *gap > 0).min()?;
-    let repeats = gaps().filter(|gap| *gap == 0).count();
-    (2 * repeats >= rows.len() && gaps().all(|gap| gap % tick == 0)).then_some(tick)
+    let mut steps: Vec<f64> =
+        rows.windows(2).map(|pair| pair[1].arrival_ns - pair[0].arrival_ns).filter(|gap| *gap > 0.0).collect();
+    if 2 * steps.len() > rows.len() {
+        return None;
+    }
+    steps.sort_unstable_by(f64::total_cmp);
+    let tick = *steps.get(steps.len() / 2)?;
+    let off = |gap: f64| ((gap / tick).round().max(1.0) * tick - gap).abs();
+    steps.iter().all(|gap| off(*gap) <= tick / 100.0).then_some(tick.round() as u64)
 }
 
 fn tokens(path: &Path, line: usize, name: &str, value: Option<f64>) -> Result<u32, SimError> {
@@ -261,11 +267,11 @@ mod tests {
         assert_eq!((found.format, found.requests[1].arrival_ns), ("Azure CSV", 1_000_000_000));
         assert_eq!((found.requests[1].input, found.requests[1].output), (396, 109));
         let mooncake = "{\"timestamp\":0,\"input_length\":600,\"output_length\":5,\"hash_ids\":[0,1]}\n".repeat(3)
-            + "{\"timestamp\":3000,\"input_length\":600,\"output_length\":5,\"hash_ids\":[0,2]}\n";
+            + "{\"timestamp\":3001,\"input_length\":600,\"output_length\":5,\"hash_ids\":[0,2]}\n";
         let raw = read_text("raw", &mooncake, false).unwrap();
         assert_eq!(raw.requests[2].arrival_ns, 0);
         let spread = read_text("spread", &mooncake, true).unwrap();
-        assert_eq!((spread.format, spread.spread_over_ns), ("Mooncake", Some(3_000_000_000)));
+        assert_eq!((spread.format, spread.spread_over_ns), ("Mooncake", Some(3_001_000_000)));
         assert!(spread.requests[2].arrival_ns > 0 && spread.requests.is_sorted_by_key(|r| r.arrival_ns));
         let token = |r: &SimRequest, position| r.content.token(r.id, position);
         assert_eq!(token(&raw.requests[0], 511), token(&raw.requests[3], 511));
