@@ -91,7 +91,8 @@ fn finish(mut rows: Vec<Row>, format: &'static str, options: &ReplayOptions) -> 
 fn tick_ns(rows: &[Row]) -> Option<u64> {
     let mut steps: Vec<f64> =
         rows.windows(2).map(|pair| pair[1].arrival_ns - pair[0].arrival_ns).filter(|gap| *gap > 0.0).collect();
-    if 2 * steps.len() > rows.len() {
+    let repeats = rows.len().saturating_sub(1 + steps.len());
+    if 2 * repeats < rows.len() {
         return None;
     }
     steps.sort_unstable_by(f64::total_cmp);
