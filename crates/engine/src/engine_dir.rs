@@ -119,6 +119,18 @@ pub fn build(
     extra_files: &[(&str, &str)],
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<BuildSummary, EngineError> {
+    let (needed, free) = (weights::engine_bytes(&config.model, &config.build), memory::free_disk(dir));
+    if let Some(free) = free.filter(|free| needed > *free) {
+        let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+        let problem = format!(
+            "{} cannot hold the weights of {}: {:.1} GiB needed, {:.1} GiB free; use another disk, a smaller model or fewer bits",
+            dir.display(),
+            config.model_name,
+            gib(needed),
+            gib(free)
+        );
+        return Err(EngineError::option("--output-dir", problem));
+    }
     let staged = StagedDir::create(dir, overwrite, &[CONFIG_FILE, WEIGHTS_FILE], "engine directory")?;
     let weights = weights::stored_weights(&config.model, &config.build);
     let specs: Vec<_> = weights.iter().map(StoredWeight::tensor).collect();

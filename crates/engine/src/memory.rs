@@ -58,6 +58,18 @@ fn left_in_group(limit: &str, used: &str, stat: &str, cache_field: &str) -> Opti
     Some(limit.saturating_sub(used.saturating_sub(cache)))
 }
 
+/// Bytes that can still be written where `path`, or the first directory above it that exists, lies.
+pub fn free_disk(path: &Path) -> Option<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::path::absolute(path).ok()?;
+    let existing = path.ancestors().find(|path| path.exists())?;
+    let name = std::ffi::CString::new(existing.as_os_str().as_bytes()).ok()?;
+    let mut facts = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
+    // SAFETY: the name ends with a zero byte, and a struct of zeroes is a valid one.
+    let facts = unsafe { (libc::statvfs(name.as_ptr(), facts.as_mut_ptr()) == 0).then(|| facts.assume_init())? };
+    Some(facts.f_bavail as u64 * facts.f_frsize as u64)
+}
+
 /// Memory of the machine.
 pub fn total() -> Option<u64> {
     field_kib(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")

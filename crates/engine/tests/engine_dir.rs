@@ -378,3 +378,18 @@ fn a_staged_directory_appears_on_commit_only() {
     check_target(&target, true, &marks, "run directory").unwrap();
     check_target(&parent.join("fresh"), false, &marks, "run directory").unwrap();
 }
+
+#[test]
+fn a_build_that_the_disk_cannot_hold_is_refused_before_it_starts() {
+    let dir = scratch("too_large").join("engine");
+    let model = ModelRef::open("deepseek-v3", 0).unwrap();
+    let config = model.engine_config(build(DType::F32)).unwrap();
+    let needed = strobe_engine::weights::engine_bytes(&config.model, &config.build);
+    if strobe_engine::memory::free_disk(&dir).is_none_or(|free| free >= needed) {
+        eprintln!("skipped: this disk could hold {needed} bytes");
+        return;
+    }
+    let built = build_dir(&mut cpu(), &model, &config, &dir, false, &[], &mut |_| true);
+    says(built, &["--output-dir", "deepseek-v3", "GiB needed", "GiB free"]);
+    assert!(!dir.exists());
+}
