@@ -1,5 +1,7 @@
 //! `strobe bench`: throughput and latency of an engine.
 
+mod moe_balance;
+
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -16,7 +18,7 @@ use crate::bench::experts::{ExpertArgs, ExpertOptions};
 use crate::bench::outcome::RepeatFigures;
 use crate::bench::start::{Start, since_beginning_ms};
 use crate::bench::write::{self, Files};
-use crate::bench::{self, Spec, balance, text};
+use crate::bench::{self, Spec, text};
 use crate::build_args::{BuildArgs, Switch};
 use crate::device::{Device, DeviceArgs};
 use crate::machine::{self, MeasuredPeaks};
@@ -38,11 +40,6 @@ const KERNEL_EXAMPLES: &str = "EXAMPLES:
   strobe bench kernels --op attention --output-dir DIR      fused against naive attention, with a plot
   strobe bench kernels --shapes shapes.json --csv";
 
-const BALANCE_EXAMPLES: &str = "EXAMPLES:
-  strobe bench moe-balance --engine-dir E --dataset d.jsonl
-  strobe bench moe-balance --model mixtral-small --router-skew zipf:1.2 --dataset d.jsonl --assume-ep 4
-  strobe bench moe-balance --engine-dir E --dataset d.jsonl --repeat 9 --threshold 5% --output-dir DIR";
-
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
@@ -59,8 +56,8 @@ enum Mode {
     #[command(before_help = EXAMPLES)]
     Latency(Box<BenchArgs>),
     /// Is the router of a mixture of experts the bottleneck? Learned against perfectly balanced routing
-    #[command(before_help = BALANCE_EXAMPLES)]
-    MoeBalance(Box<BalanceArgs>),
+    #[command(before_help = moe_balance::EXAMPLES)]
+    MoeBalance(Box<moe_balance::Args>),
     /// Where the perfect router would send tokens, for any numbers
     MoePlan(Box<bench::plan::Args>),
     /// Single kernels: time, rate, share of the roofline, and whether the result is right
@@ -245,80 +242,11 @@ struct BenchArgs {
     json: bool,
 }
 
-#[derive(clap::Args)]
-struct BalanceArgs {
-    #[command(flatten)]
-    bench: BenchArgs,
-    /// A gain above this says that routing imbalance is significant
-    #[arg(long, value_name = "PERCENT", value_parser = super::compare::percent, default_value = "10%")]
-    threshold: f64,
-}
-
-/// Pairs of runs where nobody says how many; fewer have no useful interval.
-const PAIRS: usize = 5;
-
-fn moe_balance(args: BalanceArgs) -> Result<()> {
-    let BalanceArgs { bench: mut args, threshold } = args;
-    let given = [
-        ("--runtime", args.runtime != Runtime::Strobe),
-        ("--profile", args.profile.is_some()),
-        ("--trace-out", args.trace_out.is_some()),
-        ("--measure-profiler-overhead", args.measure_profiler_overhead),
-        ("--report-json", args.report_json.is_some()),
-        ("--request-json", args.request_json.is_some()),
-        ("--iteration-log", args.iteration_log.is_some()),
-        ("--log-iteration-data", args.log_iteration_data),
-        ("--request-rate", args.request_rate.is_some()),
-    ];
-    if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
-        bail!("{name} has no meaning for moe-balance; leave it out");
-    }
-    if args.eos_id >= 0 || !args.stop_ids.is_empty() {
-        bail!("moe-balance compares runs with the same outputs' lengths; leave out --eos-id and --stop-ids");
-    }
-    if args.repeat == 1 {
-        args.repeat = PAIRS;
-    } else if args.repeat < 2 {
-        bail!("--repeat must be at least 2 for moe-balance");
-    }
-    let call = Call {
-        arrival: arrival(&args)?,
-        concurrency: concurrency(&args, false)?,
-        params: sampling(&args)?,
-        windows: Vec::new(),
-        latency: false,
-    };
-    let device = args.build.device(&args.device)?;
-    if let Some(dir) = &args.output_dir {
-        staged_dir::check_target(dir, args.overwrite, &[balance::ANSWER], "result directory")?;
-    }
-    let samples = samples(&args)?;
-    let ready = ready(&args, device, call, samples, ExpertArgs::balanced)?;
-    let Ready { device, model, peaks, spec, .. } = ready;
-    let staged = args
-        .output_dir
-        .as_ref()
-        .map(|dir| StagedDir::create(dir, args.overwrite, &[balance::ANSWER], "result directory"))
-        .transpose()?;
-    let answer = balance::execute(device, &model, peaks, &spec, threshold)?;
-    if let Some(staged) = staged {
-        answer.write(staged)?;
-    }
-    match args.json {
-        true => output::line(&format!("{:#}", answer.to_json())),
-        false => output::print(&answer.text(output::width())),
-    }
-    if let Some(dir) = &args.output_dir {
-        output::note(&format!("results: {}", dir.display()));
-    }
-    Ok(())
-}
-
 pub fn run(args: Args) -> Result<()> {
     match args.mode {
         Mode::Throughput(args) => bench(*args, false),
         Mode::Latency(args) => bench(*args, true),
-        Mode::MoeBalance(args) => moe_balance(*args),
+        Mode::MoeBalance(args) => moe_balance::run(*args),
         Mode::MoePlan(args) => bench::plan::run(*args),
         Mode::Kernels(args) => bench::kernels::run(*args),
     }
