@@ -1,5 +1,7 @@
 //! `linear`: how a product is cut into tasks. The arithmetic is in [`crate::gemm`] and [`crate::row_major`].
 
+use std::ops::Range;
+
 use crate::cpu::{Cpu, SharedMut};
 use crate::gemm::{self, BlockedGemm, Gemv, Strips};
 use crate::matrix::{Elems, Layout, Matrix, PANEL};
@@ -131,36 +133,75 @@ impl Cpu {
             self.pool.run(strips.count, &pack);
         }
 
-        let panels = n.div_ceil(PANEL);
-        let per_task = if strips.count == 1 {
-            stream_panels(k, panels, threads)
-        } else {
-            panels.div_ceil(4 * threads).clamp(1, PANELS_PER_TASK)
-        };
-        let column_tasks = panels.div_ceil(per_task);
-        // Few columns: share the rows as well.
-        let row_tasks = (2 * threads).div_ceil(column_tasks).clamp(1, strips.count);
+        let shares = Shares::new(strips.count, n, k, threads);
         let scratch = SharedMut::new(&mut self.worker_scratch);
         let (packed_rows, out) = (&self.packed_rows[..m * k], SharedMut::new(out));
-        self.pool.run(column_tasks * row_tasks, &|task, worker| {
-            let (column_task, row_task) = (task / row_tasks, task % row_tasks);
+        self.pool.run(shares.tasks(), &|task, worker| {
             // SAFETY: a worker runs one task at a time.
             let scratch = unsafe { &mut scratch.slice(worker, 1)[0] };
             let task = BlockedGemm {
                 packed_rows,
                 strips,
-                strip_range: strips.count * row_task / row_tasks..strips.count * (row_task + 1) / row_tasks,
+                strip_range: shares.strips(task),
                 n,
                 k,
                 data,
                 bias,
-                panels: column_task * per_task..panels.min((column_task + 1) * per_task),
+                panels: shares.panels(task),
                 expanded: &mut scratch[..gemm::K_BLOCK * PANEL],
                 out: out.ptr(),
             };
             // SAFETY: lengths were checked, and each task writes its own tiles.
             unsafe { dispatch(tier, task) };
         });
+    }
+}
+
+/// How a product is shared out: tasks of some panels, and where there are few columns, of some strips of rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Shares {
+    strips: usize,
+    panels: usize,
+    panels_per_task: usize,
+    column_tasks: usize,
+    row_tasks: usize,
+}
+
+impl Shares {
+    pub(crate) fn new(strips: usize, n: usize, k: usize, threads: usize) -> Shares {
+        let panels = n.div_ceil(PANEL);
+        let panels_per_task = if strips == 1 {
+            stream_panels(k, panels, threads)
+        } else {
+            panels.div_ceil(4 * threads).clamp(1, PANELS_PER_TASK)
+        };
+        let column_tasks = panels.div_ceil(panels_per_task);
+        let row_tasks = (2 * threads).div_ceil(column_tasks).clamp(1, strips);
+        Shares { strips, panels, panels_per_task, column_tasks, row_tasks }
+    }
+
+    pub(crate) fn tasks(&self) -> usize {
+        self.column_tasks * self.row_tasks
+    }
+
+    /// Most panels of a task.
+    pub(crate) fn panels_per_task(&self) -> usize {
+        self.panels_per_task
+    }
+
+    /// Most strips of a task.
+    pub(crate) fn strips_per_task(&self) -> usize {
+        self.strips.div_ceil(self.row_tasks)
+    }
+
+    pub(crate) fn strips(&self, task: usize) -> Range<usize> {
+        let row_task = task % self.row_tasks;
+        self.strips * row_task / self.row_tasks..self.strips * (row_task + 1) / self.row_tasks
+    }
+
+    pub(crate) fn panels(&self, task: usize) -> Range<usize> {
+        let first = task / self.row_tasks * self.panels_per_task;
+        first..self.panels.min(first + self.panels_per_task)
     }
 }
 

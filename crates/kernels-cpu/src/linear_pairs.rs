@@ -11,14 +11,12 @@ use half::bf16;
 
 use crate::cpu::{Cpu, SharedMut};
 use crate::gemm::{GEMV_PANELS, GEMV_PREFETCH_BYTES, K_BLOCK, MAX_TILE_ROWS, Strips, add_bias};
-use crate::linear::{PACK_ALONE, stream_panels};
+use crate::linear::{PACK_ALONE, Shares};
 use crate::matrix::{Matrix, PANEL};
 use crate::simd::{PairKernel, Simd, SimdPairs, dispatch_pairs};
 
 /// Rows that are multiplied at a time: a block of them and the sums of a task's panels share the second cache.
 const ROW_BLOCK: usize = 264;
-/// Panels that a task of many rows takes together: each block of the rows is then fetched once for all of them.
-const PANELS_PER_TASK: usize = 8;
 /// Strips of rows up to which weights are paired on the way, once per strip, instead of beforehand through the cache.
 const STREAM_STRIPS: usize = 2;
 /// Elements of a paired block of weights.
@@ -76,22 +74,13 @@ impl Cpu {
             self.pool.run(strips.count, &round);
         }
 
-        let panels = n.div_ceil(PANEL);
-        let per_task = if strips.count == 1 {
-            stream_panels(k, panels, threads)
-        } else {
-            panels.div_ceil(4 * threads).clamp(1, PANELS_PER_TASK)
-        };
-        let column_tasks = panels.div_ceil(per_task);
-        // Few columns: share the rows as well.
-        let row_tasks = (2 * threads).div_ceil(column_tasks).clamp(1, strips.count);
-        let sums = per_task * m.min(strips.count.div_ceil(row_tasks) * MAX_TILE_ROWS) * PANEL;
+        let shares = Shares::new(strips.count, n, k, threads);
+        let sums = shares.panels_per_task() * m.min(shares.strips_per_task() * MAX_TILE_ROWS) * PANEL;
         let paired = PAIRED * size_of::<bf16>() / size_of::<f32>();
         self.reserve_worker_scratch(paired + sums);
         let scratch = SharedMut::new(&mut self.worker_scratch);
         let (rows, out) = (bytemuck::cast_slice::<f32, bf16>(&self.packed_rows), SharedMut::new(out));
-        self.pool.run(column_tasks * row_tasks, &|task, worker| {
-            let (column_task, row_task) = (task / row_tasks, task % row_tasks);
+        self.pool.run(shares.tasks(), &|task, worker| {
             // SAFETY: a worker runs one task at a time.
             let scratch = unsafe { &mut scratch.slice(worker, 1)[0] };
             let (paired, rest) = scratch.split_at_mut(paired);
@@ -99,12 +88,12 @@ impl Cpu {
                 rows,
                 m,
                 strips,
-                strip_range: strips.count * row_task / row_tasks..strips.count * (row_task + 1) / row_tasks,
+                strip_range: shares.strips(task),
                 n,
                 k,
                 data,
                 bias,
-                panels: column_task * per_task..panels.min((column_task + 1) * per_task),
+                panels: shares.panels(task),
                 paired: bytemuck::cast_slice_mut(paired),
                 sums: &mut rest[..sums],
                 out: out.ptr(),
