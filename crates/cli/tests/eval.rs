@@ -89,7 +89,8 @@ fn sixteen_bit_logits_are_close_to_those_of_transformers() {
     for case in CASES.iter().filter(|&&case| case != "llama") {
         let golden = golden(case, "golden.json");
         let found = evaluate(case, &golden, "--dtype auto");
-        compare(case, &found, &golden, 2.5e-3);
+        // CPUs with bfloat16 instructions round activations too, as `transformers` does in this type.
+        compare(case, &found, &golden, if case.ends_with("f16") && !case.ends_with("bf16") { 2.5e-3 } else { 2.5e-2 });
         assert_ne!(found, evaluate(case, &golden, "--dtype float32"), "{case}: --dtype changed nothing");
     }
 }
