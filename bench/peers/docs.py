@@ -45,7 +45,8 @@ def scaling(result):
 
 
 def main():
-    results = [json.loads(path.read_text()) for path in sorted((ROOT / "bench/results").glob("cpu-peers*.json"))]
+    files = sorted((ROOT / "bench/results").glob("cpu-peers*.json"), key=lambda path: (len(path.name), path.name))
+    results = [json.loads(path.read_text()) for path in files]
     lines = ["| | type | strobe | of the limit | peer | strobe is faster by |", "|---|---|---|---|---|---|"]
     lines += [row for result in results for row in rows(result)]
     for depth in (result["depth"] for result in results if "depth" in result):
