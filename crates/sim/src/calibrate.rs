@@ -338,6 +338,9 @@ fn errors_left_out(features: &[Feature], samples: &[(StepLoad, f64)]) -> Option<
     Some(errors)
 }
 
+/// An iteration that took more than this many times the usual counts as so many: a machine that stopped says nothing.
+const DISTURBED: f64 = 5.0;
+
 fn quantile_abs(errors: &[f64], q: f64) -> f64 {
     let mut sorted: Vec<f64> = errors.iter().map(|e| e.abs()).collect();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -378,8 +381,17 @@ fn fit_region(region: Region, samples: &[Sample]) -> Option<RegionCost> {
         }
     }
     let part = |f: fn(&Sample) -> f64| own.iter().map(|s| (s.load, f(s))).collect::<Vec<_>>();
-    let total = Form::fit(&features, &wall)?;
-    let host = Form::fit(&features, &part(|s| s.host_ns.max(1.0)))?;
+    let mut total = Form::fit(&features, &wall)?;
+    let mut host = Form::fit(&features, &part(|s| s.host_ns.max(1.0)))?;
+    // The fit follows the usual iteration; a request's time is a sum over all of them, the disturbed ones too.
+    let (usual, all) = wall.iter().fold((0.0, 0.0), |(usual, all), (load, t)| {
+        let predicted = total.of(load);
+        (usual + predicted, all + t.min(DISTURBED * predicted))
+    });
+    if usual > 0.0 {
+        let scale = all / usual;
+        total.terms.iter_mut().chain(&mut host.terms).for_each(|(_, coefficient)| *coefficient *= scale);
+    }
     // Device and host add up to the fit of the whole, whose errors are known.
     let device =
         Form { terms: total.terms.iter().zip(&host.terms).map(|((feature, t), (_, h))| (*feature, t - h)).collect() };
