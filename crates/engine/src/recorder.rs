@@ -26,6 +26,14 @@ pub struct StepTimes {
     pub end: u64,
 }
 
+impl StepTimes {
+    /// Of a step of which only the start and the end are known: all of it is the forward pass.
+    pub fn forward_only(start: u64, end: u64) -> StepTimes {
+        let (fetched, planned, scheduled, prepared) = (start, start, start, start);
+        StepTimes { start, fetched, planned, scheduled, prepared, forwarded: end, sampled: end, end }
+    }
+}
+
 /// One executed op. On a GPU its times say when the host issued it; when it ran is in [`Recording::gpu`].
 #[derive(Clone, Copy, Debug)]
 pub struct OpEvent {

@@ -240,16 +240,7 @@ mod tests {
     }
 
     fn step(iteration: u64, start: u64, end: u64) -> StepEvent {
-        let times = StepTimes {
-            start,
-            fetched: start,
-            planned: start,
-            scheduled: start,
-            prepared: start,
-            forwarded: end,
-            sampled: end,
-            end,
-        };
+        let times = StepTimes::forward_only(start, end);
         StepEvent {
             iteration,
             times,

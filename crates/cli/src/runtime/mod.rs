@@ -260,18 +260,9 @@ fn listen(task: &Task<'_>, lines: &mpsc::Receiver<String>) -> Result<Option<(Fac
     Ok(facts.map(|facts| (facts, runs)))
 }
 
-/// A step of which only the start and the end are known: all of it is the forward pass.
+/// The record of a step that another runtime ran.
 fn iteration(iter: u64, (start, end, context, generation, tokens): (u64, u64, u32, u32, u32)) -> IterationRecord {
-    let times = StepTimes {
-        start,
-        fetched: start,
-        planned: start,
-        scheduled: start,
-        prepared: start,
-        forwarded: end,
-        sampled: end,
-        end,
-    };
+    let times = StepTimes::forward_only(start, end);
     IterationRecord {
         iter,
         times,

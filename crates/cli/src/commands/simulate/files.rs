@@ -211,16 +211,7 @@ fn iteration_record(step: &StepRecord) -> IterationRecord {
     let (start, end) = (step.start_ns, step.end_ns);
     IterationRecord {
         iter: step.iter,
-        times: StepTimes {
-            start,
-            fetched: start,
-            planned: start,
-            scheduled: start,
-            prepared: start,
-            forwarded: end,
-            sampled: end,
-            end,
-        },
+        times: StepTimes::forward_only(start, end),
         active: step.active,
         queued: step.queued,
         new_active: step.new_active,
