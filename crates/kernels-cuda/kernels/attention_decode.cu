@@ -19,6 +19,7 @@ struct DecodeParams {
     const float *sines;
     float *partials; // [span][kv head and chunk of its group][split][HEADS * (D + 2)]
     u32 *counters;   // [span][kv head and chunk of its group], all 0 between launches
+    const float *sinks; // of each query head; null: none
     u64 qkv_stride;  // elements
     u64 out_stride;
     u32 heads;
@@ -571,7 +572,7 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
             x[3] += four.w * weight;
         }
         if (active == 1) {
-            float over = 1.0f / all;
+            float over = 1.0f / (all + sink_weight(p.sinks, first_head + head, highest));
 #pragma unroll
             for (int j = 0; j < 4; j++) x[j] *= over;
             store4(out + 4 * i, x);
@@ -604,8 +605,8 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
             highest = two.x;
             all = two.y;
         }
-        float weight = exp2_fast(highest - warp_max(highest));
-        weights[head * WARP + lane] = weight / warp_sum(all * weight);
+        float top = warp_max(highest), weight = exp2_fast(highest - top);
+        weights[head * WARP + lane] = weight / (warp_sum(all * weight) + sink_weight(p.sinks, first_head + head, top));
     }
     __syncthreads();
     for (u32 i = thread; i < heads * groups_of_4; i += blockDim.x) {

@@ -11,6 +11,7 @@ struct PrefillParams {
     const u32 *tiles; // pairs: span, and tile of its rows
     const u32 *block_tables;
     void *out;
+    const float *sinks; // of each query head; null: none
     u64 qkv_stride; // elements
     u64 out_stride;
     u32 heads;
@@ -290,8 +291,9 @@ template <typename T, typename KV, int D, int MATRICES, int KEYS> DEVICE void pr
             float all = total[m][half];
             all += __shfl_xor_sync(FULL_WARP, all, 1);
             all += __shfl_xor_sync(FULL_WARP, all, 2);
-            float over = 1.0f / all;
             u32 row = 16 * (warp * MATRICES + m) + 8 * half + (lane >> 2);
+            u32 head = row - ((row * reciprocal) >> 16) * group;
+            float over = 1.0f / (all + sink_weight(p.sinks, kv_head * group + head, maximum[m][half]));
 #pragma unroll
             for (int i = 0; i < D / 8; i++)
                 *(u32 *)(queries + swizzled<D>(row, i) + 4 * (lane & 3)) =

@@ -11,6 +11,7 @@ struct AttentionRowsParams {
     const u32 *tiles; // pairs: span, and tile of its rows; null: one tile for each span
     const u32 *block_tables;
     void *out;
+    const float *sinks; // of each query head; null: none
     u64 qkv_stride; // elements
     u64 out_stride;
     u32 heads;
@@ -140,8 +141,12 @@ template <typename T, typename KV, int WIDTH> DEVICE void attention_rows(const A
         __syncthreads();
     }
     if (lane == 0) {
-        shrink[warp] = total[0] > 0.0f ? 1.0f / total[0] : 0.0f;
-        shrink[warp + 4] = total[1] > 0.0f ? 1.0f / total[1] : 0.0f;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 row = warp + 4 * half;
+            float all = total[half] + sink_weight(p.sinks, first_head + row % heads, maximum[half]);
+            shrink[row] = total[half] > 0.0f ? 1.0f / all : 0.0f;
+        }
     }
     __syncthreads();
 #pragma unroll

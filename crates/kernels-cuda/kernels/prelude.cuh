@@ -46,6 +46,13 @@ DEVICE float exp2_fast(float x) {
     return y;
 }
 
+#define LOG2_E 1.4426950408889634f
+// What a head's sink adds to the total of a row: a logit that every row sees and that has no value. `maximum` is the
+// row's, in powers of two, as its total is. Where there are no sinks the answer is 0.
+DEVICE float sink_weight(const float *sinks, u32 head, float maximum) {
+    return sinks != nullptr ? exp2_fast(sinks[head] * LOG2_E - maximum) : 0.0f;
+}
+
 // ---- conversions ------------------------------------------------------------------------------------------------
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }

@@ -13,6 +13,7 @@ struct Unfused {
     const u64 *offsets;
     float *scores;
     void *out;
+    const float *sinks; // of each query head; null: none
     u32 heads, kv_heads, head_dim, block_shift, window;
     float scale;
 };
@@ -309,7 +310,7 @@ KERNEL unfused_softmax_f32(Unfused a) {
     sum = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) sum += highest_of[i] == -infinity() ? 0.0f : sum_of[i] * __expf(highest_of[i] - top);
-    float inverse = 1.0f / sum;
+    float inverse = 1.0f / (sum + sink_weight(a.sinks, job.head, top * LOG2_E));
     for (u32 key = first / 4 * 4 + threadIdx.x * 4; key <= last; key += 128 * 4) {
         bytes16 raw = *(const bytes16 *)(scores + key);
         raw.x = __float_as_uint(__expf(__uint_as_float(raw.x) - top) * inverse);

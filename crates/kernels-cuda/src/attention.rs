@@ -62,6 +62,8 @@ pub struct PrefillArgs {
     pub block_tables: DevicePtr,
     /// Keys that a row sees, itself included; 0 for all.
     pub window: usize,
+    /// A logit (f32) of each query head that joins every row's softmax and has no value; 0 for none.
+    pub sinks: DevicePtr,
     /// Rows of the result, heads concatenated.
     pub out: DevicePtr,
     /// From one row of `out` to the next.
@@ -90,6 +92,8 @@ pub struct DecodeArgs {
     pub block_tables: DevicePtr,
     /// Keys that a row sees, itself included; 0 for all.
     pub window: usize,
+    /// A logit (f32) of each query head that joins every row's softmax and has no value; 0 for none.
+    pub sinks: DevicePtr,
     /// Rows of the result, heads concatenated.
     pub out: DevicePtr,
     /// From one row of `out` to the next.
@@ -113,6 +117,7 @@ struct PrefillParams {
     tiles: u64,
     block_tables: u64,
     out: u64,
+    sinks: u64,
     qkv_stride: u64,
     out_stride: u64,
     heads: u32,
@@ -135,6 +140,7 @@ struct DecodeParams {
     sines: u64,
     partials: u64,
     counters: u64,
+    sinks: u64,
     qkv_stride: u64,
     out_stride: u64,
     heads: u32,
@@ -326,6 +332,7 @@ impl Attention {
             tiles: args.tiles,
             block_tables: args.block_tables,
             out: args.out,
+            sinks: args.sinks,
             qkv_stride: args.q_stride as u64,
             out_stride: args.out_stride as u64,
             heads: self.config.heads as u32,
@@ -376,6 +383,7 @@ impl Attention {
                     tiles: 0,
                     block_tables: args.block_tables,
                     out: args.out,
+                    sinks: args.sinks,
                     qkv_stride: args.q_stride as u64,
                     out_stride: args.out_stride as u64,
                     heads: self.config.heads as u32,
@@ -410,6 +418,7 @@ impl Attention {
             sines: angles.sines,
             partials: partials.ptr(),
             counters: counters.ptr(),
+            sinks: args.sinks,
             qkv_stride: args.q_stride as u64,
             out_stride: args.out_stride as u64,
             heads: self.config.heads as u32,

@@ -46,6 +46,8 @@ pub struct UnfusedArgs {
     pub block_tables: DevicePtr,
     /// Keys that a row sees, its own included; 0 is all.
     pub window: usize,
+    /// A logit (f32) of each query head that joins every row's softmax and has no value; 0 for none.
+    pub sinks: DevicePtr,
     /// Where each span's scores start, in elements (u64): the sum of [`score_elements`] of the spans before it.
     pub score_offsets: DevicePtr,
     /// Scores, f32.
@@ -70,6 +72,7 @@ struct Parameters {
     offsets: DevicePtr,
     scores: DevicePtr,
     out: DevicePtr,
+    sinks: DevicePtr,
     heads: u32,
     kv_heads: u32,
     head_dim: u32,
@@ -152,6 +155,7 @@ impl UnfusedAttention {
             offsets: args.score_offsets,
             scores: args.scores,
             out: args.out,
+            sinks: args.sinks,
             heads: config.heads as u32,
             kv_heads: config.kv_heads as u32,
             head_dim: config.head_dim as u32,
@@ -187,6 +191,6 @@ mod tests {
     fn score_rows_start_where_four_can_be_read_at_once() {
         assert_eq!(score_elements(2, 3, 5), 2 * 3 * 8);
         assert_eq!(score_elements(2, 3, 8), 2 * 3 * 8);
-        assert_eq!(size_of::<Parameters>(), 80);
+        assert_eq!(size_of::<Parameters>(), 88);
     }
 }

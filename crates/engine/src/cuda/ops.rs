@@ -152,10 +152,12 @@ impl CudaBackend {
             OpKind::RopeKvWrite => {
                 let next = nodes.get(index + 1).map(|node| node.kind);
                 let alone = packed.prefill == 0 && packed.one_span_each;
-                let fused = matches!(next, Some(OpKind::Attention { rows: Rows::All, .. })) && alone;
-                if fused && self.attention.fuses_rope() {
+                if let Some(OpKind::Attention { rows: Rows::All, sinks }) = next
+                    && alone
+                    && self.attention.fuses_rope()
+                {
                     gpu.set_tag(index as u32 + 1);
-                    self.decode_attention(packed, kv, window, true)?;
+                    self.decode_attention(packed, kv, window, self.sinks(sinks), true)?;
                     return Ok(2);
                 }
                 self.rows.rope_kv_write(
@@ -176,7 +178,8 @@ impl CudaBackend {
                     },
                 )?;
             }
-            OpKind::Attention { .. } => {
+            OpKind::Attention { sinks, .. } => {
+                let sinks = self.sinks(sinks);
                 if packed.tiles > 0 {
                     self.attention.prefill(
                         gpu,
@@ -189,13 +192,14 @@ impl CudaBackend {
                             tile_count: packed.tiles,
                             block_tables: at(base, layout.tables()),
                             window,
+                            sinks,
                             out: b.attn.ptr(),
                             out_stride: q_width,
                         },
                     )?;
                 }
                 if packed.decode > 0 {
-                    self.decode_attention(packed, kv, window, false)?;
+                    self.decode_attention(packed, kv, window, sinks, false)?;
                 }
             }
             OpKind::AttnScores | OpKind::AttnSoftmax { .. } | OpKind::AttnValues => {
@@ -203,6 +207,10 @@ impl CudaBackend {
                 if packed.unfused == 0 {
                     return Ok(1);
                 }
+                let sinks = match node.kind {
+                    OpKind::AttnSoftmax { sinks } => self.sinks(sinks),
+                    _ => 0,
+                };
                 let args = UnfusedArgs {
                     qkv: b.qkv.ptr(),
                     kv,
@@ -212,6 +220,7 @@ impl CudaBackend {
                     max_kv: packed.widest.1,
                     block_tables: at(base, layout.tables()),
                     window,
+                    sinks,
                     score_offsets: at(base, layout.score_offsets()),
                     scores: scores.ptr(),
                     out: b.attn.ptr(),
@@ -255,19 +264,32 @@ impl CudaBackend {
         Ok(1)
     }
 
-    fn decode_attention(&self, packed: &Packed, kv: DevicePtr, window: usize, rope: bool) -> Result<(), CudaError> {
+    fn sinks(&self, id: Option<WeightId>) -> DevicePtr {
+        id.map_or(0, |id| self.weights.ptr(id))
+    }
+
+    fn decode_attention(
+        &self,
+        packed: &Packed,
+        kv: DevicePtr,
+        window: usize,
+        sinks: DevicePtr,
+        rope: bool,
+    ) -> Result<(), CudaError> {
         let (b, layout, base) = (&self.buffers, packed.layout, self.buffers.packed.ptr());
         let shape = qkv_shape(&self.config);
         let spans = layout.decode_padded();
+        let most_keys = if window > 0 { window.min(self.limits.positions) } else { self.limits.positions };
         let args = DecodeArgs {
             qkv: b.qkv.ptr(),
             q_stride: (shape.heads + 2 * shape.kv_heads) * shape.head_dim,
             kv,
             spans: at(base, layout.decode_spans()),
             span_count: spans,
-            splits: self.attention.splits_for(spans, self.limits.positions),
+            splits: self.attention.splits_for(spans, most_keys),
             block_tables: at(base, layout.tables()),
             window,
+            sinks,
             out: b.attn.ptr(),
             out_stride: shape.heads * shape.head_dim,
         };

@@ -3,7 +3,8 @@
 //! Whatever no row may see is poison: unused cache blocks, the rest of a request's last block, rows of other requests.
 
 use strobe_kernels_cuda::{
-    Attention, AttentionConfig, CudaError, DecodeArgs, DeviceBuffer, KvDtype, Precision, PrefillArgs, RopeAngles,
+    Attention, AttentionConfig, CudaError, DecodeArgs, DeviceBuffer, DevicePtr, KvDtype, Precision, PrefillArgs,
+    RopeAngles,
 };
 
 use super::rig::{decode, encode, fp8_code, fp8_value, round};
@@ -57,21 +58,25 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
                 let block = shape.3;
                 let mut lengths = vec![0, 1, 2, block, block + 1, (3 * block).min(5000), 515];
                 lengths.extend((0..3).map(|_| rig.random.between(1, 300)));
-                for window in [0, rig.random.between(1, 80)] {
+                // A window that crosses blocks or is smaller than one, and one that no context fills.
+                let some = rig.random.between(1, 80);
+                for (window, sinks) in [(0, false), (some, false), (rig.random.pick(&[0, some, 9000]), true)] {
+                    let pattern = Pattern { window, sinks };
                     let singles: Vec<_> = lengths.iter().map(|&keys| (1, keys)).collect();
-                    check_decode(rig, precision, kv, shape, &singles, window, &mut outcomes)?;
+                    check_decode(rig, precision, kv, shape, &singles, pattern, &mut outcomes)?;
                     let mut prompts = vec![(1, 1), (33, 33), (2, 0), (1, 77), (block.min(200), block.min(200))];
                     for _ in 0..2 {
                         let rows = rig.random.between(1, 150);
                         prompts.push((rows, rows + rig.random.below(200)));
                     }
-                    check_prefill(rig, precision, kv, shape, &prompts, window, &mut outcomes)?;
+                    check_prefill(rig, precision, kv, shape, &prompts, pattern, &mut outcomes)?;
                 }
             }
             for &(shape, lengths) in LONG {
                 let singles: Vec<_> = lengths.iter().map(|&keys| (1, keys)).collect();
-                check_decode(rig, precision, kv, shape, &singles, 0, &mut outcomes)?;
-                check_decode(rig, precision, kv, shape, &singles, 3001, &mut outcomes)?;
+                for (window, sinks) in [(0, false), (3001, false), (0, true), (128, true)] {
+                    check_decode(rig, precision, kv, shape, &singles, Pattern { window, sinks }, &mut outcomes)?;
+                }
             }
         }
     }
@@ -93,10 +98,22 @@ fn dtype(config: &AttentionConfig) -> String {
     }
 }
 
+/// What a row attends to besides the keys up to its own.
+#[derive(Clone, Copy)]
+struct Pattern {
+    /// Keys that it sees; 0 for all.
+    window: usize,
+    /// Whether every head has a logit of its own in the softmax.
+    sinks: bool,
+}
+
 /// Requests with their rows and their cache, on host and device.
 struct Batch {
     config: AttentionConfig,
     window: usize,
+    /// Of each query head; empty where there are none.
+    sinks: Vec<f32>,
+    device_sinks: DeviceBuffer,
     /// As the device has them: first row, rows, keys, start of the block table.
     spans: Vec<[u32; 4]>,
     tables: Vec<u32>,
@@ -115,7 +132,7 @@ impl Batch {
         rig: &mut Rig,
         config: AttentionConfig,
         requests: &[(usize, usize)],
-        window: usize,
+        Pattern { window, sinks }: Pattern,
         fresh: bool,
     ) -> Result<Batch, CudaError> {
         let AttentionConfig { heads, kv_heads, head_dim, tokens_per_block, .. } = config;
@@ -129,9 +146,13 @@ impl Batch {
         }
         let mut qkv = rig.random.normals(rows * (heads + 2 * kv_heads) * head_dim, 1.0);
         let device_qkv = rig.upload_rounded(&mut qkv, config.precision)?;
+        // From lost among the keys to stronger than all of them.
+        let sinks = if sinks { rig.random.normals(heads, 4.0) } else { Vec::new() };
         let mut batch = Batch {
             config,
             window,
+            device_sinks: rig.upload(&sinks)?,
+            sinks,
             rows,
             qkv,
             cache: vec![f32::NAN; (blocks + 2) * 2 * kv_heads * tokens_per_block * head_dim],
@@ -211,9 +232,10 @@ impl Batch {
                     dot / (head_dim as f64).sqrt()
                 })
                 .collect();
-            let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sink = self.sinks.get(head).map_or(f64::NEG_INFINITY, |&sink| f64::from(sink));
+            let highest = scores.iter().copied().fold(sink, f64::max);
             scores.iter_mut().for_each(|score| *score = (*score - highest).exp());
-            let total: f64 = scores.iter().sum();
+            let total: f64 = scores.iter().sum::<f64>() + (sink - highest).exp();
             let mut sums = vec![0f64; head_dim];
             for (key, weight) in (first..=position).zip(&scores) {
                 let v = &self.cache[self.slot(span, key, kv_head, 1)..][..head_dim];
@@ -227,6 +249,11 @@ impl Batch {
         }
     }
 
+    /// Where the sinks lie; 0 where there are none.
+    fn sinks_ptr(&self) -> DevicePtr {
+        if self.sinks.is_empty() { 0 } else { self.device_sinks.ptr() }
+    }
+
     fn decode_args(&self, out: &Output, splits: usize) -> DecodeArgs {
         DecodeArgs {
             qkv: self.device_qkv.ptr(),
@@ -237,6 +264,7 @@ impl Batch {
             splits,
             block_tables: self.device_tables.ptr(),
             window: self.window,
+            sinks: self.sinks_ptr(),
             out: out.ptr(),
             out_stride: self.q_width(),
         }
@@ -246,8 +274,9 @@ impl Batch {
         let AttentionConfig { heads, kv_heads, head_dim, tokens_per_block, .. } = self.config;
         let requests: Vec<String> = self.spans.iter().map(|span| format!("{}/{}", span[1], span[2])).collect();
         format!(
-            "{what}heads {heads}/{kv_heads} of {head_dim}, blocks of {tokens_per_block}, window {}, rows/keys {}",
+            "{what}heads {heads}/{kv_heads} of {head_dim}, blocks of {tokens_per_block}, window {}{}, rows/keys {}",
             self.window,
+            if self.sinks.is_empty() { "" } else { ", sinks" },
             requests.join(" ")
         )
     }
@@ -295,12 +324,12 @@ fn check_prefill(
     kv: KvDtype,
     shape: Shape,
     requests: &[(usize, usize)],
-    window: usize,
+    pattern: Pattern,
     outcomes: &mut Vec<Outcome>,
 ) -> Result<(), CudaError> {
     let config = config_of(precision, kv, shape, requests.len());
     let attention = Attention::new(rig.gpu, config)?;
-    let batch = Batch::new(rig, config, requests, window, false)?;
+    let batch = Batch::new(rig, config, requests, pattern, false)?;
     let lengths: Vec<(u32, u32)> = batch.spans.iter().map(|span| (span[1], span[2])).collect();
     let mut tiles = Vec::new();
     attention.fill_tiles(&lengths, &mut tiles);
@@ -314,7 +343,8 @@ fn check_prefill(
         tiles: device_tiles.ptr(),
         tile_count: tiles.len(),
         block_tables: batch.device_tables.ptr(),
-        window,
+        window: pattern.window,
+        sinks: batch.sinks_ptr(),
         out: out.ptr(),
         out_stride: batch.q_width(),
     };
@@ -331,12 +361,12 @@ fn check_decode(
     kv: KvDtype,
     shape: Shape,
     requests: &[(usize, usize)],
-    window: usize,
+    pattern: Pattern,
     outcomes: &mut Vec<Outcome>,
 ) -> Result<(), CudaError> {
     let config = config_of(precision, kv, shape, requests.len());
     let attention = Attention::new(rig.gpu, config)?;
-    let batch = Batch::new(rig, config, requests, window, false)?;
+    let batch = Batch::new(rig, config, requests, pattern, false)?;
     let expected = batch.expected();
     let longest = requests.iter().map(|request| request.1).max().unwrap_or(0);
     let chosen = attention.splits_for(requests.len(), longest);
@@ -363,7 +393,7 @@ fn check_decode(
     let name = ("attention, single rows again", &*dtype);
     outcomes.push(Outcome::exact(name, case, &bits(&twice[2]), &bits(&twice[3])));
     if attention.fuses_rope() {
-        check_rope(rig, &attention, config, requests, window, outcomes)?;
+        check_rope(rig, &attention, config, requests, pattern, outcomes)?;
     }
     Ok(())
 }
@@ -374,11 +404,11 @@ fn check_rope(
     attention: &Attention,
     config: AttentionConfig,
     requests: &[(usize, usize)],
-    window: usize,
+    pattern: Pattern,
     outcomes: &mut Vec<Outcome>,
 ) -> Result<(), CudaError> {
     let AttentionConfig { precision, heads, kv_heads, head_dim, .. } = config;
-    let mut batch = Batch::new(rig, config, requests, window, true)?;
+    let mut batch = Batch::new(rig, config, requests, pattern, true)?;
     let longest = requests.iter().map(|request| request.1).max().unwrap_or(0).max(1);
     let half = head_dim / 2;
     let angles: Vec<f32> = (0..longest * half).map(|_| rig.random.normal()).collect();

@@ -80,6 +80,8 @@ fn one_batch(
     };
     let (device_spans, device_tables) = (rig.upload(&spans)?, rig.upload(&tables)?);
     let device_offsets = rig.upload(&offsets)?;
+    let sinks = if rig.random.below(2) == 0 { Vec::new() } else { rig.random.normals(heads, 4.0) };
+    let device_sinks = rig.upload(&sinks)?;
     let scores = rig.output(elements, 4)?;
     let out = rig.output_of(rows * shape.q_row(), precision)?;
     let args = UnfusedArgs {
@@ -91,6 +93,7 @@ fn one_batch(
         max_kv: lengths.iter().map(|l| l.1).max().unwrap_or(0),
         block_tables: device_tables.ptr(),
         window,
+        sinks: if sinks.is_empty() { 0 } else { device_sinks.ptr() },
         score_offsets: device_offsets.ptr(),
         scores: scores.ptr(),
         out: out.ptr(),
@@ -120,9 +123,10 @@ fn one_batch(
                     dot / (head_dim as f64).sqrt()
                 };
                 let mut weights: Vec<f64> = (begin..end).map(score).collect();
-                let highest = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sink = sinks.get(head).map_or(f64::NEG_INFINITY, |&sink| f64::from(sink));
+                let highest = weights.iter().copied().fold(sink, f64::max);
                 weights.iter_mut().for_each(|w| *w = (*w - highest).exp());
-                let total: f64 = weights.iter().sum();
+                let total: f64 = weights.iter().sum::<f64>() + (sink - highest).exp();
                 let mut sums = vec![0.0f64; head_dim];
                 for (key, weight) in (begin..end).zip(&weights) {
                     let values = &cache[place(key, 1, kv_head)..][..head_dim];
@@ -133,7 +137,10 @@ fn one_batch(
             }
         }
     }
-    let case = format!("{lengths:?}, {shape:?}, window {window}, blocks of {tokens_per_block}, cache {kv:?}");
+    let case = format!(
+        "{lengths:?}, {shape:?}, window {window}, blocks of {tokens_per_block}, cache {kv:?}, {} sinks",
+        sinks.len()
+    );
     let name = ("unfused_attention", precision.suffix());
     Ok(Outcome::compared(name, case, &found, &expected, tolerance(precision)))
 }

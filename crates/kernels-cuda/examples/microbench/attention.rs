@@ -73,6 +73,7 @@ fn chain(gpu: &Gpu, model: Model, span_count: usize, context: usize) -> Result<(
             splits,
             block_tables: batch.tables.ptr(),
             window: 0,
+            sinks: 0,
             out: batch.out.ptr(),
             out_stride: batch.q_width(),
         };
@@ -232,6 +233,7 @@ fn decode(gpu: &Gpu, model: Model, kv: KvDtype, span_count: usize, context: usiz
         splits,
         block_tables: batch.tables.ptr(),
         window: 0,
+        sinks: 0,
         out: batch.out.ptr(),
         out_stride: batch.q_width(),
     };
@@ -281,6 +283,7 @@ fn prefill(gpu: &Gpu, model: Model, kv: KvDtype, prompts: usize, tokens: usize) 
             tile_count: tiles.len(),
             block_tables: batch.tables.ptr(),
             window: 0,
+            sinks: 0,
             out: batch.out.ptr(),
             out_stride: batch.q_width(),
         };

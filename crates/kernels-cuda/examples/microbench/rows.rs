@@ -202,6 +202,7 @@ fn unfused(gpu: &Gpu, pool: &Pool) -> Result<(), CudaError> {
             max_kv: length,
             block_tables: table.ptr() + 8192,
             window: 0,
+            sinks: 0,
             score_offsets: table.ptr() + 4096,
             scores: scores.ptr(),
             out: out.ptr(),
