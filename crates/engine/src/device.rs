@@ -1,6 +1,7 @@
 //! Where an engine runs.
 
 use strobe_kernels_cpu::{Cpu, Tier};
+use strobe_kernels_cuda::CudaError;
 
 use crate::cpu::{CpuBackend, MemoryByPool};
 use crate::cuda::{CudaBackend, CudaDevice, CudaFacts};
@@ -75,15 +76,19 @@ impl Runner {
     pub fn expert_counts(&self) -> &[u32] {
         match self {
             Runner::Cpu(backend) => backend.expert_counts(),
+            // It is known when the step lands.
             Runner::Cuda(_) => &[],
         }
     }
 
     /// Use balanced logits, where they were made ready, or the router's own.
-    pub fn use_perfect_router(&mut self, on: bool) {
+    pub fn use_perfect_router(&mut self, on: bool) -> Result<(), CudaError> {
         match self {
-            Runner::Cpu(backend) => backend.use_perfect_router(on),
-            Runner::Cuda(_) => {}
+            Runner::Cpu(backend) => {
+                backend.use_perfect_router(on);
+                Ok(())
+            }
+            Runner::Cuda(backend) => backend.use_perfect_router(on),
         }
     }
 

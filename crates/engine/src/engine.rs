@@ -439,6 +439,8 @@ struct Core {
     flights: VecDeque<Flight>,
     spare_flights: Vec<Flight>,
     leaving: Vec<usize>,
+    /// Experts of each layer that some token of the step that lands was sent to.
+    experts_used: Vec<u32>,
     /// Steps that may be on their way while the next one is planned.
     depth: usize,
     /// Host phases of the current pass, and when the last iteration was over.

@@ -172,6 +172,19 @@ impl Recorder {
         }
     }
 
+    /// What ops of an iteration cost, where it is known only after they ran: `cost` is asked for each of them.
+    pub fn correct(&mut self, iteration: u64, cost: impl Fn(u32) -> Option<Cost>) {
+        let Some(recording) = &mut self.current else { return };
+        for event in recording.ops.iter_mut().rev().skip_while(|event| event.iteration > iteration) {
+            if event.iteration < iteration {
+                return;
+            }
+            if let Some(cost) = cost(event.node) {
+                event.cost = cost;
+            }
+        }
+    }
+
     /// Close the iteration; returns the recording when its window is complete.
     pub fn end(&mut self, step: StepEvent) -> Option<Recording> {
         let recording = self.current.as_mut()?;

@@ -56,7 +56,13 @@ impl<'a> Sequence<'a> {
             }
             Device::Cuda(device) => {
                 let cache = crate::CacheSize::Blocks(blocks.len());
-                let setup = CudaBackendOptions { device: &device, limits, cache, progress: &mut |_| true };
+                let setup = CudaBackendOptions {
+                    device: &device,
+                    limits,
+                    cache,
+                    perfect_router: None,
+                    progress: &mut |_| true,
+                };
                 let backend = CudaBackend::new(model, nodes.clone().into(), setup)?;
                 (Runner::Cuda(Box::new(backend)), build.gpu_operands())
             }

@@ -38,6 +38,11 @@ struct SeqSpan {
     u32 table_start; // first entry in block_tables
 };
 
+// Rows of one expert that a block multiplies: places `first` and on among the pairs sorted by expert.
+struct alignas(16) ExpertTile {
+    u32 expert, first, rows, unused;
+};
+
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 // 2^x to about 22 bits; results below the smallest normal number are 0.
 DEVICE float exp2_fast(float x) {

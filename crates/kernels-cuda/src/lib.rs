@@ -18,6 +18,7 @@ mod lt;
 pub mod measure;
 mod memory;
 mod module;
+mod moe;
 mod nvml;
 mod nvtx;
 mod profiler;
@@ -41,6 +42,9 @@ pub use linear::{Candidate, Epilogue, GemmPlugin, Linear, LinearArgs, LinearInpu
 pub use lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
 pub use memory::{DeviceBuffer, DevicePtr, PinnedBuffer};
 pub use module::{Function, KernelSource, SOURCES};
+pub use moe::{
+    Chosen, ExpertActivation, ExpertArgs, ExpertProduct, ExpertRouting, ExpertTiles, MoeOps, MoeShape, RouteArgs,
+};
 pub use nvml::{GpuLimits, GpuSamples, GpuSeries, GpuSummary, NvmlSampler, SeriesSummary, Throttling};
 pub use nvtx::Nvtx;
 pub use profiler::{NvtxChoice, Profiler, attached_profiler};

@@ -44,6 +44,8 @@ pub const SOURCES: &[KernelSource] = &[
     source("gemm_sm90_f16.cu", gemm_sm90!("1"), 90),
     source("gemm_sm90_fp8.cu", gemm_sm90!("2"), 90),
     source("linear.cu", include_str!("../kernels/linear.cu"), 80),
+    source("moe.cu", include_str!("../kernels/moe.cu"), 80),
+    source("moe_gemm.cu", include_str!("../kernels/moe_gemm.cu"), 80),
     source("rows.cu", include_str!("../kernels/rows.cu"), 80),
     source("sample.cu", include_str!("../kernels/sample.cu"), 80),
     source("selftest.cu", include_str!("../kernels/selftest.cu"), 80),

@@ -47,7 +47,10 @@ impl Buffers {
         words: usize,
     ) -> Result<Buffers, CudaError> {
         let shape = qkv_shape(config);
-        let (hidden, inter, rows) = (config.hidden_size, config.intermediate_size, limits.tokens);
+        let (hidden, rows) = (config.hidden_size, limits.tokens);
+        // Of dense blocks, and of what experts share; the experts' own gate and up never reach memory.
+        let inter = (0..config.num_hidden_layers).map(|layer| config.dense_width(layer)).max().unwrap_or(0);
+        let experts = config.moe.as_ref().map_or(0, |moe| moe.experts_per_token * moe.intermediate_size);
         let q_width = shape.heads * shape.head_dim;
         let wide = |width: usize, what: &str| DeviceBuffer::new(rows * width * precision.bytes(), what);
         let (cos, sin) = config.rope_tables(limits.positions);
@@ -74,7 +77,7 @@ impl Buffers {
             attn: wide(q_width, "attention")?,
             proj: wide(hidden, "projections")?,
             gate_up: wide(2 * inter, "gate and up")?,
-            act: wide(inter, "activations")?,
+            act: wide(inter.max(experts), "activations")?,
             sampled: DeviceBuffer::new(limits.sampled * hidden * precision.bytes(), "sampled rows")?,
             logits: DeviceBuffer::new(limits.sampled * config.vocab_size * 4, "logits")?,
             tokens: DeviceBuffer::new(limits.sampled * 4, "tokens")?,

@@ -1,6 +1,7 @@
 //! The CUDA backend: one model on a GPU, its steps and their way back.
 
 mod buffers;
+mod experts;
 mod inputs;
 mod ops;
 mod start;
@@ -21,6 +22,7 @@ use crate::cpu::{MemoryByPool, qkv_shape};
 use crate::recorder::{OpEvent, Recorder};
 use crate::step::{StepInputs, StepLimits};
 use buffers::Buffers;
+use experts::Experts;
 use inputs::{Bounds, PackOptions, Packed, at};
 use weights::DeviceWeights;
 
@@ -80,6 +82,8 @@ struct Stage {
     packed: PinnedBuffer<u32>,
     banned: PinnedBuffer<u32>,
     tokens: PinnedBuffer<u32>,
+    /// Tokens sent to each expert.
+    expert_counts: PinnedBuffer<u32>,
     done: Event,
     sampled: usize,
     /// What ran, for errors.
@@ -103,6 +107,7 @@ pub struct CudaBackend {
     kv_dtype: KvDtype,
     fp8: bool,
     buffers: Buffers,
+    experts: Option<Experts>,
     stages: [Stage; 2],
     /// Stage of the next launch, and of the oldest step that was not waited for.
     next: usize,
@@ -158,7 +163,7 @@ impl CudaBackend {
         MemoryByPool {
             weights_bytes: self.weights.bytes(),
             kv_cache_bytes: self.kv.bytes() as u64,
-            activation_bytes: self.buffers.bytes(),
+            activation_bytes: self.buffers.bytes() + self.experts.as_ref().map_or(0, Experts::bytes),
             workspace_bytes: self.workspace_bytes,
             graph_bytes: self.graph_bytes,
         }
@@ -234,6 +239,9 @@ impl CudaBackend {
         self.profiler.pop();
         sampled?;
         self.gpu.set_tag(u32::MAX);
+        if let Some(experts) = &self.experts {
+            experts.copy_counts(&self.gpu, &self.stages[self.next].expert_counts)?;
+        }
         let stage = &mut self.stages[self.next];
         stage.done.record(&self.gpu)?;
         stage.sampled = packed.sampled;
@@ -255,6 +263,16 @@ impl CudaBackend {
         stage.done.wait().map_err(|error| fault(error, || stage.what.to_string()))?;
         self.oldest = 1 - self.oldest;
         Ok(&stage.tokens[..stage.sampled])
+    }
+
+    /// Tokens sent to each expert in the step that was waited for last, `[layers][experts]`; empty for a model without.
+    pub fn expert_counts(&self) -> &[u32] {
+        &self.stages[1 - self.oldest].expert_counts
+    }
+
+    /// Use balanced logits, where the backend was started with some, or the router's own. No step may be on its way.
+    pub fn use_perfect_router(&self, on: bool) -> Result<(), CudaError> {
+        self.experts.as_ref().map_or(Ok(()), |experts| experts.use_planned(on))
     }
 
     /// Logits of the last step's sampled rows, copied back.

@@ -4,13 +4,14 @@ use strobe_kernels_cuda::{
     CudaError, DecodeArgs, DevicePtr, EmbedArgs, Epilogue, LinearArgs, LinearInput, LinearShape, LinearSite, NormArgs,
     PrefillArgs, RopeAngles, RopeArgs, UnfusedArgs, Weights,
 };
-use strobe_model::program::{Buf, Node, OpKind, Rows};
-use strobe_model::{LayerWeight, ModelConfig, WeightId};
+use strobe_model::program::{Buf, Node, OpKind, ProgramOptions, Rows, after_experts_norm, program};
+use strobe_model::{ModelConfig, WeightId};
 
 use crate::cpu::qkv_shape;
 use crate::step::StepLimits;
 
 use super::CudaBackend;
+use super::experts::Experts;
 use super::inputs::{Packed, at};
 
 impl CudaBackend {
@@ -128,6 +129,7 @@ impl CudaBackend {
                     (Buf::GateUp, _) if route.folds_silu => b.act.ptr(),
                     (Buf::GateUp, _) => b.gate_up.ptr(),
                     (Buf::Logits, _) => b.logits.ptr(),
+                    (Buf::RouterLogits, _) => self.experts()?.router_logits(),
                     _ => b.proj.ptr(),
                 };
                 self.linear.run(
@@ -232,7 +234,7 @@ impl CudaBackend {
                 }
             }
             OpKind::SiluMul => {
-                let inter = config.intermediate_size;
+                let inter = config.dense_width(layer);
                 let next = self.next_linear(nodes, index, packed);
                 let wants_codes = next.is_some_and(|(shape, rows)| self.linear.route(&shape, rows).fp8_input);
                 if state.activated {
@@ -254,14 +256,30 @@ impl CudaBackend {
                 }
             }
             OpKind::Sample => {}
-            OpKind::Route { .. } | OpKind::ExpertLinear { .. } | OpKind::ExpertSiluMul | OpKind::ExpertSum { .. } => {
-                unreachable!("a model of experts is refused before it starts on a GPU")
+            OpKind::Route { bias } => {
+                let bias = bias.map_or(0, |id| self.weights.ptr(id));
+                self.experts()?.route(gpu, layer, bias, at(base, layout.slots()), m)?;
             }
+            OpKind::ExpertLinear { x, weight, bias, .. } => {
+                let (w, bias) = (self.weights.ptr(weight), bias.map_or(0, |id| self.weights.ptr(id)));
+                match x {
+                    Buf::Normed => self.experts()?.gate_up(gpu, b.normed.ptr(), w, bias, b.act.ptr(), m)?,
+                    _ => self.experts()?.down(gpu, b.act.ptr(), w, bias, m)?,
+                }
+            }
+            // The product before has applied it.
+            OpKind::ExpertSiluMul => {}
+            // What experts share was added to the residual stream by its own projection.
+            OpKind::ExpertSum { .. } => self.experts()?.sum(gpu, b.hidden.ptr(), m)?,
             OpKind::LatentNorm { .. } | OpKind::LatentQueries { .. } | OpKind::LatentValues { .. } => {
                 unreachable!("latent attention is refused before it starts on a GPU")
             }
         }
         Ok(1)
+    }
+
+    fn experts(&self) -> Result<&Experts, CudaError> {
+        self.experts.as_ref().ok_or_else(|| CudaError::Unsupported("an op of experts in a model without".into()))
     }
 
     fn sinks(&self, id: Option<WeightId>) -> DevicePtr {
@@ -348,28 +366,30 @@ fn linear_shape(
     let epilogue = match out {
         Buf::GateUp if !bias => Epilogue::SiluMul,
         Buf::Proj if !bias => Epilogue::AddResidual,
-        Buf::Logits => Epilogue::StoreF32,
+        Buf::Logits | Buf::RouterLogits => Epilogue::StoreF32,
         _ => Epilogue::Store,
     };
     let weights = if fp8 && matches!(weight, WeightId::Layer(..)) { Weights::Fp8 } else { Weights::Same };
-    let norm = x == Buf::Normed || (x == Buf::Sampled && all_sampled);
+    // Rows that go to experts are wanted by more than one product.
+    let norm = (x == Buf::Normed && !after_experts_norm(config, weight)) || (x == Buf::Sampled && all_sampled);
     LinearShape { n: n as usize, k: k as usize, epilogue, weights, bias, norm }
 }
 
 /// Every product of a model, for tuning.
 pub(super) fn sites(config: &ModelConfig, limits: StepLimits, fp8: bool) -> Vec<LinearSite> {
-    let layer = |part| WeightId::Layer(0, part);
-    let site = |x, weight, bias, out, all, max_rows| LinearSite {
-        shape: linear_shape(config, fp8, x, weight, bias, out, all),
-        max_rows,
-    };
-    let rows = limits.tokens;
-    vec![
-        site(Buf::Normed, layer(LayerWeight::Qkv), config.qkv_bias, Buf::Qkv, false, rows),
-        site(Buf::Attn, layer(LayerWeight::O), config.o_bias, Buf::Proj, false, rows),
-        site(Buf::Normed, layer(LayerWeight::GateUp), config.mlp_bias, Buf::GateUp, false, rows),
-        site(Buf::Act, layer(LayerWeight::Down), config.mlp_bias, Buf::Proj, false, rows),
-        site(Buf::Sampled, WeightId::LmHead, false, Buf::Logits, true, limits.sampled),
-        site(Buf::Sampled, WeightId::LmHead, false, Buf::Logits, false, limits.sampled),
-    ]
+    let mut sites: Vec<LinearSite> = Vec::new();
+    for node in program(config, ProgramOptions { context_fmha: true, own_table: false }) {
+        let OpKind::Linear { x, weight, bias, out } = node.kind else { continue };
+        let (max_rows, all_sampled): (_, &[bool]) = match x {
+            Buf::Sampled => (limits.sampled, &[true, false]),
+            _ => (limits.tokens, &[false]),
+        };
+        for all in all_sampled {
+            let shape = linear_shape(config, fp8, x, weight, bias.is_some(), out, *all);
+            if sites.iter().all(|site| site.shape != shape) {
+                sites.push(LinearSite { shape, max_rows });
+            }
+        }
+    }
+    sites
 }

@@ -7,17 +7,18 @@ use strobe_kernels_cuda::{
     Attention, AttentionConfig, CapturedGraph, CudaError, DeviceBuffer, Event, GemmPlugin, Gpu, KvDtype, Linear,
     PinnedBuffer, Profiler, RowOps, SampleOps, Tuned, UnfusedAttention, UnfusedConfig, tune,
 };
-use strobe_model::ModelConfig;
 use strobe_model::program::Node;
+use strobe_model::{ModelConfig, PerfectRouter};
 
 use crate::cpu::qkv_shape;
-use crate::engine_config::EngineConfig;
+use crate::engine_config::{BuildConfig, EngineConfig};
 use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
 use crate::quantization::{KvCacheType, Quantization};
 use crate::step::{StepInputs, StepLimits};
 
 use super::buffers::{Buffers, FEW_BANNED};
+use super::experts::Experts;
 use super::inputs::{self, Layout, PackOptions, Packed};
 use super::ops::sites;
 use super::weights::{self, DeviceWeights, device_bytes};
@@ -31,6 +32,8 @@ pub struct CudaBackendOptions<'a> {
     pub limits: StepLimits,
     /// Share of free memory for the cache, or the blocks asked for.
     pub cache: crate::CacheSize,
+    /// Balanced logits for every step, to be used instead of the routers' from the start.
+    pub perfect_router: Option<&'a PerfectRouter>,
     /// Told the bytes of weights done so far, often and while kernels are chosen and graphs captured too; answers whether
     /// to go on.
     pub progress: &'a mut dyn FnMut(u64) -> bool,
@@ -49,7 +52,7 @@ impl CudaBackend {
         options: CudaBackendOptions<'_>,
     ) -> Result<CudaBackend, EngineError> {
         let (build, config, limits) = (&model.config.build, model.config.model.clone(), options.limits);
-        check_model(&config)?;
+        check_model(&config, build)?;
         let mut times = Vec::new();
         let mut clock = Instant::now();
         let mut lap = |name: &'static str| {
@@ -123,10 +126,14 @@ impl CudaBackend {
             build.context_fmha,
             words,
         )?;
+        let experts = Experts::new(&gpu, &config, limits, precision, options.perfect_router)?;
+        let expert_bytes = experts.as_ref().map_or(0, Experts::bytes);
+        let counts = experts.as_ref().map_or(0, Experts::count);
         let stage = || -> Result<Stage, CudaError> {
+            let expert_counts = PinnedBuffer::new(counts)?;
             let (packed, tokens) = (PinnedBuffer::new(words)?, PinnedBuffer::new(limits.sampled)?);
             let banned = PinnedBuffer::new(FEW_BANNED)?;
-            Ok(Stage { packed, banned, tokens, done: Event::new(false)?, sampled: 0, what: "nothing" })
+            Ok(Stage { packed, banned, tokens, expert_counts, done: Event::new(false)?, sampled: 0, what: "nothing" })
         };
         let stages = [stage()?, stage()?];
         lap("buffers");
@@ -142,7 +149,7 @@ impl CudaBackend {
                 gib(free),
                 gib(total),
                 gib(weights.bytes()),
-                gib(buffers.bytes())
+                gib(buffers.bytes() + expert_bytes)
             )
         };
         let per_block = (block_bytes * config.num_hidden_layers) as u64;
@@ -209,6 +216,7 @@ impl CudaBackend {
             kv,
             kv_dtype,
             buffers,
+            experts,
             stages,
             workspace_bytes,
             profiler,
@@ -263,7 +271,7 @@ impl CudaBackend {
 /// Choose kernels for every product of an engine by measurement, without loading it, for as long as `go_on` says so.
 pub fn choose_gemms(index: u32, config: &EngineConfig, go_on: impl FnMut() -> bool) -> Result<Tuned, EngineError> {
     let build = &config.build;
-    check_model(&config.model)?;
+    check_model(&config.model, build)?;
     let gpu = Gpu::open(index)?;
     let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
     let mut linear = Linear::new(&gpu, weights::precision(build.dtype), plugin)?;
@@ -295,12 +303,14 @@ pub fn buckets(most: usize) -> Vec<usize> {
 }
 
 /// Refuses models that have no kernels here.
-fn check_model(config: &ModelConfig) -> Result<(), EngineError> {
-    match &config.moe {
-        None => Ok(()),
-        Some(moe) => Err(EngineError::option(
-            "--device cuda",
-            format!("has no kernels for mixtures of experts ({} per layer) yet; use --device cpu", moe.num_experts),
-        )),
+fn check_model(config: &ModelConfig, build: &BuildConfig) -> Result<(), EngineError> {
+    if config.latent.is_some() {
+        let problem = "has no kernels for latent attention yet; use --device cpu";
+        return Err(EngineError::option("--device cuda", problem));
     }
+    if config.moe.is_some() && build.quantization == Quantization::Fp8 {
+        let problem = "has no kernels for experts of 8 bits; use --quantization none";
+        return Err(EngineError::option("--quantization fp8", problem));
+    }
+    Ok(())
 }

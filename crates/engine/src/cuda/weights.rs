@@ -68,8 +68,7 @@ impl DeviceWeights {
             let packed = matches!(model.weights.data(info.id), Some(WeightData::Bytes { layout: Layout::Packed, .. }));
             packed || is_fp8(info, build.quantization == Quantization::Fp8)
         };
-        let padded =
-            |info: &WeightInfo| info.rows.next_multiple_of(strobe_kernels_cpu::PANEL) * info.cols * matrices.bytes();
+        let padded = |info: &WeightInfo| packed_bytes(info, matrices);
         let largest = list.iter().filter(|info| staged(info)).map(padded).max().unwrap_or(0);
         let stages =
             [DeviceBuffer::new(largest, "weights on their way")?, DeviceBuffer::new(largest, "weights on their way")?];
@@ -102,6 +101,11 @@ impl DeviceWeights {
     }
 }
 
+/// Bytes of a weight, or of that of one expert, in panels.
+fn packed_bytes(info: &WeightInfo, precision: Precision) -> usize {
+    info.rows.next_multiple_of(strobe_kernels_cpu::PANEL) * info.cols * precision.bytes()
+}
+
 fn load_one(
     gpu: &Gpu,
     ops: &WeightOps,
@@ -112,7 +116,7 @@ fn load_one(
 ) -> Result<DeviceWeight, EngineError> {
     let fp8 = is_fp8(info, model.config.build.quantization == Quantization::Fp8);
     let kind = if info.vector { Precision::F32 } else { matrices };
-    let elements = info.rows * info.cols;
+    let elements = info.experts * info.rows * info.cols;
     let name = info.id.name();
     let data = DeviceBuffer::new(if fp8 { elements } else { elements * kind.bytes() }, &name)?;
     // Where the row-major weight is put together: right where it stays, unless it is quantised from there.
@@ -120,10 +124,17 @@ fn load_one(
     match model.weights.data(info.id) {
         Some(WeightData::Bytes { bytes, layout: Layout::RowMajor }) => plain.write(0, bytes)?,
         Some(WeightData::Bytes { bytes, layout: Layout::Packed }) => {
-            stages[1].write(0, bytes)?;
-            ops.unpack_panels(gpu, stages[1].ptr(), plain.ptr(), info.rows, info.cols)?;
+            let (one, bytes_of_one) = (packed_bytes(info, matrices), info.rows * info.cols * matrices.bytes());
+            for (expert, bytes) in bytes.chunks(one.max(1)).enumerate() {
+                if expert > 0 {
+                    gpu.synchronize()?;
+                }
+                stages[1].write(0, bytes)?;
+                let to = plain.ptr() + (expert * bytes_of_one) as u64;
+                ops.unpack_panels(gpu, stages[1].ptr(), to, info.rows, info.cols)?;
+            }
         }
-        Some(WeightData::Source(WeightSource::Random { seed })) => {
+        Some(WeightData::Source(WeightSource::Random { seed })) if !matches!(info.init, RandomInit::Values { .. }) => {
             let mut at = plain.ptr();
             for (tensor, rows) in &info.parts {
                 let count = if info.vector { *rows as u64 } else { *rows as u64 * info.cols as u64 };
@@ -133,9 +144,7 @@ fn load_one(
                         ops.random_normal(gpu, at, kind, key, 0, count, *std)?;
                     }
                     RandomInit::Constant(value) => ops.fill_f32(gpu, at, *value, count)?,
-                    RandomInit::Values { .. } => {
-                        unreachable!("a model of experts is refused before it starts on a GPU")
-                    }
+                    RandomInit::Values { .. } => {}
                 }
                 at += count * kind.bytes() as u64;
             }

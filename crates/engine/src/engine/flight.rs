@@ -1,5 +1,7 @@
 //! Steps on their way: launched, their tokens not taken yet.
 
+use strobe_model::program::{OpKind, StepShape, step_work};
+
 use crate::clock::Clock;
 use crate::device::Runner;
 use crate::iteration::IterationRecord;
@@ -31,6 +33,8 @@ pub(super) struct Flight {
     pub(super) tokens: Vec<u32>,
     decisions: Vec<Decision>,
     expert_counts: Vec<u32>,
+    /// Packed rows of the step.
+    tokens_packed: u64,
 }
 
 impl Flight {
@@ -42,6 +46,7 @@ impl Flight {
             tokens: Vec::with_capacity(batch),
             decisions: Vec::with_capacity(5 * batch + 4),
             expert_counts: Vec::with_capacity(expert_counts),
+            tokens_packed: 0,
         }
     }
 
@@ -60,6 +65,7 @@ impl Core {
     pub(super) fn take_off(&mut self, record: IterationRecord) {
         let mut flight = self.spare_flights.pop().unwrap_or_else(|| Flight::with_room(self.plan.items.len(), 0));
         flight.record = record;
+        flight.tokens_packed = self.inputs.tokens.len() as u64;
         if let Runner::Cpu(backend) = &self.backend {
             flight.tokens.extend_from_slice(backend.tokens());
         }
@@ -124,7 +130,10 @@ impl Core {
         if let Runner::Cuda(backend) = &mut self.backend {
             let tokens = backend.wait().map_err(|error| format!("iteration {}: {error}", record.iter))?;
             flight.tokens.extend_from_slice(tokens);
+            flight.expert_counts.extend_from_slice(backend.expert_counts());
+            self.count_used_experts(&mut flight);
         }
+        let record = &mut flight.record;
         record.times.sampled = clock.now();
         self.push_range(format_args!("_update_requests"));
         let (time_ns, iteration) = (record.times.sampled, record.iter);
@@ -203,6 +212,27 @@ impl Core {
         flight.clear();
         self.spare_flights.push(flight);
         Ok(())
+    }
+}
+
+impl Core {
+    /// A GPU says only now which experts tokens were sent to: take what no token needed out of what the step cost.
+    fn count_used_experts(&mut self, flight: &mut Flight) {
+        let Some((_, experts)) = self.info.experts else { return };
+        self.experts_used.clear();
+        let used = |counts: &[u32]| counts.iter().filter(|count| **count > 0).count() as u32;
+        self.experts_used.extend(flight.expert_counts.chunks(experts).map(used));
+        let most = StepShape { spans: &[], tokens: flight.tokens_packed, sampled: 0, ..self.inputs.shape() };
+        let known = StepShape { experts_used: &self.experts_used, ..most };
+        let bytes = |shape| step_work(&self.config, shape).bytes;
+        let work = &mut flight.record.work;
+        work.bytes = work.bytes.saturating_sub(bytes(&most).saturating_sub(bytes(&known)));
+        if flight.record.profiled {
+            self.recorder.correct(flight.record.iter, |node| {
+                let node = self.info.program.get(node as usize)?;
+                matches!(node.kind, OpKind::ExpertLinear { .. }).then(|| node.cost(&self.config, &known))
+            });
+        }
     }
 }
 

@@ -127,7 +127,7 @@ impl Core {
                 }
                 Command::UsePerfectRouter(on) => {
                     self.drain()?;
-                    self.backend.use_perfect_router(on);
+                    self.backend.use_perfect_router(on).map_err(|error| format!("the perfect router: {error}"))?;
                 }
                 Command::Shutdown => go_on = false,
             }

@@ -93,7 +93,13 @@ impl Core {
                 (Runner::Cpu(Box::new(backend)), blocks, kernels, facts)
             }
             Device::Cuda(device) => {
-                let setup = CudaBackendOptions { device: &device, limits, cache: options.cache, progress };
+                let setup = CudaBackendOptions {
+                    device: &device,
+                    limits,
+                    cache: options.cache,
+                    perfect_router: perfect_router.as_ref(),
+                    progress,
+                };
                 let mut backend = CudaBackend::new(model, nodes.clone(), setup)?;
                 notes.extend(backend.notes());
                 let (blocks, facts) = (backend.blocks(), DeviceFacts::Cuda(Box::new(backend.facts().clone())));
@@ -167,6 +173,7 @@ impl Core {
             flights: VecDeque::with_capacity(2),
             spare_flights: (0..2).map(|_| Flight::with_room(batch, counts)).collect(),
             leaving: Vec::with_capacity(batch),
+            experts_used: Vec::with_capacity(config.num_hidden_layers),
             depth: usize::from(options.overlap),
             pass: StepTimes::default(),
             last_end: 0,
