@@ -167,7 +167,7 @@ pub fn execute(
         experts::counts(&info, run, &layers, spec.assumed_ranks)
     };
     let Some((learned, perfect)) = counted(0).zip(counted(1)) else {
-        bail!("this device does not count the tokens of experts; use --device cpu");
+        bail!("the engine did not count the tokens of every expert and iteration");
     };
     let used = [&learned, &perfect].map(|counts| {
         let rows = counts.counts.chunks(counts.experts).filter(|row| row.iter().any(|count| *count > 0));

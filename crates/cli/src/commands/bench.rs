@@ -299,7 +299,8 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         let in_words = describe_load(&arrival, concurrency, args.random_seed);
         return other_runtime(&args, latency, device, concurrency, samples, &files, output_dir, in_words);
     }
-    let call = Call { arrival, concurrency, params, windows, latency };
+    let recorded = !windows.is_empty() || args.measure_profiler_overhead;
+    let call = Call { arrival, concurrency, params, windows, recorded, latency };
     let ready = ready(&args, device, call, samples, ExpertArgs::options)?;
     let staged = output_dir
         .as_ref()
@@ -353,6 +354,8 @@ struct Call {
     concurrency: usize,
     params: SamplingParams,
     windows: Vec<Window>,
+    /// Whether some iterations are recorded, now or later.
+    recorded: bool,
     latency: bool,
 }
 
@@ -373,14 +376,13 @@ fn ready(
     samples: Vec<Sample>,
     experts: fn(&ExpertArgs, &LoadedModel) -> Result<ExpertOptions>,
 ) -> Result<Ready> {
-    let Call { arrival, concurrency, params, windows, latency } = call;
-    let profiled = !windows.is_empty();
+    let Call { arrival, concurrency, params, windows, recorded, latency } = call;
     let mut target = match device {
         Device::Cpu => {
             args.cuda.refuse_on_cpu()?;
             Target::Cpu(args.cpu.open()?)
         }
-        Device::Cuda(index) => Target::Cuda(args.cuda.device(index, profiled || args.measure_profiler_overhead)),
+        Device::Cuda(index) => Target::Cuda(args.cuda.device(index, recorded)),
     };
     let mut start = Start { device_ms: since_beginning_ms(), ..Start::default() };
     let overlap = args.cuda.overlap_scheduler.map_or(matches!(target, Target::Cuda(_)), Switch::on);

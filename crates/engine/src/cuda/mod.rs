@@ -26,6 +26,7 @@ use experts::Experts;
 use inputs::{Bounds, PackOptions, Packed, at};
 use weights::DeviceWeights;
 
+pub(crate) use experts::routing as expert_routing;
 pub use start::{CudaBackendOptions, buckets, choose_gemms};
 pub use weights::device_bytes;
 

@@ -9,6 +9,7 @@ pub mod fault;
 mod gemm;
 mod linear;
 mod models;
+mod moe;
 pub mod rig;
 mod rows;
 mod sampling;
@@ -122,6 +123,7 @@ pub fn checks() -> Vec<Check> {
         Check { name: "gemm", run: gemm::check },
         Check { name: "skinny", run: skinny::check },
         Check { name: "linear", run: linear::check },
+        Check { name: "moe", run: moe::check },
         Check { name: "unfused", run: unfused::check },
         Check { name: "sampling", run: sampling::check },
         Check { name: "timeline", run: timeline::check },

@@ -55,6 +55,7 @@ pub fn run(args: Args) -> Result<()> {
         concurrency: concurrency(&args, false)?,
         params: sampling(&args)?,
         windows: Vec::new(),
+        recorded: true,
         latency: false,
     };
     let device = args.build.device(&args.device)?;
