@@ -33,15 +33,6 @@ pub struct MemoryByPool {
     pub graph_bytes: u64,
 }
 
-/// Type of the cache for a type of weights. A bfloat16 engine keeps float16: the same bytes with eight times the
-/// resolution, and keys and values stay far inside its range (the kernels saturate, should one not).
-pub fn kv_dtype(dtype: DType) -> DType {
-    match dtype {
-        DType::F32 => DType::F32,
-        DType::F16 | DType::Bf16 => DType::F16,
-    }
-}
-
 /// A model on the CPU.
 pub struct CpuBackend {
     cpu: Cpu,

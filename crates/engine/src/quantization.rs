@@ -1,6 +1,6 @@
 //! What an engine keeps in fewer bits than its `dtype`: the matrices, and the cache.
 
-use strobe_kernels_cpu::KvType;
+use strobe_kernels_cpu::{KvType, Tier};
 use strobe_model::program::{MatrixType, Operands};
 use strobe_model::{DType, ModelConfig};
 
@@ -106,13 +106,13 @@ impl BuildConfig {
         if self.quantization == Quantization::Fp8 {
             return Err(EngineError::option("--quantization fp8", NEEDS_GPU));
         }
-        self.cpu_kv_type().map(|_| ())
+        self.cpu_kv_type(Tier::Scalar).map(|_| ())
     }
 
-    /// Type of the cache on a CPU.
-    pub fn cpu_kv_type(&self) -> Result<KvType, EngineError> {
+    /// Type of the cache on a CPU of that tier.
+    pub fn cpu_kv_type(&self, tier: Tier) -> Result<KvType, EngineError> {
         let dtype = match self.kv_cache {
-            KvCacheType::Auto => crate::cpu::kv_dtype(self.dtype),
+            KvCacheType::Auto => self.auto_kv_dtype(tier),
             KvCacheType::Float(dtype) => dtype,
             KvCacheType::Int8 => return Ok(KvType::Int8),
             KvCacheType::Fp8 => return Err(EngineError::option("--kv-cache-dtype fp8", NEEDS_GPU)),
@@ -122,6 +122,17 @@ impl BuildConfig {
             DType::F16 => KvType::F16,
             DType::Bf16 => KvType::Bf16,
         })
+    }
+
+    /// A bfloat16 engine keeps float16: the same bytes with eight times the resolution, and keys and values stay far inside
+    /// its range (the kernels saturate, should one not). An engine of integers, which rounds the inputs of its products to
+    /// 8 bits, keeps bfloat16 on a CPU that multiplies pairs of them: attention is nearly twice as fast then.
+    fn auto_kv_dtype(&self, tier: Tier) -> DType {
+        match self.dtype {
+            DType::F32 => DType::F32,
+            _ if self.quantization.is_integer() && tier.multiplies_pairs() => DType::Bf16,
+            DType::F16 | DType::Bf16 => DType::F16,
+        }
     }
 
     /// Refuse what only a CPU can run.
@@ -151,9 +162,9 @@ impl BuildConfig {
     }
 
     /// Type of the cache on a CPU, by name.
-    pub fn cpu_kv_cache_name(&self) -> &'static str {
+    pub fn cpu_kv_cache_name(&self, tier: Tier) -> &'static str {
         match self.kv_cache {
-            KvCacheType::Auto => crate::cpu::kv_dtype(self.dtype).name(),
+            KvCacheType::Auto => self.auto_kv_dtype(tier).name(),
             other => other.name(),
         }
     }
@@ -168,7 +179,7 @@ impl BuildConfig {
 
     /// What a step reads and writes on a CPU.
     pub fn cpu_operands(&self) -> Operands {
-        let kv = self.cpu_kv_type().unwrap_or(KvType::F32);
+        let kv = self.cpu_kv_type(Tier::Scalar).unwrap_or(KvType::F32); // all tiers keep as many bytes
         let plain =
             Operands { kv_scale: kv.scale_bytes() as u64, ..Operands::plain(self.dtype.bytes(), kv.bytes(), 4) };
         match self.quantization {

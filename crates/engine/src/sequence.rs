@@ -48,7 +48,7 @@ impl<'a> Sequence<'a> {
                     tokens_per_block: block_tokens,
                     blocks: blocks.len(),
                     dtype: build.dtype,
-                    kv: build.cpu_kv_type()?,
+                    kv: build.cpu_kv_type(cpu.tier())?,
                     context_fmha: build.context_fmha,
                 };
                 let backend = CpuBackend::new(cpu, config.clone(), model.weights.clone(), &options)?;

@@ -198,10 +198,10 @@ fn the_cache_is_all_that_a_sixteen_bit_engine_rounds() {
         let golden = Golden::read(case, "golden.json");
         let text: Vec<u32> = golden.prompt.iter().chain(&golden.greedy).copied().collect();
         let blocks: Vec<u32> = (0..8).collect();
-        let cache = build(dtype).cpu_kv_type().unwrap();
         for gemm_plugin in [true, false] {
             let run = |weights: DType, tier: Tier| {
                 let model = load(case, BuildConfig { gemm_plugin, ..build(weights) });
+                let cache = BuildConfig { gemm_plugin, ..build(dtype) }.cpu_kv_type(tier).unwrap();
                 let mut stepper = Stepper::new(Cpu::new(tier, 2), &model, cache, text.len(), blocks.len());
                 stepper.step(&[Span { tokens: &text, start: 0, blocks: &blocks, context: true }]).remove(0)
             };

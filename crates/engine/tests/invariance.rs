@@ -51,7 +51,7 @@ struct Sequence {
 fn alone(tier: Tier, model: &LoadedModel, sequence: &Sequence) -> Vec<Vec<f32>> {
     let per_block = model.config.build.cache_block_tokens();
     let blocks: Vec<u32> = (0..sequence.text.len().div_ceil(per_block) as u32).collect();
-    let kv = model.config.build.cpu_kv_type().unwrap();
+    let kv = model.config.build.cpu_kv_type(tier).unwrap();
     let mut stepper = Stepper::new(Cpu::new(tier, 1), model, kv, sequence.prompt, blocks.len());
     let (prompt, rest) = sequence.text.split_at(sequence.prompt);
     let mut rows = stepper.step(&[Span { tokens: prompt, start: 0, blocks: &blocks, context: true }]).remove(0);
@@ -90,7 +90,7 @@ fn random_schedule(
     let blocks = place(sequences, model.config.build.cache_block_tokens(), &mut random);
     let most: usize = sequences.iter().map(|s| s.text.len()).sum();
     let cpu = Cpu::new(tier, 1 + random.below(3));
-    let mut stepper = Stepper::new(cpu, model, model.config.build.cpu_kv_type().unwrap(), most, blocks);
+    let mut stepper = Stepper::new(cpu, model, model.config.build.cpu_kv_type(tier).unwrap(), most, blocks);
     let mut done = vec![0; sequences.len()];
     while sequences.iter().zip(&done).any(|(s, &d)| d < s.text.len()) {
         // What each sequence does in this step: nothing, a piece of its prompt, or one generated token.
@@ -368,7 +368,7 @@ fn recomputed_output_has_the_same_bits() {
                 let sequence = Sequence { text: text.clone(), prompt: PROMPT, blocks: Vec::new() };
                 let generated = alone(tier, &model, &sequence);
                 let mut stepper =
-                    Stepper::new(Cpu::new(tier, 2), &model, model.config.build.cpu_kv_type().unwrap(), 120, 8);
+                    Stepper::new(Cpu::new(tier, 2), &model, model.config.build.cpu_kv_type(tier).unwrap(), 120, 8);
                 let recomputed = stepper.step(&[
                     Span { tokens: &text[..PROMPT], start: 0, blocks: &blocks, context: true },
                     Span { tokens: &text[PROMPT..], start: PROMPT, blocks: &blocks, context: false },

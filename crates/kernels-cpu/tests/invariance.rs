@@ -62,11 +62,15 @@ fn decoding_token_by_token_equals_the_prompt_at_once() {
     let scene = scene();
     for tier in Tier::available() {
         for attend in attends() {
-            let mut cpu = Cpu::new(tier, 2);
-            let expected = scene.prefill(&mut cpu, &mut scene.cache(16, KvType::F32), &attend);
-            let cuts: Vec<usize> = (1..=LENGTHS[0]).collect();
-            let found = chunked(&scene, &mut cpu, &mut scene.cache(8, KvType::F32), 0, &cuts, &attend);
-            assert_same_bits(&found, &expected[0], &format!("{tier:?} {attend:?}"));
+            for kind in [KvType::F32, KvType::Bf16] {
+                let mut cpu = Cpu::new(tier, 2);
+                let expected = scene.prefill(&mut cpu, &mut scene.cache(16, kind), &attend);
+                let cuts: Vec<usize> = (1..=LENGTHS[0]).collect();
+                for block in [8, 32] {
+                    let found = chunked(&scene, &mut cpu, &mut scene.cache(block, kind), 0, &cuts, &attend);
+                    assert_same_bits(&found, &expected[0], &format!("{tier:?} {attend:?} {kind:?} blocks of {block}"));
+                }
+            }
         }
     }
 }

@@ -283,7 +283,7 @@ impl Outcome {
                 },
                 dtype: build.dtype.name().into(),
                 kv_cache_dtype: Some(match &self.info.device {
-                    DeviceFacts::Cpu { .. } => build.cpu_kv_cache_name().into(),
+                    DeviceFacts::Cpu { tier, .. } => build.cpu_kv_cache_name(*tier).into(),
                     DeviceFacts::Cuda(_) => build.gpu_kv_cache_name().into(),
                 }),
                 quantization: build.quantization.algorithm().map(Into::into),

@@ -136,7 +136,7 @@ pub fn run(args: Args) -> Result<()> {
     } else {
         "contiguous per request".into()
     };
-    let kind = if on_gpu { b.gpu_kv_cache_name() } else { b.cpu_kv_cache_name() };
+    let kind = if on_gpu { b.gpu_kv_cache_name() } else { b.cpu_kv_cache_name(cpu.tier()) };
     row(
         "kv cache",
         format!("{cache}, {kind}, {} per token", human::bytes(b.kv_bytes_per_token(&config.model, on_gpu))),

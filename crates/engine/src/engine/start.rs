@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::{Arc, Condvar, Mutex};
 
+use strobe_kernels_cpu::Tier;
 use strobe_model::program::{Node, program};
 use strobe_model::{Balance, ModelConfig, PerfectRouter};
 
@@ -71,8 +72,9 @@ impl Core {
         let (backend, blocks, kernels, facts) = match device {
             Device::Cpu(cpu) => {
                 build.check_cpu()?;
-                let blocks = cache_blocks(model, &options, limits)?;
+                let blocks = cache_blocks(model, &options, limits, cpu.tier())?;
                 let facts = DeviceFacts::Cpu { tier: cpu.tier(), threads: cpu.threads() };
+                let kv = build.cpu_kv_type(cpu.tier())?;
                 let mut backend = CpuBackend::new(
                     cpu,
                     config.clone(),
@@ -82,7 +84,7 @@ impl Core {
                         tokens_per_block: block_tokens,
                         blocks,
                         dtype: build.dtype,
-                        kv: build.cpu_kv_type()?,
+                        kv,
                         context_fmha: build.context_fmha,
                     },
                 )?;
@@ -223,7 +225,12 @@ fn check_cache_options(options: &EngineOptions) -> Result<(), EngineError> {
 }
 
 /// Blocks of the cache, after checking that they fit the memory of this machine.
-fn cache_blocks(model: &LoadedModel, options: &EngineOptions, limits: StepLimits) -> Result<usize, EngineError> {
+fn cache_blocks(
+    model: &LoadedModel,
+    options: &EngineOptions,
+    limits: StepLimits,
+    tier: Tier,
+) -> Result<usize, EngineError> {
     let build = &model.config.build;
     let config = &model.config.model;
     let block_tokens = build.cache_block_tokens();
@@ -232,7 +239,7 @@ fn cache_blocks(model: &LoadedModel, options: &EngineOptions, limits: StepLimits
         head_dim: config.head_dim,
         tokens_per_block: block_tokens,
         blocks: 1,
-        kind: build.cpu_kv_type()?,
+        kind: build.cpu_kv_type(tier)?,
     };
     let block_bytes = geometry.bytes_per_layer() as u64 * config.num_hidden_layers as u64;
     let most = limits.requests * build.max_seq_len.div_ceil(block_tokens);

@@ -8,16 +8,23 @@ use super::products::{FEW_ROWS, add_values, is_streamable, scores};
 use super::tile::TileSpan;
 use super::{Block, CHUNK, Cache, Job, Scratch, Sums, TILE};
 use crate::kv::{KV_LANES, KvType, padded_dim};
-use crate::simd::{Element, Kernel, Simd, exp2_below_one};
+use crate::simd::{Element, Kernel, PairKernel, Simd, SimdPairs, exp2_below_one};
 
-/// A block's attention: all of it, or the sums of one chunk.
+/// Some chunks of a block, each of which leaves its sums for others to fold.
+pub(super) struct Part<'s> {
+    pub(super) chunks: Range<usize>,
+    /// One after the other.
+    pub(super) sums: &'s mut [f32],
+}
+
+/// A block's attention: all of it, or the sums of some chunks.
 pub(super) struct FusedBlock<'a, 's> {
     pub(super) job: &'a Job<'a>,
     pub(super) cache: Cache<'a>,
     pub(super) block: Block<'a>,
     pub(super) scratch: Scratch<'s>,
-    /// One chunk only: its sums are left in `scratch.chunk`.
-    pub(super) only_chunk: Option<usize>,
+    /// `None`: all of it.
+    pub(super) part: Option<Part<'s>>,
     /// The whole output, `[rows][heads * head_dim]`.
     pub(super) out: *mut f32,
 }
@@ -50,32 +57,76 @@ impl Kernel for FusedBlock<'_, '_> {
 
     #[inline(always)]
     unsafe fn simd<S: Simd>(mut self) {
-        let (job, block) = (self.job, self.block.clone());
-        let (rows, row_len) = (block.rows(job.group), padded_dim(job.shape.head_dim));
         // Scores in units of ln 2: the exponential of a score is a power of two then.
-        job.load_queries(&block, std::f32::consts::LOG2_E, self.scratch.q);
-        let chunks = self.only_chunk.map_or_else(|| job.chunks(&block), |chunk| chunk..chunk + 1);
-        for chunk in chunks {
-            let positions = chunk * CHUNK..(chunk + 1) * CHUNK;
-            self.scratch.chunk.clear(rows, row_len);
-            // SAFETY: the caller has the features; the scratch was made for this block.
-            unsafe {
-                self.chunk::<S>(positions.clone());
-                if self.only_chunk.is_some() {
-                    return;
-                }
-                for row in job.rows_that_see(&block, &positions) {
-                    let is_first = job.visible(block.position_of_row(job.group, row)).start >= positions.start;
-                    fold_row::<S>(&mut self.scratch.total, &self.scratch.chunk, row, row_len, is_first);
-                }
+        self.job.load_queries(&self.block, std::f32::consts::LOG2_E, self.scratch.q);
+        // SAFETY: the caller has the features; the scratch was made for this block.
+        unsafe {
+            for chunk in self.chunks() {
+                self.start_chunk();
+                self.chunk::<S>(chunk * CHUNK..(chunk + 1) * CHUNK);
+                self.end_chunk::<S>(chunk);
             }
+            self.end::<S>();
         }
-        // SAFETY: as above, and no other block writes these rows and heads.
-        unsafe { write_rows::<S>(job, &block, &self.scratch.total, self.out) };
+    }
+}
+
+impl PairKernel for FusedBlock<'_, '_> {
+    #[inline(always)]
+    unsafe fn simd<S: SimdPairs>(mut self) {
+        // SAFETY: the caller has the features; the scratch was made for this block.
+        unsafe {
+            self.round_queries::<S>();
+            for chunk in self.chunks() {
+                self.start_chunk();
+                self.pair_chunk::<S>(chunk * CHUNK..(chunk + 1) * CHUNK);
+                self.end_chunk::<S::F>(chunk);
+            }
+            self.end::<S::F>();
+        }
     }
 }
 
 impl FusedBlock<'_, '_> {
+    #[inline(always)]
+    fn chunks(&self) -> Range<usize> {
+        self.part.as_ref().map_or_else(|| self.job.chunks(&self.block), |part| part.chunks.clone())
+    }
+
+    #[inline(always)]
+    fn start_chunk(&mut self) {
+        let (group, d) = (self.job.group, self.job.shape.head_dim);
+        if let Some(part) = &mut self.part {
+            let (sums, rest) = std::mem::take(&mut part.sums).split_at_mut(Sums::len(group, d));
+            part.sums = rest;
+            self.scratch.chunk = Sums::carve(sums, group, d);
+        }
+        self.scratch.chunk.clear(self.block.rows(group), padded_dim(d));
+    }
+
+    /// Folds a chunk into those before, unless its sums are what is asked for.
+    #[inline(always)]
+    unsafe fn end_chunk<S: Simd>(&mut self, chunk: usize) {
+        if self.part.is_some() {
+            return;
+        }
+        let (job, block, row_len) = (self.job, &self.block, padded_dim(self.job.shape.head_dim));
+        let positions = chunk * CHUNK..(chunk + 1) * CHUNK;
+        for row in job.rows_that_see(block, &positions) {
+            let is_first = job.visible(block.position_of_row(job.group, row)).start >= positions.start;
+            // SAFETY: the caller's promise.
+            unsafe { fold_row::<S>(&mut self.scratch.total, &self.scratch.chunk, row, row_len, is_first) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end<S: Simd>(&mut self) {
+        if self.part.is_none() {
+            // SAFETY: the caller's promise, and no other block writes these rows and heads.
+            unsafe { write_rows::<S>(self.job, &self.block, &self.scratch.total, self.out) };
+        }
+    }
+
     /// Sums up what the block sees of a chunk, with the loops made for its rows and the cache's type.
     #[inline(always)]
     unsafe fn chunk<S: Simd>(&mut self, positions: Range<usize>) {
@@ -167,6 +218,30 @@ unsafe fn softmax_rows<S: Simd>(
             shrink[row] = sums.max[row];
             sums.max[row] = S::max_lane(max);
         }
+        shrink_sums::<S>(rows.clone(), row_len, shrink, sums);
+        for row in rows {
+            let p = p.as_mut_ptr().add(row * TILE);
+            let max = S::splat(sums.max[row]);
+            let mut sum = S::zero();
+            for i in (0..TILE).step_by(S::LANES) {
+                let e = exp2_below_one::<S>(S::sub(S::load(p.add(i)), max));
+                sum = S::add(sum, e);
+                let weight = match scales {
+                    Some((_, values)) => S::mul(e, S::load(values.as_ptr().add(i))),
+                    None => e,
+                };
+                S::store(p.add(i), weight);
+            }
+            sums.sum[row] += S::sum(sum);
+        }
+    }
+}
+
+/// Scales what was summed up of rows against the largest scores in `shrink` to those that `sums` has now.
+#[inline(always)]
+pub(super) unsafe fn shrink_sums<S: Simd>(rows: Range<usize>, row_len: usize, shrink: &mut [f32], sums: &mut Sums<'_>) {
+    // SAFETY: the rows lie within the scratch.
+    unsafe {
         for first in rows.clone().step_by(S::LANES) {
             let n = S::LANES.min(rows.end - first);
             let shrink = shrink.as_mut_ptr().add(first);
@@ -184,21 +259,6 @@ unsafe fn softmax_rows<S: Simd>(
                     S::store(o.add(i), S::mul(S::load(o.add(i)), S::splat(*shrink.add(row))));
                 }
             }
-        }
-        for row in rows {
-            let p = p.as_mut_ptr().add(row * TILE);
-            let max = S::splat(sums.max[row]);
-            let mut sum = S::zero();
-            for i in (0..TILE).step_by(S::LANES) {
-                let e = exp2_below_one::<S>(S::sub(S::load(p.add(i)), max));
-                sum = S::add(sum, e);
-                let weight = match scales {
-                    Some((_, values)) => S::mul(e, S::load(values.as_ptr().add(i))),
-                    None => e,
-                };
-                S::store(p.add(i), weight);
-            }
-            sums.sum[row] += S::sum(sum);
         }
     }
 }

@@ -8,6 +8,7 @@
 //! was cut, nor on the size of cache blocks, nor on the number of workers.
 
 mod fused;
+mod pairs;
 mod products;
 mod split;
 mod tile;

@@ -11,7 +11,7 @@ use crate::kv::KV_LANES;
 use crate::simd::{Element, Kernel, Simd};
 
 /// Rows of a register tile as wide as a tile of positions.
-const STRIP: usize = 6;
+pub(super) const STRIP: usize = 6;
 /// Rows up to which one register tile takes them all. Such blocks, as in decoding, wait for memory rather than for
 /// arithmetic: they convert keys and values on the way, and fetch the next tile as they go.
 pub(super) const FEW_ROWS: usize = 8;
@@ -38,9 +38,17 @@ const fn vectors_across(lanes: usize, rows: usize) -> usize {
 
 /// Strips of nearly equal height: all rows where there are few, else none above [`STRIP`].
 #[inline(always)]
-fn strip<const FEW: bool>(rows: &Range<usize>, index: usize) -> Option<Range<usize>> {
+pub(super) fn strip<const FEW: bool>(rows: &Range<usize>, index: usize) -> Option<Range<usize>> {
     let count = if FEW { 1 } else { rows.len().div_ceil(STRIP) };
     (index < count).then(|| rows.start + rows.len() * index / count..rows.start + rows.len() * (index + 1) / count)
+}
+
+/// Asks for elements of the next tile. A tile of codes fits into the first cache beside the current one, and their
+/// conversion suffers more from loads that take longer.
+#[inline(always)]
+unsafe fn prefetch<S: Simd, T>(p: *const T) {
+    // SAFETY: any address will do.
+    unsafe { if size_of::<T>() == 1 { S::prefetch(p) } else { S::prefetch_far(p) } }
 }
 
 /// `p[rows][TILE] = q[rows][d] . keys`. With `FEW` rows, `next` is fetched meanwhile.
@@ -155,7 +163,7 @@ unsafe fn score_tile<S: Simd, T: Element, const FEW: bool, const R: usize, const
         while line < d {
             if FEW {
                 for v in 0..NV {
-                    S::prefetch(ahead[v].wrapping_add(line * KV_LANES));
+                    prefetch::<S, T>(ahead[v].wrapping_add(line * KV_LANES));
                 }
             }
             for i in line..line + step {
@@ -339,7 +347,7 @@ unsafe fn value_tile<S: Simd, T: Element, const FEW: bool, const R: usize, const
                 if FEW {
                     let mut i = 0;
                     while i < NV * S::LANES {
-                        S::prefetch(ahead.wrapping_add(i));
+                        prefetch::<S, T>(ahead.wrapping_add(i));
                         i += CACHE_LINE / size_of::<T>();
                     }
                 }

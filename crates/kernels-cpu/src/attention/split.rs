@@ -1,16 +1,16 @@
 //! How fused attention is shared out: whole blocks, or the chunks of long ones.
 //!
-//! A block of a single token whose context is a large share of all there is to read would leave workers without work. Its
-//! chunks become tasks of their own; their sums wait in memory until all are there and are then folded in order, which is
+//! A block of a single token whose context is a large share of all there is to read would leave workers without work. Runs of
+//! its chunks become tasks of their own; their sums wait in memory until all are there and are then folded in order, which is
 //! what a worker that does the whole block does as well. So it never shows in the result what was split.
 
 use std::ops::Range;
 
-use super::fused::{FusedBlock, fold_row, write_rows};
+use super::fused::{FusedBlock, Part, fold_row, write_rows};
 use super::{Block, CHUNK, Cache, Job, Scratch, Sums};
 use crate::cpu::{Cpu, SharedMut};
-use crate::kv::{AttnBatch, KvLayer, QkvShape, SeqSpan, padded_dim};
-use crate::simd::{Kernel, Simd, dispatch};
+use crate::kv::{AttnBatch, KvLayer, KvType, QkvShape, SeqSpan, padded_dim};
+use crate::simd::{Kernel, Simd, dispatch, dispatch_pairs};
 use crate::tier::Tier;
 
 /// Tasks of equal size that each worker should find at least.
@@ -54,6 +54,7 @@ impl Cpu {
         job.check_rows(qkv.len() / shape.row());
         job.check_rows(out.len() / shape.q_row());
         let (tier, cache, out) = (self.tier, Cache::of(kv), SharedMut::new(out));
+        let in_pairs = tier.multiplies_pairs() && cache.geometry.kind == KvType::Bf16;
         let plan = Plan::new(&job, if tier == Tier::Scalar { 1 } else { self.threads() });
         let (rows, d, group) = (job.max_rows(), shape.head_dim, job.group);
         let sums_len = Sums::len(group, d);
@@ -65,17 +66,19 @@ impl Cpu {
         self.pool.run(tasks, &|task, worker| {
             // SAFETY: a worker runs one task at a time.
             let memory = unsafe { &mut scratch.slice(worker, 1)[0] };
-            let mut scratch = Scratch::carve(memory, rows, d);
+            let scratch = Scratch::carve(memory, rows, d);
             // Late runs of a prompt take longest: they come first.
-            let Share { block, chunk } = plan.share(tasks - 1 - task);
-            if let Some(Chunk { slot, .. }) = chunk {
+            let Share { block, part } = plan.share(tasks - 1 - task);
+            let part = part.map(|Slots { chunks, first_slot }| Part {
                 // SAFETY: each chunk has its own slot.
-                let slot = unsafe { partial.slice(slot * sums_len, sums_len) };
-                scratch.chunk = Sums::carve(slot, group, d);
-            }
-            let only_chunk = chunk.map(|chunk| chunk.index);
+                sums: unsafe { partial.slice(first_slot * sums_len, chunks.len() * sums_len) },
+                chunks,
+            });
             // SAFETY: everything was checked, and each block writes its own rows and heads.
-            unsafe { dispatch(tier, FusedBlock { job: &job, cache, block, scratch, only_chunk, out: out.ptr() }) };
+            unsafe {
+                let block = FusedBlock { job: &job, cache, block, scratch, part, out: out.ptr() };
+                if in_pairs { dispatch_pairs(tier, block) } else { dispatch(tier, block) }
+            }
         });
         if plan.slots() == 0 {
             return;
@@ -107,7 +110,7 @@ impl Cpu {
 }
 
 /// Which sequences are split, and what the tasks are: sequence by sequence, blocks of a sequence in the order of
-/// [`Job::block`], chunks of a block in order.
+/// [`Job::block`], runs of chunks of a block in order.
 struct Plan<'a> {
     job: &'a Job<'a>,
     /// Single tokens that see more than this are split.
@@ -118,14 +121,13 @@ struct Plan<'a> {
 struct Share<'a> {
     block: Block<'a>,
     /// `None`: the whole block.
-    chunk: Option<Chunk>,
+    part: Option<Slots>,
 }
 
-#[derive(Clone, Copy)]
-struct Chunk {
-    index: usize,
-    /// Where its sums go.
-    slot: usize,
+/// Chunks of a block, and where the sums of the first of them go.
+struct Slots {
+    chunks: Range<usize>,
+    first_slot: usize,
 }
 
 impl<'a> Plan<'a> {
@@ -148,12 +150,18 @@ impl<'a> Plan<'a> {
         0..0
     }
 
+    /// The tasks that the chunks of a block make. Neighbours stay together, for the next tile is fetched ahead; half of
+    /// what a block may be is small enough to share out evenly.
+    fn chunk_runs(&self, chunks: &Range<usize>) -> usize {
+        chunks.len().div_ceil((self.whole_positions / (2 * CHUNK)).max(1))
+    }
+
     fn slots(&self) -> usize {
         self.job.batch.seqs.iter().map(|seq| self.chunks(seq).len()).sum::<usize>() * self.job.shape.kv_heads
     }
 
     fn tasks(&self) -> usize {
-        let tasks = |seq: &SeqSpan| self.job.runs(seq) * self.chunks(seq).len().max(1);
+        let tasks = |seq: &SeqSpan| self.job.runs(seq) * self.chunk_runs(&self.chunks(seq)).max(1);
         self.job.batch.seqs.iter().map(tasks).sum::<usize>() * self.job.shape.kv_heads
     }
 
@@ -161,18 +169,21 @@ impl<'a> Plan<'a> {
         let (mut first_slot, kv_heads) = (0, self.job.shape.kv_heads);
         for (seq_index, seq) in self.job.batch.seqs.iter().enumerate() {
             let chunks = self.chunks(seq);
-            let tasks = self.job.runs(seq) * chunks.len().max(1) * kv_heads;
+            let runs = self.chunk_runs(&chunks);
+            let tasks = self.job.runs(seq) * runs.max(1) * kv_heads;
             if index >= tasks {
                 index -= tasks;
                 first_slot += chunks.len() * kv_heads;
                 continue;
             }
             if chunks.is_empty() {
-                return Share { block: self.job.block_of(seq_index, index), chunk: None };
+                return Share { block: self.job.block_of(seq_index, index), part: None };
             }
-            let block = self.job.block_of(seq_index, index / chunks.len());
-            let chunk = Chunk { index: chunks.start + index % chunks.len(), slot: first_slot + index };
-            return Share { block, chunk: Some(chunk) };
+            let (block, run) = (index / runs, index % runs);
+            let (from, to) = (chunks.len() * run / runs, chunks.len() * (run + 1) / runs);
+            first_slot += block * chunks.len() + from;
+            let part = Some(Slots { chunks: chunks.start + from..chunks.start + to, first_slot });
+            return Share { block: self.job.block_of(seq_index, block), part };
         }
         unreachable!("attention task beyond {}", self.tasks())
     }

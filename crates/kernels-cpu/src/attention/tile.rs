@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::{Block, Cache, Job, TILE};
 use crate::kv::{AttnBatch, KV_LANES, KvType, SeqSpan, padded_dim};
-use crate::simd::{Element, Simd};
+use crate::simd::{Element, Simd, SimdPairs};
 
 /// Runs of 16 positions in a tile.
 const GROUPS: usize = TILE / KV_LANES;
@@ -133,6 +133,64 @@ impl Cache<'_> {
         Some(scales)
     }
 
+    /// The keys of a bfloat16 tile with dimensions in pairs, `[TILE / 16][head_dim / 2][16][2]`. Positions from `valid` on
+    /// hold anything.
+    #[inline(always)]
+    pub(super) unsafe fn paired_keys<S: SimdPairs>(&self, span: &TileSpan<'_>, staging: &mut [f32]) -> TileParts<bf16> {
+        let (d, lanes) = (self.geometry.head_dim, self.geometry.lanes());
+        let staging = bytemuck::cast_slice_mut::<f32, bf16>(staging);
+        let mut done = 0;
+        while done < span.valid {
+            let (block, token) = span.batch.block(span.seq, span.base + done, self.geometry.tokens_per_block);
+            // SAFETY: a run of `lanes` keys lies within its block, and a run of 16 within `staging`.
+            unsafe {
+                let src = self.data.as_ptr().cast::<bf16>().add(self.geometry.key_offset(block, span.kv_head, token));
+                let dst = staging.as_mut_ptr().add(done / KV_LANES * KV_LANES * d + done % KV_LANES * 2);
+                for i in (0..d).step_by(2) {
+                    if lanes == KV_LANES {
+                        S::store(dst.add(i * KV_LANES), S::zip_halves(S::load(src.add(i * KV_LANES))));
+                    } else {
+                        for lane in 0..lanes {
+                            *dst.add(i * KV_LANES + 2 * lane) = *src.add(i * lanes + lane);
+                            *dst.add(i * KV_LANES + 2 * lane + 1) = *src.add((i + 1) * lanes + lane);
+                        }
+                    }
+                }
+            }
+            done += lanes;
+        }
+        parts_of(staging, KV_LANES * d)
+    }
+
+    /// The values of a bfloat16 tile with positions in pairs, `[TILE / 2][padded head_dim][2]`. Positions from `valid` on
+    /// hold anything.
+    #[inline(always)]
+    pub(super) unsafe fn paired_values<S: SimdPairs>(
+        &self,
+        span: &TileSpan<'_>,
+        staging: &mut [f32],
+    ) -> TileParts<bf16> {
+        let row = padded_dim(self.geometry.head_dim);
+        let staging = bytemuck::cast_slice_mut::<f32, bf16>(staging);
+        let value = |position: usize| {
+            let position = span.base + position.min(span.valid - 1);
+            let (block, token) = span.batch.block(span.seq, position, self.geometry.tokens_per_block);
+            // SAFETY: within the layer.
+            unsafe { self.data.as_ptr().cast::<bf16>().add(self.geometry.value_offset(block, span.kv_head, token)) }
+        };
+        for position in (0..span.valid).step_by(2) {
+            let (first, second) = (value(position), value(position + 1));
+            for column in (0..row).step_by(KV_LANES) {
+                // SAFETY: a value row is whole vectors long, and a pair of them lies within `staging`.
+                unsafe {
+                    let dst = staging.as_mut_ptr().add(position * row + 2 * column);
+                    S::store(dst, S::zip_at(first.add(column), second.add(column)));
+                }
+            }
+        }
+        parts_of(staging, KV_LANES * row)
+    }
+
     #[inline(always)]
     unsafe fn stage_values<S: Simd, T: Element>(&self, span: &TileSpan<'_>, staging: &mut [f32]) -> TileParts<f32> {
         let row = padded_dim(self.geometry.head_dim);
@@ -152,7 +210,7 @@ impl Cache<'_> {
 }
 
 #[inline(always)]
-fn parts_of(staging: &[f32], part: usize) -> TileParts<f32> {
+fn parts_of<T>(staging: &[T], part: usize) -> TileParts<T> {
     let mut parts = [std::ptr::null(); GROUPS];
     for (group, p) in parts.iter_mut().enumerate() {
         *p = staging[group * part..].as_ptr();

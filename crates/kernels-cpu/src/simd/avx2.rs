@@ -166,6 +166,10 @@ impl Simd for Avx2 {
     unsafe fn prefetch<T>(p: *const T) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
+    #[inline(always)]
+    unsafe fn prefetch_far<T>(p: *const T) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
 }
 
 // SAFETY (all methods): the caller has the features and valid pointers, as the trait demands.

@@ -155,6 +155,10 @@ impl Simd for Avx512 {
     unsafe fn prefetch<T>(p: *const T) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
+    #[inline(always)]
+    unsafe fn prefetch_far<T>(p: *const T) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
 }
 
 /// Products of bytes, with the instruction made for them or without.
@@ -250,6 +254,17 @@ static ZIP: [[i16; 32]; 2] = {
     words
 };
 
+/// The same for the two halves of one vector.
+static ZIP_HALVES: [i16; 32] = {
+    let mut words = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        words[i] = (i / 2 + i % 2 * 16) as i16;
+        i += 1;
+    }
+    words
+};
+
 // SAFETY (all methods): the caller has the features and valid pointers, as the trait demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl SimdPairs for Pairs {
@@ -279,6 +294,25 @@ impl SimdPairs for Pairs {
             let high = _mm512_loadu_si512(ZIP[1].as_ptr().cast());
             [_mm512_permutex2var_epi16(first, low, second), _mm512_permutex2var_epi16(first, high, second)]
         }
+    }
+    #[inline(always)]
+    unsafe fn zip_halves(v: __m512i) -> __m512i {
+        unsafe { _mm512_permutexvar_epi16(_mm512_loadu_si512(ZIP_HALVES.as_ptr().cast()), v) }
+    }
+    #[inline(always)]
+    unsafe fn zip_at(first: *const bf16, second: *const bf16) -> __m512i {
+        unsafe {
+            let first = _mm512_castsi256_si512(_mm256_loadu_si256(first.cast()));
+            Self::zip_halves(_mm512_inserti64x4::<1>(first, _mm256_loadu_si256(second.cast())))
+        }
+    }
+    #[inline(always)]
+    unsafe fn mask(v: __m512i, bits: u32) -> __m512i {
+        unsafe { _mm512_and_si512(v, _mm512_set1_epi32(bits as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn call<K: PairKernel>(kernel: K) {
+        unsafe { run_pairs(kernel) }
     }
     #[inline(always)]
     unsafe fn round(low: __m512, high: __m512) -> __m512i {

@@ -93,6 +93,9 @@ pub(crate) trait Simd: Copy {
     unsafe fn max_lane(a: Self::V) -> f32;
     /// Asks for the cache line at `p`; any address will do.
     unsafe fn prefetch<T>(p: *const T);
+    /// Asks for the cache line at `p` only as far as the second cache: many more requests may be under way, and none holds
+    /// up the loads of now.
+    unsafe fn prefetch_far<T>(p: *const T);
 
     /// Runs a kernel as a function of its own, compiled for this tier.
     unsafe fn call<K: Kernel>(kernel: K);

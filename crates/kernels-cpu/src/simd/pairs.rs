@@ -49,9 +49,18 @@ pub(crate) trait SimdPairs {
     unsafe fn splat_pair(p: *const bf16) -> Self::B;
     /// Pairs of an element of each: those of the lower and of the upper halves.
     unsafe fn zip(first: Self::B, second: Self::B) -> [Self::B; 2];
+    /// Pairs of an element of each half of a vector.
+    unsafe fn zip_halves(v: Self::B) -> Self::B;
+    /// Pairs of the 16 elements at each of two addresses.
+    unsafe fn zip_at(first: *const bf16, second: *const bf16) -> Self::B;
+    /// Those bits of each pair that are set in `bits`; the lower half is the first of a pair.
+    unsafe fn mask(v: Self::B, bits: u32) -> Self::B;
     /// Rounds to nearest, ties to even; numbers below the normal range become 0.
     unsafe fn round(low: <Self::F as Simd>::V, high: <Self::F as Simd>::V) -> Self::B;
     /// Adds both products of each pair. Rounding and the order within a pair are the CPU's; numbers below the normal
     /// range count as 0.
     unsafe fn dot(sums: <Self::F as Simd>::V, weights: Self::B, x: Self::B) -> <Self::F as Simd>::V;
+
+    /// Runs a kernel as a function of its own, compiled for this tier.
+    unsafe fn call<K: PairKernel>(kernel: K);
 }

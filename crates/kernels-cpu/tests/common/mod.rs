@@ -58,6 +58,11 @@ pub fn as_multiplied(x: &[f32], tier: Tier, kind: KvType, layout: Layout) -> Vec
     }
 }
 
+/// Whether attention of a tier rounds queries and the weights of values to bfloat16 over such a cache.
+pub fn attends_in_pairs(tier: Tier, kind: KvType, attend: &Attend) -> bool {
+    tier.multiplies_pairs() && kind == KvType::Bf16 && attend.fused
+}
+
 /// A weight in one of the element types and layouts.
 pub struct Weight {
     f32s: Vec<f32>,
