@@ -4,7 +4,7 @@ use strobe_kernels_cpu::{Cpu, Matrix, QuantRows};
 use strobe_model::{LatentAttention, ModelConfig};
 
 /// The epsilon of the norms of latent vectors, whatever the model's other norms have.
-const EPS: f32 = 1e-6;
+pub(crate) const EPS: f32 = 1e-6;
 
 /// Buffers of latent attention.
 pub(crate) struct LatentState {

@@ -190,16 +190,17 @@ impl BuildConfig {
     }
 
     /// What a step reads and writes on a GPU.
-    pub fn gpu_operands(&self) -> Operands {
+    pub fn gpu_operands(&self, model: &ModelConfig) -> Operands {
         let bytes = |fp8: bool| if fp8 { 1 } else { self.dtype.bytes() };
         let (weight, kv) = (bytes(self.quantization == Quantization::Fp8), bytes(self.kv_cache == KvCacheType::Fp8));
-        Operands::plain(weight, kv, self.dtype.bytes())
+        let kv_parts = if model.latent.is_some() { 1 } else { 2 };
+        Operands { kv_parts, ..Operands::plain(weight, kv, self.dtype.bytes()) }
     }
 
     /// Bytes that the keys and values of one token take over all layers of a model.
     pub fn kv_bytes_per_token(&self, model: &ModelConfig, on_gpu: bool) -> u64 {
-        let operands = if on_gpu { self.gpu_operands() } else { self.cpu_operands() };
+        let operands = if on_gpu { self.gpu_operands(model) } else { self.cpu_operands() };
         let head = model.head_dim as u64 * operands.kv + operands.kv_scale;
-        2 * (model.num_hidden_layers * model.num_key_value_heads) as u64 * head
+        operands.kv_parts * (model.num_hidden_layers * model.num_key_value_heads) as u64 * head
     }
 }

@@ -64,7 +64,7 @@ impl<'a> Sequence<'a> {
                     progress: &mut |_| true,
                 };
                 let backend = CudaBackend::new(model, nodes.clone().into(), setup)?;
-                (Runner::Cuda(Box::new(backend)), build.gpu_operands())
+                (Runner::Cuda(Box::new(backend)), build.gpu_operands(config))
             }
         };
         Ok(Sequence { runner, model, nodes, inputs: StepInputs::new(limits, block_tokens, operands), blocks })

@@ -16,6 +16,8 @@ struct Unfused {
     const float *sinks; // of each query head; null: none
     u32 heads, kv_heads, head_dim, block_shift, window;
     float scale;
+    u32 parts;     // 2: keys, then values; 1: the first elements of keys are the values
+    u32 value_dim; // elements of a value
 };
 
 // One span and one head of it.
@@ -41,12 +43,13 @@ struct Job {
     // Where a key (0) or value (1) of this head lies in the cache, in elements.
     DEVICE u64 cache(const Unfused &a, u32 key, u32 which) const {
         u32 block = a.tables[span.table_start + (key >> a.block_shift)], token = key & ((1u << a.block_shift) - 1);
-        return (((((u64)block * 2 + which) * a.kv_heads + kv_head) << a.block_shift) + token) * a.head_dim;
+        which = a.parts == 2 ? which : 0;
+        return (((((u64)block * a.parts + which) * a.kv_heads + kv_head) << a.block_shift) + token) * a.head_dim;
     }
     DEVICE u64 query(const Unfused &a, u32 row) const {
         return ((u64)(span.q_start + row) * (a.heads + 2 * a.kv_heads) + head) * a.head_dim;
     }
-    DEVICE u64 out(const Unfused &a, u32 row) const { return ((u64)(span.q_start + row) * a.heads + head) * a.head_dim; }
+    DEVICE u64 out(const Unfused &a, u32 row) const { return ((u64)(span.q_start + row) * a.heads + head) * a.value_dim; }
 };
 
 // Eight elements to shared memory, as T.
@@ -141,7 +144,7 @@ template <typename T, typename KV> DEVICE void values_tile(const Unfused &a) {
     __shared__ u64 places[TILE];
     allow_next();
     wait_for_previous();
-    u32 pieces = (a.head_dim + TILE - 1) / TILE;
+    u32 pieces = (a.value_dim + TILE - 1) / TILE;
     Job job(a, blockIdx.z, blockIdx.y / pieces);
     u32 q0 = blockIdx.x * TILE, d0 = blockIdx.y % pieces * TILE;
     if (q0 >= job.span.q_len) return;
@@ -157,7 +160,7 @@ template <typename T, typename KV> DEVICE void values_tile(const Unfused &a) {
         for (u32 i = threadIdx.x; i < TILE * 8; i += 128) {
             u32 row = i / 8, column = i % 8 * 8;
             // A key that a window hides from all rows may lie in a block that now belongs to another request.
-            bool has = d0 + column < a.head_dim && row < keys && k0 + row >= job.first_key(a, q0);
+            bool has = d0 + column < a.value_dim && row < keys && k0 + row >= job.first_key(a, q0);
             Copy8<T, KV>::to(&v[row][column], (const KV *)a.kv + (has ? places[row] + d0 + column : 0), has);
         }
         copy_async_commit();
@@ -200,7 +203,7 @@ template <typename T, typename KV> DEVICE void values_tile(const Unfused &a) {
 #pragma unroll
         for (u32 n = 0; n < 8; n++) {
             u32 column = n * 8 + lane % 4 * 2;
-            if (d0 + column < a.head_dim) *(u32 *)(to + column) = pack2<T>(acc[n][2 * half], acc[n][2 * half + 1]);
+            if (d0 + column < a.value_dim) *(u32 *)(to + column) = pack2<T>(acc[n][2 * half], acc[n][2 * half + 1]);
         }
     }
 }
@@ -243,7 +246,7 @@ template <typename T, typename KV> DEVICE void values_plain(const Unfused &a) {
     __shared__ float p[32][33], v[32][33];
     allow_next();
     wait_for_previous();
-    u32 pieces = (a.head_dim + 31) / 32;
+    u32 pieces = (a.value_dim + 31) / 32;
     Job job(a, blockIdx.z, blockIdx.y / pieces);
     u32 q0 = blockIdx.x * 32, d0 = blockIdx.y % pieces * 32;
     if (q0 >= job.span.q_len) return;
@@ -254,7 +257,7 @@ template <typename T, typename KV> DEVICE void values_plain(const Unfused &a) {
         for (u32 i = 0; i < 4; i++) {
             u32 r = row + 8 * i, query = q0 + r, key = k0 + column;
             bool has_p = query < job.span.q_len && key < job.span.kv_len && job.sees(a, query, key);
-            bool has_v = d0 + column < a.head_dim && k0 + r < job.span.kv_len && k0 + r >= job.first_key(a, q0);
+            bool has_v = d0 + column < a.value_dim && k0 + r < job.span.kv_len && k0 + r >= job.first_key(a, q0);
             p[r][column] = has_p ? job.scores[(u64)query * job.stride + key] : 0.0f;
             v[r][column] = has_v ? to_float(((const KV *)a.kv)[job.cache(a, k0 + r, 1) + d0 + column]) : 0.0f;
         }
@@ -267,7 +270,7 @@ template <typename T, typename KV> DEVICE void values_plain(const Unfused &a) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         u32 r = q0 + row + 8 * i;
-        if (r < job.span.q_len && d0 + column < a.head_dim)
+        if (r < job.span.q_len && d0 + column < a.value_dim)
             ((T *)a.out)[job.out(a, r) + d0 + column] = Cast<T>::from(acc[i]);
     }
 }

@@ -43,6 +43,7 @@ pub const SOURCES: &[KernelSource] = &[
     source("gemm_sm90_bf16.cu", gemm_sm90!("0"), 90),
     source("gemm_sm90_f16.cu", gemm_sm90!("1"), 90),
     source("gemm_sm90_fp8.cu", gemm_sm90!("2"), 90),
+    source("latent.cu", include_str!("../kernels/latent.cu"), 80),
     source("linear.cu", include_str!("../kernels/linear.cu"), 80),
     source("moe.cu", include_str!("../kernels/moe.cu"), 80),
     source("moe_gemm.cu", include_str!("../kernels/moe_gemm.cu"), 80),

@@ -25,6 +25,17 @@ pub struct UnfusedConfig {
     pub head_dim: usize,
     /// Tokens of a block; a power of two.
     pub tokens_per_block: usize,
+    /// Where keys are values too, with one kv head: how many of a key's first elements are its value.
+    pub latent: Option<usize>,
+    /// What scores are multiplied by.
+    pub scale: f32,
+}
+
+impl UnfusedConfig {
+    /// Elements of a value.
+    pub fn value_dim(&self) -> usize {
+        self.latent.unwrap_or(self.head_dim)
+    }
 }
 
 /// One layer's spans. All three kernels take the same.
@@ -52,7 +63,7 @@ pub struct UnfusedArgs {
     pub score_offsets: DevicePtr,
     /// Scores, f32.
     pub scores: DevicePtr,
-    /// Out: `[rows][heads * head_dim]`.
+    /// Out: `[rows][heads * value_dim]`.
     pub out: DevicePtr,
 }
 
@@ -79,6 +90,8 @@ struct Parameters {
     block_shift: u32,
     window: u32,
     scale: f32,
+    parts: u32,
+    value_dim: u32,
 }
 
 /// The three kernels.
@@ -97,7 +110,7 @@ impl UnfusedAttention {
     pub fn new(gpu: &Gpu, config: UnfusedConfig) -> Result<UnfusedAttention, CudaError> {
         let UnfusedConfig { precision, heads, kv_heads, head_dim, tokens_per_block, .. } = config;
         let fits = kv_heads > 0 && heads.is_multiple_of(kv_heads) && tokens_per_block.is_power_of_two();
-        let whole = head_dim.is_multiple_of(8);
+        let whole = head_dim.is_multiple_of(8) && config.value_dim().is_multiple_of(8);
         if !fits || (config.kv == KvDtype::Fp8 && !whole) {
             return Err(CudaError::Unsupported(format!("unfused attention can't be built for {config:?}")));
         }
@@ -140,7 +153,7 @@ impl UnfusedAttention {
     /// Values summed up with the probabilities.
     pub fn values(&self, gpu: &Gpu, args: &UnfusedArgs) -> Result<(), CudaError> {
         let parameters = self.parameters(args);
-        let pieces = self.config.heads * self.config.head_dim.div_ceil(self.tile);
+        let pieces = self.config.heads * self.config.value_dim().div_ceil(self.tile);
         let grid = (args.max_q.div_ceil(self.tile), pieces);
         self.launch(gpu, self.values, args, grid, self.threads, kernel_args![parameters])
     }
@@ -161,7 +174,9 @@ impl UnfusedAttention {
             head_dim: config.head_dim as u32,
             block_shift: config.tokens_per_block.trailing_zeros(),
             window: args.window as u32,
-            scale: 1.0 / (config.head_dim as f32).sqrt(),
+            scale: config.scale,
+            parts: if config.latent.is_some() { 1 } else { 2 },
+            value_dim: config.value_dim() as u32,
         }
     }
 
@@ -191,6 +206,6 @@ mod tests {
     fn score_rows_start_where_four_can_be_read_at_once() {
         assert_eq!(score_elements(2, 3, 5), 2 * 3 * 8);
         assert_eq!(score_elements(2, 3, 8), 2 * 3 * 8);
-        assert_eq!(size_of::<Parameters>(), 88);
+        assert_eq!(size_of::<Parameters>(), 96);
     }
 }

@@ -344,6 +344,8 @@ pub struct Operands {
     pub kv: u64,
     /// Bytes of the scale that a head's elements of one token share in the cache.
     pub kv_scale: u64,
+    /// What the cache holds of a token and kv head: a key and a value, or 1 where the key is the value too.
+    pub kv_parts: u64,
     /// Bytes of one activation element.
     pub activation: u64,
     /// Bytes of one element of a projection's input, where the op before it makes it for the projection alone.
@@ -360,6 +362,7 @@ impl Operands {
             table: weight,
             kv,
             kv_scale: 0,
+            kv_parts: 2,
             activation,
             input: activation,
         }
@@ -477,7 +480,7 @@ impl Node {
     /// What this op costs in `step`.
     pub fn cost(&self, config: &ModelConfig, step: &StepShape<'_>) -> Cost {
         const F32: u64 = 4;
-        let Operands { activation: act, input, .. } = step.operands;
+        let Operands { activation: act, input, kv_parts, .. } = step.operands;
         let hidden = config.hidden_size as u64;
         let inter = config.dense_width(self.layer.map_or(0, usize::from)) as u64;
         let heads = config.num_attention_heads as u64;
@@ -533,12 +536,20 @@ impl Node {
             }
             OpKind::RopeKvWrite => {
                 let width = (heads + kv_heads) * dim;
-                cost([m, width, 0], 3 * m * width, m * width * 2 * act + m * (kv_heads * dim * act + 2 * kv_token))
+                cost(
+                    [m, width, 0],
+                    3 * m * width,
+                    m * width * 2 * act + m * (kv_heads * dim * act + kv_parts * kv_token),
+                )
             }
             OpKind::Attention { rows, .. } => {
                 let work = attention(rows);
                 let io = 2 * work.rows * heads * dim * act;
-                cost([work.rows, work.widest, dim], 4 * heads * dim * work.attended, io + 2 * work.read * kv_token)
+                cost(
+                    [work.rows, work.widest, dim],
+                    4 * heads * dim * work.attended,
+                    io + kv_parts * work.read * kv_token,
+                )
             }
             // The score matrix lies in memory whole: the first op writes all of it, the second one too (zeroes where
             // nothing is visible), the third reads what is visible.
@@ -641,7 +652,7 @@ pub fn step_work(config: &ModelConfig, step: &StepShape<'_>) -> StepWork {
     let layers = config.num_hidden_layers as u64;
     let heads = config.num_attention_heads as u64;
     let dim = config.head_dim as u64;
-    let kv_row = 2 * config.num_key_value_heads as u64 * step.operands.kv_head(dim);
+    let kv_row = step.operands.kv_parts * config.num_key_value_heads as u64 * step.operands.kv_head(dim);
     let head = linear_shape(config, WeightId::LmHead);
     let mut flops = 2 * head.0 * head.1 * step.sampled;
     let mut bytes = layers * step.tokens * kv_row;

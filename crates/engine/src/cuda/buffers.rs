@@ -26,9 +26,22 @@ pub struct Buffers {
     /// e4m3 codes and row scales of a product's input.
     pub codes: Option<(DeviceBuffer, DeviceBuffer)>,
     pub scores: Option<DeviceBuffer>,
+    /// Where the model has latent attention.
+    pub latent: Option<LatentBuffers>,
     pub packed: DeviceBuffer,
     /// Tokens that some rows may not draw; grows, because nobody knows how many a request will name.
     pub banned: DeviceBuffer,
+}
+
+/// What latent attention needs besides.
+pub struct LatentBuffers {
+    /// The queries' latent vectors, before and after their norm.
+    pub q_latent: DeviceBuffer,
+    pub q_normed: DeviceBuffer,
+    /// Queries as they are projected; later what attention gives for each head.
+    pub per_head: DeviceBuffer,
+    /// Latent vector and rotated part of each token.
+    pub kv_latent: DeviceBuffer,
 }
 
 /// Elements of all score matrices that a step can have: each row of a step may belong to a request of full length.
@@ -70,6 +83,19 @@ impl Buffers {
             true => None,
             false => Some(DeviceBuffer::new(most_scores(config, limits) * 4, "unfused attention")?),
         };
+        let latent = match &config.latent {
+            None => None,
+            Some(latent) => {
+                let of_queries = latent.q_lora_rank.unwrap_or(0);
+                let head = latent.query_width().max(latent.v_head_dim);
+                Some(LatentBuffers {
+                    q_latent: wide(of_queries, "latent queries")?,
+                    q_normed: wide(of_queries, "latent queries")?,
+                    per_head: wide(shape.heads * head, "queries of heads")?,
+                    kv_latent: wide(latent.key_width(), "latent keys")?,
+                })
+            }
+        };
         let buffers = Buffers {
             hidden: DeviceBuffer::new(rows * hidden * 4, "the residual stream")?,
             normed: wide(hidden, "normed rows")?,
@@ -85,6 +111,7 @@ impl Buffers {
             sin: table(&sin)?,
             codes,
             scores,
+            latent,
             packed: DeviceBuffer::new(words * 4, "step inputs")?,
             banned: DeviceBuffer::new(FEW_BANNED * 4, "forbidden tokens")?,
         };
@@ -112,6 +139,10 @@ impl Buffers {
         ];
         let codes = self.codes.as_ref().map_or(0, |(codes, scales)| codes.bytes() + scales.bytes());
         let scores = self.scores.as_ref().map_or(0, DeviceBuffer::bytes);
-        (plain.iter().map(|b| b.bytes()).sum::<usize>() + codes + scores) as u64
+        let latent = self
+            .latent
+            .as_ref()
+            .map_or(0, |l| [&l.q_latent, &l.q_normed, &l.per_head, &l.kv_latent].iter().map(|b| b.bytes()).sum());
+        (plain.iter().map(|b| b.bytes()).sum::<usize>() + codes + scores + latent) as u64
     }
 }

@@ -1,5 +1,6 @@
 //! The CUDA backend: one model on a GPU, its steps and their way back.
 
+mod attention;
 mod buffers;
 mod experts;
 mod inputs;
@@ -10,7 +11,7 @@ mod weights;
 use std::sync::Arc;
 
 use strobe_kernels_cuda::{
-    Attention, CacheReport, CapturedGraph, CudaError, DeviceBuffer, DeviceInfo, DevicePtr, Event, GemmChoices, Gpu,
+    CacheReport, CapturedGraph, CudaError, DeviceBuffer, DeviceInfo, DevicePtr, Event, GemmChoices, Gpu,
     KernelTimeline, KvDtype, Linear, NvtxChoice, PinnedBuffer, Profiler, RowOps, SampleArgs, SampleOps,
     UnfusedAttention,
 };
@@ -18,9 +19,10 @@ use strobe_model::ModelConfig;
 use strobe_model::program::Node;
 
 use crate::clock::Clock;
-use crate::cpu::{MemoryByPool, qkv_shape};
+use crate::cpu::MemoryByPool;
 use crate::recorder::{OpEvent, Recorder};
 use crate::step::{StepInputs, StepLimits};
+use attention::{AttentionOps, cache_width};
 use buffers::Buffers;
 use experts::Experts;
 use inputs::{Bounds, PackOptions, Packed, at};
@@ -99,7 +101,7 @@ pub struct CudaBackend {
     pack: PackOptions,
     rows: RowOps,
     linear: Linear,
-    attention: Attention,
+    attention: AttentionOps,
     unfused: Option<UnfusedAttention>,
     sample: SampleOps,
     weights: DeviceWeights,
@@ -136,12 +138,11 @@ impl CudaBackend {
     }
 
     fn block_bytes(&self) -> usize {
-        let shape = qkv_shape(&self.config);
         let element = match self.kv_dtype {
             KvDtype::Fp8 => 1,
             KvDtype::Same => self.linear.precision().bytes(),
         };
-        2 * shape.kv_heads * shape.head_dim * self.pack.tokens_per_block * element
+        cache_width(&self.config) * self.pack.tokens_per_block * element
     }
 
     /// Things a user should know that came up since the last call.

@@ -1,16 +1,18 @@
 //! Which kernel runs which op of the forward pass.
 
 use strobe_kernels_cuda::{
-    CudaError, DecodeArgs, DevicePtr, EmbedArgs, Epilogue, LinearArgs, LinearInput, LinearShape, LinearSite, NormArgs,
-    PrefillArgs, RopeAngles, RopeArgs, UnfusedArgs, Weights,
+    CudaError, DecodeArgs, DeviceBuffer, DevicePtr, EmbedArgs, Epilogue, LinearArgs, LinearInput, LinearShape,
+    LinearSite, NormArgs, PrefillArgs, RopeAngles, RopeArgs, UnfusedArgs, Weights,
 };
 use strobe_model::program::{Buf, Node, OpKind, ProgramOptions, Rows, after_experts_norm, program};
-use strobe_model::{ModelConfig, WeightId};
+use strobe_model::{LayerWeight, ModelConfig, WeightId};
 
 use crate::cpu::qkv_shape;
 use crate::step::StepLimits;
 
 use super::CudaBackend;
+use super::attention::value_dim;
+use super::buffers::LatentBuffers;
 use super::experts::Experts;
 use super::inputs::{Packed, at};
 
@@ -55,7 +57,7 @@ impl CudaBackend {
         let layout = packed.layout;
         let kv = self.kv.ptr() + layer as u64 * self.kv_layer;
         let qkv_width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
-        let q_width = shape.heads * shape.head_dim;
+        let out_width = shape.heads * value_dim(config);
         let window = config.window(layer).unwrap_or(0);
         match node.kind {
             OpKind::Embed { table } => {
@@ -106,7 +108,10 @@ impl CudaBackend {
                 let shape = self.shape_of(node, packed).unwrap_or_else(|| unreachable!("a linear op has a shape"));
                 let rows = if x == Buf::Sampled { sampled } else { m };
                 let route = self.linear.route(&shape, rows);
+                let latent = |part: fn(&LatentBuffers) -> &DeviceBuffer| b.latent.as_ref().map_or(0, |l| part(l).ptr());
                 let plain = match x {
+                    Buf::QLatentNormed => latent(|l| &l.q_normed),
+                    Buf::PerHead => latent(|l| &l.per_head),
                     Buf::Attn => b.attn.ptr(),
                     Buf::Act => b.act.ptr(),
                     Buf::Sampled if !packed.all_sampled => b.sampled.ptr(),
@@ -126,6 +131,9 @@ impl CudaBackend {
                 let target = match (out, shape.epilogue) {
                     (_, Epilogue::AddResidual) => b.hidden.ptr(),
                     (Buf::Qkv, _) => b.qkv.ptr(),
+                    (Buf::QLatent, _) => latent(|l| &l.q_latent),
+                    (Buf::PerHead, _) => latent(|l| &l.per_head),
+                    (Buf::KvLatent, _) => latent(|l| &l.kv_latent),
                     (Buf::GateUp, _) if route.folds_silu => b.act.ptr(),
                     (Buf::GateUp, _) => b.gate_up.ptr(),
                     (Buf::Logits, _) => b.logits.ptr(),
@@ -151,6 +159,7 @@ impl CudaBackend {
                 let (q, k) = (self.weights.ptr(q), self.weights.ptr(k));
                 self.rows.qk_norm(gpu, b.qkv.ptr(), q, k, eps, m, shape.heads, shape.kv_heads, shape.head_dim)?;
             }
+            OpKind::RopeKvWrite if config.latent.is_some() => self.run_latent(node, m, packed, kv)?,
             OpKind::RopeKvWrite => {
                 let next = nodes.get(index + 1).map(|node| node.kind);
                 let alone = packed.prefill == 0 && packed.one_span_each;
@@ -196,7 +205,7 @@ impl CudaBackend {
                             window,
                             sinks,
                             out: b.attn.ptr(),
-                            out_stride: q_width,
+                            out_stride: out_width,
                         },
                     )?;
                 }
@@ -272,7 +281,7 @@ impl CudaBackend {
             // What experts share was added to the residual stream by its own projection.
             OpKind::ExpertSum { .. } => self.experts()?.sum(gpu, b.hidden.ptr(), m)?,
             OpKind::LatentNorm { .. } | OpKind::LatentQueries { .. } | OpKind::LatentValues { .. } => {
-                unreachable!("latent attention is refused before it starts on a GPU")
+                self.run_latent(node, m, packed, kv)?;
             }
         }
         Ok(1)
@@ -309,13 +318,10 @@ impl CudaBackend {
             window,
             sinks,
             out: b.attn.ptr(),
-            out_stride: shape.heads * shape.head_dim,
+            out_stride: shape.heads * value_dim(&self.config),
         };
-        if rope {
-            self.attention.decode_rope(&self.gpu, &args, RopeAngles { cosines: b.cos.ptr(), sines: b.sin.ptr() })
-        } else {
-            self.attention.decode(&self.gpu, &args)
-        }
+        let angles = rope.then(|| RopeAngles { cosines: b.cos.ptr(), sines: b.sin.ptr() });
+        self.attention.decode(&self.gpu, &args, angles)
     }
 
     /// The product that reads what the op at `index` writes, and its rows.
@@ -370,9 +376,16 @@ fn linear_shape(
         _ => Epilogue::Store,
     };
     let weights = if fp8 && matches!(weight, WeightId::Layer(..)) { Weights::Fp8 } else { Weights::Same };
-    // Rows that go to experts are wanted by more than one product.
-    let norm = (x == Buf::Normed && !after_experts_norm(config, weight)) || (x == Buf::Sampled && all_sampled);
+    // Rows that more than one product wants are normed once for all.
+    let latent = config.latent.is_some() && matches!(weight, WeightId::Layer(_, part) if reads_input_norm(part));
+    let shared = latent || after_experts_norm(config, weight);
+    let norm = (x == Buf::Normed && !shared) || (x == Buf::Sampled && all_sampled);
     LinearShape { n: n as usize, k: k as usize, epilogue, weights, bias, norm }
+}
+
+/// Whether a product of latent attention reads the norm before attention.
+fn reads_input_norm(part: LayerWeight) -> bool {
+    matches!(part, LayerWeight::QLatent | LayerWeight::Q | LayerWeight::KvLatent)
 }
 
 /// Every product of a model, for tuning.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strobe_kernels_cuda::{
-    Attention, AttentionConfig, CapturedGraph, CudaError, DeviceBuffer, Event, GemmPlugin, Gpu, KvDtype, Linear,
-    PinnedBuffer, Profiler, RowOps, SampleOps, Tuned, UnfusedAttention, UnfusedConfig, tune,
+    CapturedGraph, CudaError, DeviceBuffer, Event, GemmPlugin, Gpu, KvDtype, Linear, PinnedBuffer, Profiler, RowOps,
+    SampleOps, Tuned, UnfusedAttention, tune,
 };
 use strobe_model::program::Node;
 use strobe_model::{ModelConfig, PerfectRouter};
@@ -17,6 +17,7 @@ use crate::error::EngineError;
 use crate::quantization::{KvCacheType, Quantization};
 use crate::step::{StepInputs, StepLimits};
 
+use super::attention::{AttentionOps, cache_width, unfused_config};
 use super::buffers::{Buffers, FEW_BANNED};
 use super::experts::Experts;
 use super::inputs::{self, Layout, PackOptions, Packed};
@@ -93,27 +94,9 @@ impl CudaBackend {
         let kv_dtype = if build.kv_cache == KvCacheType::Fp8 { KvDtype::Fp8 } else { KvDtype::Same };
         let block_tokens = build.cache_block_tokens();
         let before = gpu.memory()?.0;
-        let attention = Attention::new(
-            &gpu,
-            AttentionConfig {
-                precision,
-                kv: kv_dtype,
-                heads: shape.heads,
-                kv_heads: shape.kv_heads,
-                head_dim: shape.head_dim,
-                tokens_per_block: block_tokens,
-                max_spans: 2 * limits.requests,
-            },
-        )?;
-        let unfused_config = UnfusedConfig {
-            precision,
-            kv: kv_dtype,
-            heads: shape.heads,
-            kv_heads: shape.kv_heads,
-            head_dim: shape.head_dim,
-            tokens_per_block: block_tokens,
-        };
-        let unfused = if build.context_fmha { None } else { Some(UnfusedAttention::new(&gpu, unfused_config)?) };
+        let attention = AttentionOps::new(&gpu, &config, precision, kv_dtype, block_tokens, 2 * limits.requests)?;
+        let through_memory = unfused_config(&config, precision, kv_dtype, block_tokens);
+        let unfused = if build.context_fmha { None } else { Some(UnfusedAttention::new(&gpu, through_memory)?) };
         let sample = SampleOps::new(&gpu, limits.sampled)?;
         let workspace_bytes = before.saturating_sub(gpu.memory()?.0);
         let table = limits.positions.div_ceil(block_tokens);
@@ -139,7 +122,7 @@ impl CudaBackend {
         lap("buffers");
 
         let kv_bytes = if build.kv_cache == KvCacheType::Fp8 { 1 } else { build.dtype.bytes() };
-        let block_bytes = 2 * shape.kv_heads * shape.head_dim * block_tokens * kv_bytes;
+        let block_bytes = cache_width(&config) * block_tokens * kv_bytes;
         let (free, total) = gpu.memory()?;
         let arithmetic = |blocks: u64, needed: u64| {
             format!(
@@ -305,8 +288,16 @@ pub fn buckets(most: usize) -> Vec<usize> {
 /// Refuses models that have no kernels here.
 fn check_model(config: &ModelConfig, build: &BuildConfig) -> Result<(), EngineError> {
     if config.latent.is_some() {
-        let problem = "has no kernels for latent attention yet; use --device cpu";
-        return Err(EngineError::option("--device cuda", problem));
+        let fp8 = |option: &str| {
+            let problem = "has no kernels for latent attention on a GPU; use the model's own type";
+            Err(EngineError::option(format!("{option} fp8"), problem))
+        };
+        if build.quantization == Quantization::Fp8 {
+            return fp8("--quantization");
+        }
+        if build.kv_cache == KvCacheType::Fp8 {
+            return fp8("--kv-cache-dtype");
+        }
     }
     if config.moe.is_some() && build.quantization == Quantization::Fp8 {
         let problem = "has no kernels for experts of 8 bits; use --quantization none";

@@ -110,7 +110,8 @@ impl Core {
             }
         };
         let clock = Clock::start();
-        let operands = if facts.cuda().is_some() { build.gpu_operands() } else { build.cpu_operands() };
+        let operands =
+            if facts.cuda().is_some() { build.gpu_operands(&model.config.model) } else { build.cpu_operands() };
         let info = EngineInfo {
             limits: IterationLimits {
                 built: (build.max_batch_size, build.max_num_tokens),

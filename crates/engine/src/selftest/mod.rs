@@ -7,6 +7,7 @@
 mod attention;
 pub mod fault;
 mod gemm;
+mod latent;
 mod linear;
 mod models;
 mod moe;
@@ -120,6 +121,7 @@ pub fn checks() -> Vec<Check> {
     vec![
         Check { name: "rows", run: rows::check },
         Check { name: "attention", run: attention::check },
+        Check { name: "latent", run: latent::check },
         Check { name: "gemm", run: gemm::check },
         Check { name: "skinny", run: skinny::check },
         Check { name: "linear", run: linear::check },

@@ -17,6 +17,21 @@ fn tolerance(precision: Precision) -> f64 {
     }
 }
 
+/// Query heads, kv heads, elements of a key, and of a value where the key's first elements are it.
+const SHAPES: [(usize, usize, usize, Option<usize>); 11] = [
+    (8, 1, 64, None),
+    (4, 2, 128, None),
+    (3, 3, 24, None),
+    (6, 2, 80, None),
+    (2, 1, 256, None),
+    (2, 2, 16, None),
+    (4, 2, 12, None),
+    (2, 1, 70, None),
+    (8, 1, 80, Some(64)),
+    (4, 1, 20, Some(12)),
+    (3, 1, 576, Some(512)),
+];
+
 /// Rows and keys of each span.
 const MIXES: [&[(usize, usize)]; 5] =
     [&[(1, 1), (5, 5), (64, 64)], &[(70, 70), (3, 130), (2, 0)], &[(65, 200)], &[(130, 513), (1, 700)], &[(257, 257)]];
@@ -25,17 +40,17 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut outcomes = Vec::new();
     for precision in Precision::ALL {
         for kv in [KvDtype::Same, KvDtype::Fp8] {
-            for (heads, kv_heads, head_dim) in
-                [(8, 1, 64), (4, 2, 128), (3, 3, 24), (6, 2, 80), (2, 1, 256), (2, 2, 16), (4, 2, 12), (2, 1, 70)]
-            {
-                if kv == KvDtype::Fp8 && !usize::is_multiple_of(head_dim, 8) {
+            for (heads, kv_heads, head_dim, latent) in SHAPES {
+                if kv == KvDtype::Fp8 && (!head_dim.is_multiple_of(8) || latent.is_some()) {
                     continue;
                 }
                 let shape = QkvShape { heads, kv_heads, head_dim };
                 for spans in MIXES {
                     let window = rig.random.pick(&[0, 0, 1, 9, 100]);
                     let tokens_per_block = rig.random.pick(&[1, 16, 32, 128]);
-                    let config = UnfusedConfig { precision, kv, heads, kv_heads, head_dim, tokens_per_block };
+                    let scale = latent.map_or(1.0 / (head_dim as f32).sqrt(), |_| 0.07);
+                    let config =
+                        UnfusedConfig { precision, kv, heads, kv_heads, head_dim, tokens_per_block, latent, scale };
                     outcomes.push(one_batch(rig, config, shape, spans, window)?);
                 }
             }
@@ -51,7 +66,9 @@ fn one_batch(
     lengths: &[(usize, usize)],
     window: usize,
 ) -> Result<Outcome, CudaError> {
-    let UnfusedConfig { precision, kv, heads, kv_heads, head_dim, tokens_per_block } = config;
+    let UnfusedConfig { precision, kv, heads, kv_heads, head_dim, tokens_per_block, latent, scale } = config;
+    let (parts, value_dim) = (if latent.is_some() { 1 } else { 2 }, config.value_dim());
+    let out_row = heads * value_dim;
     let attention = UnfusedAttention::new(rig.gpu, config)?;
     let (mut spans, mut offsets, mut rows, mut blocks, mut elements) = (Vec::new(), Vec::new(), 0, 0, 0);
     for &(q_len, kv_len) in lengths {
@@ -68,7 +85,7 @@ fn one_batch(
     }
     let tables = rig.random.permutation(blocks);
     let mut qkv = rig.random.normals(rows * shape.row(), 1.0);
-    let mut cache = rig.random.normals(blocks * 2 * kv_heads * tokens_per_block * head_dim, 1.0);
+    let mut cache = rig.random.normals(blocks * parts * kv_heads * tokens_per_block * head_dim, 1.0);
     let device_qkv = rig.upload_rounded(&mut qkv, precision)?;
     let device_cache = match kv {
         KvDtype::Same => rig.upload_rounded(&mut cache, precision)?,
@@ -83,7 +100,7 @@ fn one_batch(
     let sinks = if rig.random.below(2) == 0 { Vec::new() } else { rig.random.normals(heads, 4.0) };
     let device_sinks = rig.upload(&sinks)?;
     let scores = rig.output(elements, 4)?;
-    let out = rig.output_of(rows * shape.q_row(), precision)?;
+    let out = rig.output_of(rows * out_row, precision)?;
     let args = UnfusedArgs {
         qkv: device_qkv.ptr(),
         kv: device_cache.ptr(),
@@ -104,11 +121,11 @@ fn one_batch(
     let found = out.read(rig.gpu, precision)?;
     scores.bytes(rig.gpu)?; // looks at the guards
 
-    let mut expected = vec![0.0f32; rows * shape.q_row()];
+    let mut expected = vec![0.0f32; rows * out_row];
     for span in spans.iter().filter(|span| span.kv_len > 0) {
         let place = |key: usize, which: usize, head: usize| {
             let block = tables[span.table_start as usize + key / tokens_per_block] as usize;
-            (((block * 2 + which) * kv_heads + head) * tokens_per_block + key % tokens_per_block) * head_dim
+            (((block * parts + which) * kv_heads + head) * tokens_per_block + key % tokens_per_block) * head_dim
         };
         for row in 0..span.q_len as usize {
             let end = (span.kv_len - span.q_len) as usize + row + 1;
@@ -120,25 +137,25 @@ fn one_batch(
                 let score = |key: usize| -> f64 {
                     let k = &cache[place(key, 0, kv_head)..][..head_dim];
                     let dot: f64 = q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                    dot / (head_dim as f64).sqrt()
+                    dot * f64::from(scale)
                 };
                 let mut weights: Vec<f64> = (begin..end).map(score).collect();
                 let sink = sinks.get(head).map_or(f64::NEG_INFINITY, |&sink| f64::from(sink));
                 let highest = weights.iter().copied().fold(sink, f64::max);
                 weights.iter_mut().for_each(|w| *w = (*w - highest).exp());
                 let total: f64 = weights.iter().sum::<f64>() + (sink - highest).exp();
-                let mut sums = vec![0.0f64; head_dim];
+                let mut sums = vec![0.0f64; value_dim];
                 for (key, weight) in (begin..end).zip(&weights) {
-                    let values = &cache[place(key, 1, kv_head)..][..head_dim];
+                    let values = &cache[place(key, parts - 1, kv_head)..][..value_dim];
                     sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += weight * f64::from(*v));
                 }
-                let target = &mut expected[packed * shape.q_row() + head * head_dim..][..head_dim];
+                let target = &mut expected[packed * out_row + head * value_dim..][..value_dim];
                 target.iter_mut().zip(&sums).for_each(|(target, sum)| *target = (sum / total) as f32);
             }
         }
     }
     let case = format!(
-        "{lengths:?}, {shape:?}, window {window}, blocks of {tokens_per_block}, cache {kv:?}, {} sinks",
+        "{lengths:?}, {shape:?}, window {window}, blocks of {tokens_per_block}, cache {kv:?}, {} sinks, latent {latent:?}",
         sinks.len()
     );
     let name = ("unfused_attention", precision.suffix());

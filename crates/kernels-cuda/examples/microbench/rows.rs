@@ -176,6 +176,8 @@ fn unfused(gpu: &Gpu, pool: &Pool) -> Result<(), CudaError> {
         kv_heads: KV_HEADS,
         head_dim: HEAD_DIM,
         tokens_per_block: TOKENS_PER_BLOCK,
+        latent: None,
+        scale: 1.0 / (HEAD_DIM as f32).sqrt(),
     };
     let attention = UnfusedAttention::new(gpu, config)?;
     let length = 2048;

@@ -272,6 +272,8 @@ impl Bench {
                     kv_heads,
                     head_dim,
                     tokens_per_block: TOKENS_PER_BLOCK,
+                    latent: None,
+                    scale: 1.0 / (head_dim as f32).sqrt(),
                 },
             )?;
             let scores = DeviceBuffer::new(sequences * each * 4, "scores")?;
