@@ -85,11 +85,23 @@ DEVICE void load_box(u32 to, const TensorMap *map, int column, int row, u32 bar)
                  "l"(map), "r"(column), "r"(row), "r"(bar)
                  : "memory");
 }
-// To the same place in both blocks of a pair.
-DEVICE void load_box_for_pair(u32 to, const TensorMap *map, int column, int row, u32 bar) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+// Weights are of no use to the kernels that follow: L2 drops them first and keeps what those read.
+DEVICE u64 weights_policy() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+DEVICE void load_weights(u32 to, const TensorMap *map, int column, int row, u32 bar, u64 policy) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
                  " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-                 "l"(map), "r"(column), "r"(row), "r"(bar), "h"((u16)3)
+                 "l"(map), "r"(column), "r"(row), "r"(bar), "l"(policy)
+                 : "memory");
+}
+// To the same place in both blocks of a pair.
+DEVICE void load_weights_for_pair(u32 to, const TensorMap *map, int column, int row, u32 bar, u64 policy) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+                 " [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(bar), "h"((u16)3), "l"(policy)
                  : "memory");
 }
 DEVICE void store_box(const TensorMap *map, int column, int row, u32 from) {
@@ -361,14 +373,15 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
     if (group == 2) {
         if (!SMALL) give_registers_back<40>();
         if (threadIdx.x == 256) {
+            const u64 policy = weights_policy();
             auto load_w = [&](u32 stage, u32 column_tile, u32 k) {
 #pragma unroll
                 for (int box = 0; box < 2 * WN; box++) {
                     u32 half = box & 1, to = w_tiles + stage * Shape::W_BYTES + box * Shape::BOX_ROWS * 128;
                     u32 row = p.silu ? half * width + column_tile * (Shape::COLUMNS / 2) + (box / 2) * Shape::BOX_ROWS
                                      : column_tile * Shape::COLUMNS + box * Shape::BOX_ROWS;
-                    if (!p.pair) load_box(to, &w_map, k * k_step, row, full + 8 * stage);
-                    else if (half == rank) load_box_for_pair(to, &w_map, k * k_step, row, full + 8 * stage);
+                    if (!p.pair) load_weights(to, &w_map, k * k_step, row, full + 8 * stage, policy);
+                    else if (half == rank) load_weights_for_pair(to, &w_map, k * k_step, row, full + 8 * stage, policy);
                 }
             };
             auto load_x = [&](u32 stage, u32 row_tile, u32 k) {
@@ -505,11 +518,13 @@ DEVICE void gemm_in_turns(const TensorMap &x_map, const TensorMap &w_map, const 
     if (group == 2) {
         give_registers_back<24>();
         if (threadIdx.x == 256) {
+            const u64 policy = weights_policy();
             auto load_w = [&](u32 stage, u32 column_tile, u32 k) {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     u32 row = column_tile * tile_width + half * (p.silu ? width : Shape::BOX_ROWS);
-                    load_box(w_tiles + stage * Shape::W_BYTES + half * Shape::BOX_ROWS * 128, &w_map, k * k_step, row, full + 8 * stage);
+                    load_weights(w_tiles + stage * Shape::W_BYTES + half * Shape::BOX_ROWS * 128, &w_map, k * k_step, row,
+                                 full + 8 * stage, policy);
                 }
             };
             // As above: weights first, before waiting for what writes x.

@@ -138,11 +138,11 @@ class Parts:
 
 
 def compiled(parts):
-    """The same parts through torch.compile, with its own products where they are faster."""
+    """The same parts through torch.compile."""
     torch._dynamo.config.cache_size_limit = 64  # every shape is compiled for itself
     names = ("before", "after", "choose")
     return SimpleNamespace(**{
-        name: torch.compile(getattr(parts, name), mode="max-autotune-no-cudagraphs", dynamic=False) for name in names})
+        name: torch.compile(getattr(parts, name), dynamic=False) for name in names})
 
 
 LENGTH_STEP = 64  # graphs are captured for caches of these lengths
