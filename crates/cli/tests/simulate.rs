@@ -72,7 +72,7 @@ fn the_same_seed_gives_the_same_bytes_and_another_does_not() {
     // Calibrated on one run, the other is predicted.
     let validation = json(&sandbox.ok("simulate validate a c --json"));
     assert_eq!(validation["passed"], true, "{validation:#}");
-    assert_eq!(validation["runs"][1]["fitted"], false);
+    assert_eq!(validation["loads"][1]["fitted"], false);
     assert_names(&sandbox.refused("simulate validate a"), &["at least two runs"]);
 }
 

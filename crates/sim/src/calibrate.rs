@@ -10,7 +10,7 @@ use crate::error::SimError;
 use crate::fit::{Feature, Form};
 
 /// What a cost file calls itself.
-pub const FORMAT: &str = "strobe-cost-1";
+pub const FORMAT: &str = "strobe-cost-2";
 
 const FOLDS: usize = 5;
 
@@ -86,6 +86,8 @@ pub struct RegionCost {
     pub p90_error: f64,
     /// Standard deviation of the relative error, without the outermost twentieth.
     pub residual: f64,
+    /// Measured over predicted, in the order of time, in blocks of [`BLOCK`] neighbours: slow spells are kept whole.
+    pub disturbances: Vec<f64>,
 }
 
 /// What was seen: smallest and largest of each quantity.
@@ -141,6 +143,9 @@ pub struct Fitted {
     pub limits: EngineLimits,
     /// The runs.
     pub runs: Vec<String>,
+    /// How much one run differs from another as a whole: standard deviation of measured over predicted time. 0 when there
+    /// was only one.
+    pub run_spread: f64,
     /// The prices.
     pub regions: Vec<RegionCost>,
     /// What was seen.
@@ -176,10 +181,10 @@ impl Fitted {
         found.map_or(1.0, |r| (r.device.of(load) + r.host.of(load)).max(1.0))
     }
 
-    /// Relative noise of iterations of this kind.
-    pub fn residual(&self, load: &StepLoad) -> f64 {
+    /// Measured over predicted of iterations of this kind, with the kind's number.
+    pub fn disturbances(&self, load: &StepLoad) -> (usize, &[f64]) {
         let wanted = Region::of(load);
-        self.regions.iter().find(|r| r.region == wanted).map_or(0.0, |r| r.residual)
+        self.regions.iter().find(|r| r.region == wanted).map_or((0, &[]), |r| (wanted as usize, &r.disturbances))
     }
 
     /// Reads a cost file.
@@ -292,7 +297,7 @@ fn sample(record: &Value) -> Option<Sample> {
 }
 
 /// Fits the cost of all kinds of iterations that the runs hold.
-pub fn fit(runs: &[Run], version: &str) -> Result<Fitted, SimError> {
+pub fn fit(runs: &[&Run], version: &str) -> Result<Fitted, SimError> {
     let first = runs.first().ok_or(SimError::Option { option: "RUN", problem: "give at least one run".into() })?;
     if let Some(other) = runs.iter().find(|run| run.engine.get("model_name") != first.engine.get("model_name")) {
         let problem = format!("{} and {} are runs of different models", first.path.display(), other.path.display());
@@ -308,20 +313,42 @@ pub fn fit(runs: &[Run], version: &str) -> Result<Fitted, SimError> {
         let values = samples.iter().map(|s| f(&s.load));
         (values.clone().min().unwrap_or(0), values.max().unwrap_or(0))
     };
-    Ok(Fitted {
+    let mut fitted = Fitted {
         format: FORMAT.into(),
         version: version.into(),
         machine: first.machine.clone(),
         engine: first.engine.clone(),
         limits: first.limits.clone(),
         runs: runs.iter().map(|run| run.path.display().to_string()).collect(),
+        run_spread: 0.0,
         regions,
         covers: Coverage {
             decode_requests: range(&|l| u64::from(l.decode_requests)),
             decode_kv: range(&|l| l.decode_kv),
             context_tokens: range(&|l| l.context_tokens),
         },
-    })
+    };
+    fitted.run_spread = run_spread(&fitted, runs);
+    Ok(fitted)
+}
+
+/// Measured over predicted time of a run's iterations.
+pub fn slowness(fitted: &Fitted, run: &Run) -> f64 {
+    let (measured, predicted) = run.samples.iter().fold((0.0, 0.0), |(measured, predicted), sample| {
+        let usual = fitted.ns(&sample.load);
+        (measured + (sample.device_ns + sample.host_ns).min(DISTURBED * usual), predicted + usual)
+    });
+    measured / predicted
+}
+
+/// Standard deviation over runs of that.
+fn run_spread(fitted: &Fitted, runs: &[&Run]) -> f64 {
+    let ratios: Vec<f64> = runs.iter().map(|run| slowness(fitted, run)).collect();
+    if ratios.len() < 2 {
+        return 0.0;
+    }
+    let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
+    (ratios.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (ratios.len() - 1) as f64).sqrt()
 }
 
 /// Relative errors on samples that were left out of the fit, fold by fold.
@@ -341,19 +368,55 @@ fn errors_left_out(features: &[Feature], samples: &[(StepLoad, f64)]) -> Option<
 /// An iteration that took more than this many times the usual counts as so many: a machine that stopped says nothing.
 const DISTURBED: f64 = 5.0;
 
+/// Neighbours that are kept together in [`RegionCost::disturbances`].
+pub const BLOCK: usize = 32;
+
+/// Blocks kept of each kind.
+const MOST_BLOCKS: usize = 64;
+
+/// Blocks of neighbours, evenly spread over all values, as ratios with a mean of 1.
+fn blocks(ratios: &[f64]) -> Vec<f64> {
+    let count = ratios.len().div_ceil(BLOCK);
+    let kept = count.min(MOST_BLOCKS);
+    let chosen: Vec<f64> = (0..kept)
+        .flat_map(|i| {
+            let first = i * count / kept * BLOCK;
+            &ratios[first..(first + BLOCK).min(ratios.len())]
+        })
+        .copied()
+        .collect();
+    let mean = chosen.iter().sum::<f64>() / chosen.len().max(1) as f64;
+    chosen.iter().map(|ratio| (ratio / mean * 1e4).round() / 1e4).collect()
+}
+
 fn quantile_abs(errors: &[f64], q: f64) -> f64 {
     let mut sorted: Vec<f64> = errors.iter().map(|e| e.abs()).collect();
     sorted.sort_unstable_by(f64::total_cmp);
     sorted.get(((sorted.len().saturating_sub(1)) as f64 * q) as usize).copied().unwrap_or(0.0)
 }
 
-fn fit_region(region: Region, samples: &[Sample]) -> Option<RegionCost> {
-    let own: Vec<&Sample> = samples.iter().filter(|s| Region::of(&s.load) == region).collect();
-    if own.len() < FEWEST {
-        return None;
+/// The samples that price a kind of iterations: its own or, where there are few of them, those of both kinds with
+/// prompts, or all. None when they do not hold what the kind is made of.
+fn samples_of(region: Region, samples: &[Sample]) -> Option<(Vec<Sample>, Region)> {
+    let some = |wanted: &dyn Fn(Region) -> bool| -> Vec<Sample> {
+        samples.iter().filter(|s| wanted(Region::of(&s.load))).copied().collect()
+    };
+    let own = some(&|r| r == region);
+    if own.len() >= FEWEST {
+        return Some((own, region));
     }
+    let with_prompts = some(&|r| r != Region::Generation);
+    let wider =
+        if region != Region::Generation && with_prompts.len() >= FEWEST { with_prompts } else { some(&|_| true) };
+    let prompts = wider.iter().any(|s| s.load.context_tokens > 0) || region == Region::Generation;
+    let generation = wider.iter().any(|s| s.load.decode_requests > 0) || region == Region::Prompts;
+    (wider.len() >= FEWEST && prompts && generation).then_some((wider, Region::Mixed))
+}
+
+fn fit_region(region: Region, samples: &[Sample]) -> Option<RegionCost> {
+    let (own, features_of) = samples_of(region, samples)?;
     let wall: Vec<(StepLoad, f64)> = own.iter().map(|s| (s.load, s.device_ns + s.host_ns)).collect();
-    let (mut features, mut candidates) = region.features();
+    let (mut features, mut candidates) = features_of.features();
     // Fewer features where there are few samples.
     while features.len() > 1 && wall.len() < 4 * features.len() {
         features.pop();
@@ -381,20 +444,14 @@ fn fit_region(region: Region, samples: &[Sample]) -> Option<RegionCost> {
         }
     }
     let part = |f: fn(&Sample) -> f64| own.iter().map(|s| (s.load, f(s))).collect::<Vec<_>>();
-    let mut total = Form::fit(&features, &wall)?;
-    let mut host = Form::fit(&features, &part(|s| s.host_ns.max(1.0)))?;
-    // The fit follows the usual iteration; a request's time is a sum over all of them, the disturbed ones too.
-    let (usual, all) = wall.iter().fold((0.0, 0.0), |(usual, all), (load, t)| {
-        let predicted = total.of(load);
-        (usual + predicted, all + t.min(DISTURBED * predicted))
-    });
-    if usual > 0.0 {
-        let scale = all / usual;
-        total.terms.iter_mut().chain(&mut host.terms).for_each(|(_, coefficient)| *coefficient *= scale);
-    }
+    let usual = Form::fit(&features, &wall)?;
+    let total = usual.in_the_mean(&wall, DISTURBED)?;
+    let host = total.in_the_mean(&part(|s| s.host_ns.max(1.0)), f64::INFINITY)?;
     // Device and host add up to the fit of the whole, whose errors are known.
-    let device =
-        Form { terms: total.terms.iter().zip(&host.terms).map(|((feature, t), (_, h))| (*feature, t - h)).collect() };
+    let of_host =
+        |feature| host.terms.iter().find(|(own, _)| *own == feature).map_or(0.0, |(_, coefficient)| *coefficient);
+    let device = Form { terms: total.terms.iter().map(|(feature, t)| (*feature, t - of_host(*feature))).collect() };
+    let host = Form { terms: total.terms.iter().map(|(feature, _)| (*feature, of_host(*feature))).collect() };
     let errors = errors_left_out(&features, &wall)
         .unwrap_or_else(|| wall.iter().map(|(load, t)| total.of(load) / t - 1.0).collect());
     let limit = quantile_abs(&errors, 0.95);
@@ -405,10 +462,13 @@ fn fit_region(region: Region, samples: &[Sample]) -> Option<RegionCost> {
         region,
         device,
         host,
-        samples: own.len(),
+        samples: samples.iter().filter(|s| Region::of(&s.load) == region).count(),
         median_error: quantile_abs(&errors, 0.5),
         p90_error: quantile_abs(&errors, 0.9),
         residual: variance.sqrt(),
+        disturbances: blocks(
+            &wall.iter().map(|(load, t)| (t / total.of(load).max(1.0)).min(DISTURBED)).collect::<Vec<_>>(),
+        ),
     })
 }
 
@@ -446,7 +506,7 @@ mod tests {
             engine: engine.clone(),
             machine: Value::Null,
         };
-        let fitted = fit(&[run(&samples)], "0").unwrap();
+        let fitted = fit(&[&run(&samples)], "0").unwrap();
         assert_eq!(fitted.regions.len(), 3);
         for sample in &samples {
             assert!((fitted.ns(&sample.load) / truth(&sample.load) - 1.0).abs() < 0.05, "{:?}", sample.load);
@@ -457,6 +517,6 @@ mod tests {
         assert!(samples.iter().all(|s| (read.ns(&s.load) / fitted.ns(&s.load) - 1.0).abs() < 1e-9));
         let far = StepLoad { decode_requests: 400, ..StepLoad::default() };
         assert_eq!(fitted.covers.excess(&far).unwrap().0, "generating requests");
-        assert!(fit(&[run(&samples[..2])], "0").is_err());
+        assert!(fit(&[&run(&samples[..2])], "0").is_err());
     }
 }

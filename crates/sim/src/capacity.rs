@@ -169,13 +169,8 @@ fn binding(scenario: &Scenario, answer: &Answer) -> Binding {
 
 /// The largest rate that meets every limit, by bisection in each of `replications` replications.
 pub fn largest(scenario: &Scenario, replications: usize, threads: usize) -> Result<Capacity, SimError> {
-    let seeds: Vec<u64> = (0..replications.max(1) as u64).map(|i| scenario.seed.wrapping_add(i * 7919)).collect();
-    let rates = in_parallel(&seeds, threads, |seed| {
-        let mut own = scenario.clone();
-        own.seed = *seed;
-        own.cluster.seed = *seed;
-        largest_rate(&own, 9)
-    })?;
+    let numbers: Vec<u64> = (0..replications.max(1) as u64).collect();
+    let rates = in_parallel(&numbers, threads, |number| largest_rate(&scenario.replication(*number), 9))?;
     let (rate_req_s, interval_req_s) = interval(&rates);
     let at = at_rate(scenario, rate_req_s.max(1e-6)).unwrap_or_else(|| scenario.clone());
     let point = evaluate(&at)?;
@@ -194,10 +189,9 @@ pub fn fewest_servers(
 ) -> Result<Option<usize>, SimError> {
     let speed = scenario.speeds.last().copied().unwrap_or(1.0);
     let meets = |servers: usize| -> Result<bool, SimError> {
-        let seeds: Vec<u64> = (0..replications.max(1) as u64).collect();
-        let met = in_parallel(&seeds, threads, |seed| {
-            let mut own = scenario.clone();
-            own.seed = scenario.seed.wrapping_add(seed * 7919);
+        let numbers: Vec<u64> = (0..replications.max(1) as u64).collect();
+        let met = in_parallel(&numbers, threads, |number| {
+            let mut own = scenario.replication(*number);
             own.speeds.resize(servers, speed);
             Ok(evaluate(&own)?.met)
         })?;

@@ -6,7 +6,7 @@ use strobe_scheduler::scheduler::{Phase, Plan};
 use strobe_workload::Rng;
 
 use crate::analytic::Analytic;
-use crate::calibrate::Fitted;
+use crate::calibrate::{BLOCK, Fitted};
 use crate::error::SimError;
 use crate::profile::OperatorTables;
 use crate::units::parse_duration_ns;
@@ -123,8 +123,10 @@ pub enum CostModel {
     Fitted {
         /// The cost file.
         fitted: Arc<Fitted>,
-        /// Whether iterations vary as those left out of the fit did.
+        /// Whether iterations vary as the measured ones did.
         noise: bool,
+        /// All durations are multiplied by this: one run is not as fast as another.
+        scale: f64,
     },
     /// Operator tables of another tool.
     Tables(Arc<OperatorTables>),
@@ -144,19 +146,46 @@ pub enum CostModel {
     },
 }
 
+/// What is random in the costs of one server.
+pub struct Draws {
+    rng: Rng,
+    /// For each kind of iterations the next of its measured disturbances.
+    walks: [usize; 3],
+}
+
+impl Draws {
+    /// The draws of server `number`.
+    pub fn new(number: u32, seed: u64) -> Draws {
+        Draws { rng: Rng::new(seed, &format!("costs of replica {number}")), walks: [0; 3] }
+    }
+
+    /// The next disturbance of a kind: neighbours follow each other until their block ends, then comes any other block.
+    fn disturbance(&mut self, (kind, ratios): (usize, &[f64])) -> f64 {
+        let (Some(next), false) = (self.walks.get_mut(kind), ratios.is_empty()) else { return 1.0 };
+        if *next % BLOCK == 0 || *next >= ratios.len() {
+            *next = self.rng.below(ratios.len().div_ceil(BLOCK) as u64) as usize * BLOCK;
+        }
+        let ratio = ratios.get(*next).copied().unwrap_or(1.0);
+        *next += 1;
+        ratio
+    }
+}
+
 impl CostModel {
     /// The duration of one iteration, in nanoseconds.
-    pub fn duration_ns(&self, load: &StepLoad, rng: &mut Rng) -> f64 {
+    pub fn duration_ns(&self, load: &StepLoad, draws: &mut Draws) -> f64 {
         match self {
             CostModel::Linear(linear) => linear.ns(load),
-            CostModel::Fitted { fitted, noise: false } => fitted.ns(load),
-            CostModel::Fitted { fitted, noise: true } => {
-                fitted.ns(load) * (1.0 + fitted.residual(load) * rng.normal().clamp(-3.0, 3.0)).max(0.1)
+            CostModel::Fitted { fitted, noise, scale } => {
+                let ratio = if *noise { draws.disturbance(fitted.disturbances(load)) } else { 1.0 };
+                fitted.ns(load) * ratio * scale
             }
             CostModel::Tables(tables) => tables.ns(load),
             CostModel::Analytic(analytic) => analytic.ns(load),
-            CostModel::Exponential { mean_ns } => mean_ns * rng.exponential(),
-            CostModel::LogNormal { mean_ns, sigma } => mean_ns * (sigma * rng.normal() - sigma * sigma / 2.0).exp(),
+            CostModel::Exponential { mean_ns } => mean_ns * draws.rng.exponential(),
+            CostModel::LogNormal { mean_ns, sigma } => {
+                mean_ns * (sigma * draws.rng.normal() - sigma * sigma / 2.0).exp()
+            }
         }
     }
 }

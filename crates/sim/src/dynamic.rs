@@ -2,9 +2,7 @@
 
 use std::collections::VecDeque;
 
-use strobe_workload::Rng;
-
-use crate::cost::{CostModel, StepLoad};
+use crate::cost::{CostModel, Draws, StepLoad};
 use crate::error::SimError;
 use crate::request::{Job, SimRequest};
 use crate::server::{NEVER, Server, Sink, StepRecord};
@@ -65,7 +63,7 @@ pub struct DynamicServer {
     number: u32,
     config: DynamicConfig,
     cost: CostModel,
-    rng: Rng,
+    draws: Draws,
     levels: Vec<Level>,
     running: Vec<Option<Batch>>,
     /// When the queue has to be looked at again.
@@ -89,7 +87,7 @@ impl DynamicServer {
         DynamicServer {
             number,
             cost,
-            rng: Rng::new(seed, &format!("costs of replica {number}")),
+            draws: Draws::new(number, seed),
             levels: (0..config.priorities.max(1)).map(|_| Level::default()).collect(),
             running: (0..config.instances.max(1)).map(|_| None).collect(),
             config,
@@ -218,7 +216,7 @@ impl DynamicServer {
         let mut steps = Vec::with_capacity(longest as usize);
         let mut end = now;
         for _ in 0..longest {
-            let duration = (self.cost.duration_ns(&load, &mut self.rng) / self.config.speed).round();
+            let duration = (self.cost.duration_ns(&load, &mut self.draws) / self.config.speed).round();
             end = end.saturating_add(duration as u64);
             if end >= NEVER / 2 {
                 return Err(SimError::ClockOverflow);

@@ -63,11 +63,11 @@ impl Form {
     /// The form in `features` whose relative errors are smallest; large errors count less, so that a few disturbed
     /// iterations do not bend it. `None` when there are too few samples.
     pub fn fit(features: &[Feature], samples: &[(StepLoad, f64)]) -> Option<Form> {
-        let rows: Vec<Vec<f64>> =
-            samples.iter().map(|(load, _)| features.iter().map(|f| f.of(load)).collect()).collect();
-        if rows.len() < 2 * features.len() {
-            return None;
-        }
+        without_negative(features, |features| Form::fit_median(features, samples))
+    }
+
+    fn fit_median(features: &[Feature], samples: &[(StepLoad, f64)]) -> Option<Form> {
+        let rows = rows(features, samples)?;
         let mut weights: Vec<f64> = samples.iter().map(|(_, t)| 1.0 / (t * t).max(1.0)).collect();
         let mut coefficients = Vec::new();
         for _ in 0..12 {
@@ -79,6 +79,42 @@ impl Form {
             }
         }
         Some(Form { terms: features.iter().copied().zip(coefficients).collect() })
+    }
+
+    /// The form in this one's features that is right in the mean: a request's time is a sum over all of its iterations,
+    /// the disturbed ones too. One that took more than `most` times what this form says counts as so many.
+    pub fn in_the_mean(&self, samples: &[(StepLoad, f64)], most: f64) -> Option<Form> {
+        let usual: Vec<f64> = samples.iter().map(|(load, _)| self.of(load).max(1.0)).collect();
+        let samples: Vec<(StepLoad, f64)> =
+            samples.iter().zip(&usual).map(|((load, t), usual)| (*load, t.min(most * usual))).collect();
+        let weights: Vec<f64> = usual.iter().map(|usual| 1.0 / (usual * usual)).collect();
+        let features: Vec<Feature> = self.terms.iter().map(|(feature, _)| *feature).collect();
+        without_negative(&features, |features| {
+            let coefficients = solve(&rows(features, &samples)?, &samples, &weights)?;
+            Some(Form { terms: features.iter().copied().zip(coefficients).collect() })
+        })
+    }
+}
+
+fn rows(features: &[Feature], samples: &[(StepLoad, f64)]) -> Option<Vec<Vec<f64>>> {
+    let rows: Vec<Vec<f64>> = samples.iter().map(|(load, _)| features.iter().map(|f| f.of(load)).collect()).collect();
+    (!features.is_empty() && rows.len() >= 2 * features.len()).then_some(rows)
+}
+
+/// More work never takes less time: a feature with a negative coefficient is noise, and is left out. Bends may be
+/// downwards.
+fn without_negative(features: &[Feature], fit: impl Fn(&[Feature]) -> Option<Form>) -> Option<Form> {
+    let mut features = features.to_vec();
+    loop {
+        let form = fit(&features)?;
+        let bend = |f: Feature| matches!(f, Feature::ContextTokensAbove(_) | Feature::DecodeRequestsAbove(_));
+        let negative = form.terms.iter().position(|(feature, coefficient)| *coefficient < 0.0 && !bend(*feature));
+        match negative {
+            Some(index) if features.len() > 1 => {
+                features.remove(index);
+            }
+            _ => return Some(form),
+        }
     }
 }
 

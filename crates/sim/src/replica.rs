@@ -2,9 +2,8 @@
 
 use strobe_scheduler::block_pool::BlockPool;
 use strobe_scheduler::scheduler::{Entry, Phase, Plan, RequestId, Scheduler, SchedulerConfig, check_request};
-use strobe_workload::Rng;
 
-use crate::cost::{CostModel, StepLoad};
+use crate::cost::{CostModel, Draws, StepLoad};
 use crate::error::SimError;
 use crate::request::{Content, Job, SimRequest};
 use crate::server::{NEVER, Server, Sink, StepRecord};
@@ -56,7 +55,7 @@ pub struct Replica {
     number: u32,
     config: ReplicaConfig,
     cost: CostModel,
-    rng: Rng,
+    draws: Draws,
     scheduler: Scheduler,
     plan: Plan,
     state: State,
@@ -77,7 +76,7 @@ impl Replica {
             number,
             config,
             cost,
-            rng: Rng::new(seed, &format!("costs of replica {number}")),
+            draws: Draws::new(number, seed),
             scheduler: Scheduler::new(config.scheduler, pool),
             plan: Plan::default(),
             state: State::Idle,
@@ -209,7 +208,7 @@ impl Replica {
     }
 
     fn end_of_step(&mut self, now: u64) -> Result<u64, SimError> {
-        let duration = (self.cost.duration_ns(&self.step.load, &mut self.rng) / self.config.speed).round();
+        let duration = (self.cost.duration_ns(&self.step.load, &mut self.draws) / self.config.speed).round();
         // Far below the last nanosecond, so that sums of a few times never pass it.
         let end = if duration < 9e18 { now.checked_add(duration as u64) } else { None };
         end.filter(|&end| end < NEVER / 2).ok_or(SimError::ClockOverflow)

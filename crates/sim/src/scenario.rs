@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use strobe_workload::{Arrival, Arrivals, MetricOptions, Metrics, PercentileRule, metrics};
+use strobe_workload::{Arrival, Arrivals, MetricOptions, Metrics, PercentileRule, Rng, metrics};
 
 use crate::cluster::{ClusterConfig, ClusterStats, simulate};
 use crate::collector::{Answer, Collector, EXACT_TOKENS, Slo};
@@ -127,6 +127,23 @@ impl Scenario {
             }
         };
         self.speeds.iter().enumerate().map(server).collect()
+    }
+
+    /// The same with other draws, as replication `number`; 0 is the scenario itself. Costs that were measured on several
+    /// runs are as much faster or slower as one of those was; two neighbours differ in opposite ways, so that the mean
+    /// over replications stays where it was.
+    pub fn replication(&self, number: u64) -> Scenario {
+        let mut other = self.clone();
+        if number > 0 {
+            let seed = |number: u64| self.seed.wrapping_add(number * 7919);
+            (other.seed, other.cluster.seed) = (seed(number), seed(number));
+            if let CostModel::Fitted { fitted, scale, .. } = &mut other.cost {
+                let pair = Rng::new(seed((number + 1) / 2), "speed of a run").normal().clamp(-3.0, 3.0);
+                let sign = if number % 2 == 0 { -1.0 } else { 1.0 };
+                *scale = (1.0 + sign * pair * fitted.run_spread).max(0.1);
+            }
+        }
+        other
     }
 
     /// Whether a queue could grow without bound.

@@ -113,9 +113,9 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> 
         // Send what is due and fits.
         let in_flight = next - ended;
         let mut due = Vec::new();
+        let now = clock.now(); // what is due goes out together
         while next < jobs.len() && in_flight + due.len() < load.concurrency {
             let arrival = start.saturating_add(load.arrivals_ns.get(next).copied().unwrap_or(0));
-            let now = clock.now();
             if load.open_loop && arrival > now {
                 break;
             }

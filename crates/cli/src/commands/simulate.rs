@@ -18,7 +18,7 @@ use serde_json::json;
 use strobe_engine::staged_dir::{self, StagedDir};
 use strobe_sim::capacity::in_parallel;
 use strobe_sim::collector::Intervals;
-use strobe_sim::{Collector, Load, Scenario};
+use strobe_sim::{Collector, CostModel, Load, Scenario};
 
 use crate::{output, run_dir};
 use scenario::ScenarioArgs;
@@ -137,19 +137,18 @@ fn plain(args: &PlainArgs) -> Result<()> {
     }
 }
 
-/// What other seeds say of every latency. Where every draw comes from a recording there is only one answer.
+/// What other seeds, and runs as fast or slow as the measured ones, say of every latency. Where nothing is drawn there is
+/// only one answer.
 fn intervals(args: &PlainArgs, scenario: &Scenario) -> Result<Option<Intervals>> {
-    let fixed = matches!(scenario.load, Load::Replay(_)) && !args.scenario.cost_noise;
+    let fixed = matches!(scenario.load, Load::Replay(_)) && !matches!(scenario.cost, CostModel::Fitted { .. });
     let usual = if scenario.num_requests <= 20_000 && !fixed { 5 } else { 0 };
     let count = args.replications.unwrap_or(usual);
     if count < 2 {
         return Ok(None);
     }
-    let seeds: Vec<u64> = (1..=count).map(|i| scenario.seed.wrapping_add(i * 7919)).collect();
-    let answers = in_parallel(&seeds, threads(), |&seed| {
-        let mut other = scenario.clone();
-        (other.seed, other.cluster.seed) = (seed, seed);
-        Ok(other.run(Collector::new(false))?.answer)
+    let numbers: Vec<u64> = (1..=count).collect();
+    let answers = in_parallel(&numbers, threads(), |&number| {
+        Ok(scenario.replication(number).run(Collector::new(false))?.answer)
     })?;
     Ok(Some(Intervals::of(&answers)))
 }

@@ -160,9 +160,9 @@ pub struct ScenarioArgs {
     /// With --cost analytic: GPUs that share every layer
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Cost")]
     pub tp: u32,
-    /// Let iterations vary as much as those that a cost file was checked on
-    #[arg(long, help_heading = "Cost")]
-    pub cost_noise: bool,
+    /// With a cost file: let iterations vary as the measured ones did [default: enable]
+    #[arg(long, value_enum, help_heading = "Cost")]
+    pub cost_noise: Option<Switch>,
 
     /// How many servers
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Cluster")]
@@ -356,9 +356,10 @@ impl ScenarioArgs {
         }
         let path = Path::new(cost);
         if path.is_file() {
-            return Ok(CostModel::Fitted { fitted: Arc::new(Fitted::read(path)?), noise: self.cost_noise });
+            let noise = self.cost_noise.is_none_or(|switch| switch.on());
+            return Ok(CostModel::Fitted { fitted: Arc::new(Fitted::read(path)?), noise, scale: 1.0 });
         }
-        if self.cost_noise {
+        if self.cost_noise.is_some() {
             bail!("--cost-noise: only a cost file knows how much iterations vary");
         }
         if cost == "analytic" {

@@ -107,13 +107,8 @@ pub fn run(args: &Args) -> Result<()> {
     let bar = progress::kernels(count as u64);
     bar.set_message("points");
     let answers = in_parallel(&points, threads(), |(_, built)| {
-        let seeds = (0..args.replications).map(|i| built.scenario.seed.wrapping_add(i * 7919));
-        let found: Result<Vec<Answer>, _> = seeds
-            .map(|seed| {
-                let mut scenario = built.scenario.clone();
-                (scenario.seed, scenario.cluster.seed) = (seed, seed);
-                Ok(scenario.run(Collector::new(false))?.answer)
-            })
+        let found: Result<Vec<Answer>, _> = (0..args.replications)
+            .map(|number| Ok(built.scenario.replication(number).run(Collector::new(false))?.answer))
             .collect();
         bar.inc(1);
         found
