@@ -9,6 +9,7 @@ use crate::analytic::Analytic;
 use crate::calibrate::{BLOCK, Fitted};
 use crate::error::SimError;
 use crate::profile::OperatorTables;
+use crate::splitwise::PhaseTables;
 use crate::units::parse_duration_ns;
 
 /// What an iteration has to do, as far as its duration depends on it.
@@ -130,6 +131,8 @@ pub enum CostModel {
     },
     /// Operator tables of another tool.
     Tables(Arc<OperatorTables>),
+    /// Prompt and token times of another tool.
+    Phases(Arc<PhaseTables>),
     /// Operations and bytes over what a GPU can do.
     Analytic(Analytic),
     /// Exponential times of this mean whatever the iteration holds: queueing theory's server.
@@ -162,7 +165,7 @@ impl Draws {
     /// The next disturbance of a kind: neighbours follow each other until their block ends, then comes any other block.
     fn disturbance(&mut self, (kind, ratios): (usize, &[f64])) -> f64 {
         let (Some(next), false) = (self.walks.get_mut(kind), ratios.is_empty()) else { return 1.0 };
-        if *next % BLOCK == 0 || *next >= ratios.len() {
+        if next.is_multiple_of(BLOCK) || *next >= ratios.len() {
             *next = self.rng.below(ratios.len().div_ceil(BLOCK) as u64) as usize * BLOCK;
         }
         let ratio = ratios.get(*next).copied().unwrap_or(1.0);
@@ -181,6 +184,7 @@ impl CostModel {
                 fitted.ns(load) * ratio * scale
             }
             CostModel::Tables(tables) => tables.ns(load),
+            CostModel::Phases(tables) => tables.ns(load),
             CostModel::Analytic(analytic) => analytic.ns(load),
             CostModel::Exponential { mean_ns } => mean_ns * draws.rng.exponential(),
             CostModel::LogNormal { mean_ns, sigma } => {

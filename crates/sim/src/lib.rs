@@ -25,6 +25,7 @@ pub mod scenario;
 pub mod selftest;
 pub mod server;
 pub mod source;
+pub mod splitwise;
 pub mod units;
 pub mod validate;
 

@@ -11,8 +11,8 @@ use crate::cost::StepLoad;
 use crate::error::SimError;
 use crate::units::parse_duration_ns;
 
-/// Times by one number, in microseconds.
-type Table = BTreeMap<u64, f64>;
+/// Times by one number.
+pub(crate) type Table = BTreeMap<u64, f64>;
 /// Attention by prompt tokens, their cached tokens, generating requests and their mean context.
 type Attention = BTreeMap<u64, BTreeMap<u64, BTreeMap<u64, Table>>>;
 
@@ -150,7 +150,7 @@ impl OperatorTables {
 }
 
 /// Linear between the nearest points; beyond the last two, along the line through them, but never below the last.
-fn along<T>(points: &BTreeMap<u64, T>, at: f64, mut value: impl FnMut(&T) -> f64) -> f64 {
+pub(crate) fn along<T>(points: &BTreeMap<u64, T>, at: f64, mut value: impl FnMut(&T) -> f64) -> f64 {
     let below = points.range(..=(at.max(0.0) as u64)).next_back();
     let above = points.range((at.max(0.0).ceil() as u64)..).next();
     match (below, above) {

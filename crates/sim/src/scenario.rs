@@ -138,8 +138,8 @@ impl Scenario {
             let seed = |number: u64| self.seed.wrapping_add(number * 7919);
             (other.seed, other.cluster.seed) = (seed(number), seed(number));
             if let CostModel::Fitted { fitted, scale, .. } = &mut other.cost {
-                let pair = Rng::new(seed((number + 1) / 2), "speed of a run").normal().clamp(-3.0, 3.0);
-                let sign = if number % 2 == 0 { -1.0 } else { 1.0 };
+                let pair = Rng::new(seed(number.div_ceil(2)), "speed of a run").normal().clamp(-3.0, 3.0);
+                let sign = if number.is_multiple_of(2) { -1.0 } else { 1.0 };
                 *scale = (1.0 + sign * pair * fitted.run_spread).max(0.1);
             }
         }

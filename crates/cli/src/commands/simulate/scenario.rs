@@ -14,6 +14,7 @@ use strobe_sim::dynamic::{DynamicConfig, TimeoutAction};
 use strobe_sim::lengths::LengthDist;
 use strobe_sim::profile::OperatorTables;
 use strobe_sim::replay::{self, ReplayOptions};
+use strobe_sim::splitwise::PhaseTables;
 use strobe_sim::units::parse_duration_ns;
 use strobe_sim::{ClusterConfig, CostModel, Linear, Load, Policy, ReplicaConfig, Routing, Scenario, Slo};
 use strobe_workload::Arrival;
@@ -143,8 +144,8 @@ pub struct ScenarioArgs {
     pub max_queue_size: usize,
 
     /// How long an iteration takes: linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns, or a file of
-    /// `strobe simulate calibrate`, or llmservingsim:DIR,layers=32 for a published operator profile,
-    /// or analytic with --gpu and --model
+    /// `strobe simulate calibrate`, or llmservingsim:DIR,layers=32 or
+    /// splitwise:FILE,model=M,hardware=H,tp=N for a published profile, or analytic with --gpu and --model
     #[arg(long, value_name = "COST|FILE", help_heading = "Cost")]
     pub cost: Option<String>,
     /// With --cost analytic: h200, h100, a100, l40s, a6000, l4, rtx4090, t4, or a TOML file with ops_per_s, bytes_per_s and
@@ -367,6 +368,7 @@ impl ScenarioArgs {
         }
         match cost.split_once(':') {
             Some(("linear", terms)) => Ok(CostModel::Linear(Linear::parse(terms)?)),
+            Some(("splitwise", spec)) => Ok(CostModel::Phases(Arc::new(PhaseTables::parse(spec)?))),
             Some(("llmservingsim", spec)) => Ok(CostModel::Tables(Arc::new(OperatorTables::parse(spec)?))),
             _ => bail!("--cost: `{cost}` is neither a file nor {FORMS}"),
         }

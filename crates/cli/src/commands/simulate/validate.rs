@@ -50,7 +50,7 @@ pub struct Args {
 
 fn turns(text: &str) -> Result<u64, String> {
     match text.parse::<u64>() {
-        Ok(n) if n >= 2 && n % 2 == 0 && n <= 100 => Ok(n),
+        Ok(n) if (2..=100).contains(&n) && n.is_multiple_of(2) => Ok(n),
         _ => Err("expected an even number from 2 to 100".into()),
     }
 }
