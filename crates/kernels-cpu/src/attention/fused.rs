@@ -25,6 +25,8 @@ pub(super) struct FusedBlock<'a, 's> {
     pub(super) scratch: Scratch<'s>,
     /// `None`: all of it.
     pub(super) part: Option<Part<'s>>,
+    /// What this worker probably does next, and the first position that it reads then.
+    pub(super) following: Option<(Block<'a>, usize)>,
     /// The whole output, `[rows][heads * head_dim]`.
     pub(super) out: *mut f32,
 }
@@ -87,7 +89,7 @@ impl PairKernel for FusedBlock<'_, '_> {
     }
 }
 
-impl FusedBlock<'_, '_> {
+impl<'a> FusedBlock<'a, '_> {
     #[inline(always)]
     fn chunks(&self) -> Range<usize> {
         self.part.as_ref().map_or_else(|| self.job.chunks(&self.block), |part| part.chunks.clone())
@@ -102,6 +104,20 @@ impl FusedBlock<'_, '_> {
             self.scratch.chunk = Sums::carve(sums, group, d);
         }
         self.scratch.chunk.clear(self.block.rows(group), padded_dim(d));
+    }
+
+    /// The tile to fetch while one is used: the next of this block, or the first of the next one. Where there is none, it
+    /// is the same again.
+    #[inline(always)]
+    pub(super) fn tile_after(&self, span: &TileSpan<'a>) -> TileSpan<'a> {
+        let (job, base) = (self.job, span.base + TILE);
+        let end = |block: &Block<'_>| block.position(block.tokens.end - 1) + 1;
+        let own_end = self.part.as_ref().map_or(usize::MAX, |part| part.chunks.end * CHUNK).min(end(&self.block));
+        match &self.following {
+            _ if base < own_end => TileSpan::new(job, &self.block, base, end(&self.block)),
+            Some((block, first)) => TileSpan::new(job, block, first / TILE * TILE, end(block)),
+            None => *span,
+        }
     }
 
     /// Folds a chunk into those before, unless its sums are what is asked for.
@@ -154,7 +170,7 @@ impl FusedBlock<'_, '_> {
         let start = job.visible(first).start.max(positions.start);
         for base in (start / TILE * TILE..positions.end.min(end)).step_by(TILE) {
             let span = TileSpan::new(job, &block, base, end);
-            let next = if base + TILE < end { TileSpan::new(job, &block, base + TILE, end) } else { span };
+            let next = self.tile_after(&span);
             let rows = job.rows_that_see(&block, &(base..base + TILE));
             let visible = |row: usize| job.visible_in_tile(&block, row, base);
             let Scratch { q, p, chunk, shrink, keys, values, .. } = &mut self.scratch;

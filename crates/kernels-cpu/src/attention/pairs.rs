@@ -72,7 +72,7 @@ impl FusedBlock<'_, '_> {
         let start = job.visible(first).start.max(positions.start);
         for base in (start / TILE * TILE..positions.end.min(end)).step_by(TILE) {
             let span = TileSpan::new(job, &block, base, end);
-            let next = if base + TILE < end { TileSpan::new(job, &block, base + TILE, end) } else { span };
+            let next = self.tile_after(&span);
             let rows = job.rows_that_see(&block, &(base..base + TILE));
             let visible = |row: usize| job.visible_in_tile(&block, row, base);
             let Scratch { q, p, chunk, shrink, keys, values, .. } = &mut self.scratch;

@@ -62,13 +62,15 @@ impl Cpu {
         self.reserve_partial_sums(plan.slots() * sums_len);
         let (scratch, partial) = (SharedMut::new(&mut self.worker_scratch), SharedMut::new(&mut self.partial_sums));
 
-        let tasks = plan.tasks();
+        let (tasks, threads) = (plan.tasks(), self.threads());
         self.pool.run(tasks, &|task, worker| {
             // SAFETY: a worker runs one task at a time.
             let memory = unsafe { &mut scratch.slice(worker, 1)[0] };
             let scratch = Scratch::carve(memory, rows, d);
             // Late runs of a prompt take longest: they come first.
             let Share { block, part } = plan.share(tasks - 1 - task);
+            // Workers take turns, more or less.
+            let following = (task + threads < tasks).then(|| plan.share(tasks - 1 - task - threads).start(&job));
             let part = part.map(|Slots { chunks, first_slot }| Part {
                 // SAFETY: each chunk has its own slot.
                 sums: unsafe { partial.slice(first_slot * sums_len, chunks.len() * sums_len) },
@@ -76,7 +78,7 @@ impl Cpu {
             });
             // SAFETY: everything was checked, and each block writes its own rows and heads.
             unsafe {
-                let block = FusedBlock { job: &job, cache, block, scratch, part, out: out.ptr() };
+                let block = FusedBlock { job: &job, cache, block, scratch, part, following, out: out.ptr() };
                 if in_pairs { dispatch_pairs(tier, block) } else { dispatch(tier, block) }
             }
         });
@@ -122,6 +124,15 @@ struct Share<'a> {
     block: Block<'a>,
     /// `None`: the whole block.
     part: Option<Slots>,
+}
+
+impl<'a> Share<'a> {
+    /// The block, and the first position that is read.
+    fn start(self, job: &Job<'_>) -> (Block<'a>, usize) {
+        let first = job.visible(self.block.position(self.block.tokens.start)).start;
+        let first = self.part.map_or(first, |part| first.max(part.chunks.start * CHUNK));
+        (self.block, first)
+    }
 }
 
 /// Chunks of a block, and where the sums of the first of them go.
