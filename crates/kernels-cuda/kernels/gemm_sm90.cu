@@ -626,6 +626,7 @@ DEVICE void gemm_in_turns(const TensorMap &x_map, const TensorMap &w_map, const 
 #else
 #define NAME(tile) JOIN(JOIN(gemm, tile), fp8)
 #endif
+#ifndef GEMM_EXPERTS // which have kernels of their own, in moe_sm90.cu
 GEMM(NAME(128x256), 2, 1, 256, 4, false)
 GEMM(NAME(128x192), 2, 1, 192, 4, false)
 GEMM(NAME(128x176), 2, 1, 176, 5, false)
@@ -644,3 +645,4 @@ GEMM_IN_TURNS(NAME(turns_128x192), 192, 4)
 GEMM_IN_TURNS(NAME(turns_128x176), 176, 5)
 GEMM_IN_TURNS(NAME(turns_128x160), 160, 5)
 GEMM_IN_TURNS(NAME(turns_128x128), 128, 6)
+#endif

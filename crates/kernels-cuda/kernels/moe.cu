@@ -136,7 +136,7 @@ struct PlanTask {
     u32 *order;        // the pair at each place
     u32 *places;       // the place of each pair
     ExpertTile *tiles;
-    u32 *tile_count;
+    u32 *tile_count; // and behind it the number of pairs that go somewhere
     u32 *counts; // [experts]: pairs of each
     u32 pairs, experts;
     u32 tile_rows;
@@ -194,7 +194,10 @@ KERNEL __launch_bounds__(1024) moe_plan(const __grid_constant__ PlanTask t) {
     }
     if (threadIdx.x == 0) {
         t.counts[expert] = own;
-        if (expert + 1 == t.experts) *t.tile_count = first_tile + own_tiles;
+        if (expert + 1 == t.experts) {
+            t.tile_count[0] = first_tile + own_tiles;
+            t.tile_count[1] = first + own;
+        }
     }
     if (own == 0) return;
     // Neighbouring pairs for each thread, so that order within an expert is that of pairs.
@@ -208,6 +211,15 @@ KERNEL __launch_bounds__(1024) moe_plan(const __grid_constant__ PlanTask t) {
         t.order[place] = i;
         t.places[i] = place++;
     }
+}
+
+// Rows of tokens in the order of places, for products that want them side by side; a block for each place.
+KERNEL __launch_bounds__(256) moe_gather(const bytes16 *x, bytes16 *out, const u32 *order, const u32 *tile_count, u32 per_token, u32 parts) {
+    wait_for_previous();
+    allow_next();
+    if (blockIdx.x >= tile_count[1]) return;
+    const bytes16 *from = x + (u64)(order[blockIdx.x] / per_token) * parts;
+    for (u32 i = threadIdx.x; i < parts; i += blockDim.x) out[(u64)blockIdx.x * parts + i] = from[i];
 }
 
 // ---- what a token's experts answer ------------------------------------------------------------------------------

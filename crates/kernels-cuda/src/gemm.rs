@@ -1,18 +1,15 @@
 //! strobe's own matrix products: Hopper's copy engine and tensor cores where the shape allows it, kernels for any shape
 //! elsewhere. What follows a product (bias, scales, residual, activation) is done while it is still in registers.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fmt;
 
-use cudarc::driver::sys;
-
 use crate::dtype::Precision;
-use crate::error::{CudaError, check};
+use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
 use crate::kernel_args;
 use crate::memory::DevicePtr;
 use crate::module::Function;
+use crate::tensor_map::{MapElement, MapKey, OUT_BOX_ROWS, TensorMaps};
 
 /// Scales of e4m3 values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,57 +278,13 @@ struct AnyParams {
     aligned: u32,
 }
 
-/// A matrix as the copy engine is told of it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct MapKey {
-    pointer: DevicePtr,
-    rows: usize,
-    columns: usize,
-    element: MapElement,
-    box_rows: u32,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum MapElement {
-    Bf16,
-    F16,
-    Fp8,
-    F32,
-}
-
-impl MapElement {
-    fn bytes(self) -> usize {
-        match self {
-            MapElement::Bf16 | MapElement::F16 => 2,
-            MapElement::Fp8 => 1,
-            MapElement::F32 => 4,
-        }
-    }
-
-    fn raw(self) -> sys::CUtensorMapDataType {
-        use sys::CUtensorMapDataType_enum as D;
-        match self {
-            MapElement::Bf16 => D::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            MapElement::F16 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            MapElement::Fp8 => D::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            MapElement::F32 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        }
-    }
-}
-
-/// Buffers keep their addresses and steps come in few sizes; past this many maps those of passing sizes are let go.
-const MAPS_KEPT: usize = 8192;
-
 /// The kernels, ready to launch.
 pub struct OwnGemm {
     hopper: Vec<[Function; 3]>,
     any: Vec<[Function; 4]>,
     multiprocessors: usize,
-    maps: RefCell<HashMap<MapKey, sys::CUtensorMap>>,
+    maps: TensorMaps,
 }
-
-// SAFETY: function handles may be used from any thread; the map cache is reached by its owner only.
-unsafe impl Send for OwnGemm {}
 
 impl OwnGemm {
     /// Look the kernels up.
@@ -350,7 +303,7 @@ impl OwnGemm {
             any.push([find(a)?, find(b)?, find(c)?, find(d)?]);
         }
         let multiprocessors = gpu.info().multiprocessors.max(1) as usize;
-        Ok(OwnGemm { hopper, any, multiprocessors, maps: RefCell::default() })
+        Ok(OwnGemm { hopper, any, multiprocessors, maps: TensorMaps::default() })
     }
 
     /// Whether these kernels can compute it.
@@ -518,7 +471,7 @@ impl OwnGemm {
             element: out_element,
             box_rows: OUT_BOX_ROWS,
         };
-        let (x, w, out) = (self.map(x)?, self.map(w)?, self.map(out)?);
+        let (x, w, out) = (self.maps.get(x)?, self.maps.get(w)?, self.maps.get(out)?);
         let (x_scales, w_scales) = scales(args);
         let params = HopperParams {
             bias: args.bias.unwrap_or(0),
@@ -575,53 +528,7 @@ impl OwnGemm {
         shape.grid.1 = args.n.div_ceil(*columns) as u32;
         gpu.launch(functions[which], shape, kernel_args![params])
     }
-
-    /// The copy engine's view of a matrix: operands in boxes of 128 bytes of k, outputs in boxes of 32 columns.
-    fn map(&self, key: MapKey) -> Result<sys::CUtensorMap, CudaError> {
-        let mut maps = self.maps.borrow_mut();
-        if let Some(map) = maps.get(&key) {
-            return Ok(*map);
-        }
-        let output = key.box_rows == OUT_BOX_ROWS;
-        let bytes = key.element.bytes();
-        let box_columns = if output { 32 } else { 128 / bytes as u32 };
-        let swizzle = if box_columns as usize * bytes == 64 {
-            sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_64B
-        } else {
-            sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B
-        };
-        let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        let size = [key.columns as u64, key.rows as u64];
-        let stride = [(key.columns * bytes) as u64];
-        let (shape, step) = ([box_columns, key.box_rows], [1u32, 1]);
-        // SAFETY: arrays of the rank given; the address is only written down.
-        let status = unsafe {
-            sys::cuTensorMapEncodeTiled(
-                &mut map,
-                key.element.raw(),
-                2,
-                key.pointer as *mut std::ffi::c_void,
-                size.as_ptr(),
-                stride.as_ptr(),
-                shape.as_ptr(),
-                step.as_ptr(),
-                sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle,
-                sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            )
-        };
-        check(status, || format!("describing a matrix of {} x {} to the copy engine", key.rows, key.columns))?;
-        if maps.len() >= MAPS_KEPT {
-            maps.clear();
-        }
-        maps.insert(key, map);
-        Ok(map)
-    }
 }
-
-/// Rows that one warp writes at once; no operand comes in boxes this low.
-const OUT_BOX_ROWS: u32 = 16;
 
 fn no_variant(args: &GemmArgs, variant: GemmVariant) -> CudaError {
     CudaError::Unsupported(format!(

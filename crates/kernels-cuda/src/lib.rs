@@ -26,6 +26,7 @@ mod profiler;
 mod rows;
 mod sample;
 mod skinny;
+mod tensor_map;
 mod timeline;
 mod tune;
 mod unfused;

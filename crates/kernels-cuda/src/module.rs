@@ -27,6 +27,19 @@ macro_rules! gemm_sm90 {
     };
 }
 
+/// The experts' products on Hopper, in two files for the same reason.
+macro_rules! moe_sm90 {
+    ($type:literal) => {
+        concat!(
+            "#define GEMM_TYPE ",
+            $type,
+            "\n#define GEMM_EXPERTS\n",
+            include_str!("../kernels/gemm_sm90.cu"),
+            include_str!("../kernels/moe_sm90.cu")
+        )
+    };
+}
+
 /// Products of few rows, in two files for the same reason.
 macro_rules! skinny {
     ($type:literal) => {
@@ -47,6 +60,8 @@ pub const SOURCES: &[KernelSource] = &[
     source("linear.cu", include_str!("../kernels/linear.cu"), 80),
     source("moe.cu", include_str!("../kernels/moe.cu"), 80),
     source("moe_gemm.cu", include_str!("../kernels/moe_gemm.cu"), 80),
+    source("moe_sm90_bf16.cu", moe_sm90!("0"), 90),
+    source("moe_sm90_f16.cu", moe_sm90!("1"), 90),
     source("rows.cu", include_str!("../kernels/rows.cu"), 80),
     source("sample.cu", include_str!("../kernels/sample.cu"), 80),
     source("selftest.cu", include_str!("../kernels/selftest.cu"), 80),

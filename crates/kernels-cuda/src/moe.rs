@@ -10,6 +10,7 @@ use crate::kernel_args;
 use crate::memory::{DeviceBuffer, DevicePtr};
 use crate::module::Function;
 use crate::rows::typed_function;
+use crate::tensor_map::{MapElement, MapKey, TensorMaps};
 
 /// How experts and weights follow from logits; the same methods as the model crate's, which says what each does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,6 +83,8 @@ pub struct RouteArgs {
 pub struct ExpertTiles {
     /// Rows of a tile.
     pub rows: usize,
+    /// Hopper's own instructions, or those of any GPU.
+    pub hopper: bool,
     columns: usize,
     threads: u32,
     stages: usize,
@@ -90,16 +93,34 @@ pub struct ExpertTiles {
 impl ExpertTiles {
     /// Every shape for 16 bits, fewest rows first.
     pub const TENSOR: [ExpertTiles; 4] = [
-        ExpertTiles { rows: 16, columns: 64, threads: 128, stages: 5 },
-        ExpertTiles { rows: 32, columns: 64, threads: 128, stages: 5 },
-        ExpertTiles { rows: 64, columns: 128, threads: 256, stages: 4 },
-        ExpertTiles { rows: 128, columns: 128, threads: 256, stages: 3 },
+        ExpertTiles::any(16, 64, 128, 5),
+        ExpertTiles::any(32, 64, 128, 5),
+        ExpertTiles::any(64, 128, 256, 4),
+        ExpertTiles::any(128, 128, 256, 3),
     ];
+    /// Those for 16 bits on Hopper.
+    pub const HOPPER: [ExpertTiles; 2] = [ExpertTiles::hopper(64, 256, 4), ExpertTiles::hopper(128, 256, 4)];
     /// The shape for 32 bits.
-    pub const PLAIN: ExpertTiles = ExpertTiles { rows: 32, columns: 64, threads: 256, stages: 0 };
+    pub const PLAIN: ExpertTiles = ExpertTiles::any(32, 64, 256, 0);
+
+    const fn any(rows: usize, columns: usize, threads: u32, stages: usize) -> ExpertTiles {
+        ExpertTiles { rows, hopper: false, columns, threads, stages }
+    }
+
+    const fn hopper(rows: usize, columns: usize, stages: usize) -> ExpertTiles {
+        ExpertTiles { rows, hopper: true, columns, threads: 384, stages }
+    }
 
     fn shared_bytes(&self) -> usize {
-        self.stages * (self.rows + self.columns) * 128
+        // On Hopper a buffer for each warp that multiplies, and two barriers for each stage.
+        let more = if self.hopper { 8 * 4096 + self.stages * 16 } else { 0 };
+        self.stages * (self.rows + self.columns) * 128 + more
+    }
+
+    /// Rows of w that the copy engine brings at once: half of a warpgroup's columns.
+    fn box_rows(&self) -> u32 {
+        let workers_across = if self.rows == 64 { 2 } else { 1 };
+        (self.columns / workers_across / 2) as u32
     }
 
     /// Most tiles that so many pairs can make: each expert that has any may leave one unfilled.
@@ -122,7 +143,9 @@ pub struct MoeOps {
     plan: Function,
     experts: Vec<(ExpertTiles, Function)>,
     sum: Function,
+    gather: Function,
     copy_counts: Function,
+    maps: TensorMaps,
     chosen: DeviceBuffer,
     weights: DeviceBuffer,
     order: DeviceBuffer,
@@ -196,6 +219,30 @@ struct SumTask {
     width: u32,
 }
 
+#[repr(C)]
+struct ExpertParams {
+    tiles: DevicePtr,
+    tile_count: DevicePtr,
+    bias: DevicePtr,
+    out: DevicePtr,
+    n: u32,
+    k_steps: u32,
+    activation: u32,
+    alpha: f32,
+    limit: f32,
+}
+
+/// A product on Hopper.
+struct HopperTask {
+    function: Function,
+    tiles: ExpertTiles,
+    n: usize,
+    k: usize,
+    activation: u32,
+    alpha: f32,
+    limit: f32,
+}
+
 /// Which product of the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertProduct {
@@ -218,6 +265,8 @@ pub struct ExpertArgs {
     pub bias: DevicePtr,
     /// Output rows.
     pub out: DevicePtr,
+    /// Room for the rows of all pairs, `[pairs][hidden]`, which [`ExpertProduct::GateUp`] may use.
+    pub gathered: DevicePtr,
     /// Tokens of the step.
     pub tokens: usize,
 }
@@ -226,7 +275,7 @@ impl MoeOps {
     /// Find the kernels and make room for steps of up to `max_tokens` tokens.
     pub fn new(gpu: &Gpu, precision: Precision, shape: MoeShape, max_tokens: usize) -> Result<MoeOps, CudaError> {
         let find = |name| gpu.function("moe.cu", name);
-        let experts = match precision {
+        let mut experts = match precision {
             Precision::F32 => vec![(ExpertTiles::PLAIN, gpu.function("moe_gemm.cu", "moe_experts_32x64_f32")?)],
             Precision::F16 | Precision::Bf16 => {
                 let [f16, bf16] = [
@@ -252,6 +301,24 @@ impl MoeOps {
                 found?
             }
         };
+        // The copy engine wants rows that begin at multiples of 16 bytes, and the epilogue writes so many at once.
+        let whole = shape.hidden.is_multiple_of(8) && shape.inter.is_multiple_of(8);
+        if gpu.arch().number() >= 90 && whole {
+            let found = match precision {
+                Precision::F32 => None,
+                Precision::F16 => {
+                    Some(("moe_sm90_f16.cu", ["moe_experts_sm90_64x256_f16", "moe_experts_sm90_128x256_f16"]))
+                }
+                Precision::Bf16 => {
+                    Some(("moe_sm90_bf16.cu", ["moe_experts_sm90_64x256_bf16", "moe_experts_sm90_128x256_bf16"]))
+                }
+            };
+            if let Some((file, names)) = found {
+                for (tiles, name) in ExpertTiles::HOPPER.into_iter().zip(names) {
+                    experts.push((tiles, gpu.function(file, name)?));
+                }
+            }
+        }
         let pairs = max_tokens * shape.per_token;
         if pairs >= 1 << 28 {
             return Err(CudaError::Unsupported(format!(
@@ -265,14 +332,16 @@ impl MoeOps {
             route: find("moe_route")?,
             plan: find("moe_plan")?,
             sum: typed_function!(gpu, precision, "moe.cu", "moe_sum")?,
+            gather: find("moe_gather")?,
             copy_counts: find("moe_copy_counts")?,
+            maps: TensorMaps::default(),
             experts,
             chosen: words(pairs, "experts of tokens")?,
             weights: words(pairs, "weights of experts")?,
             order: words(pairs, "tokens sorted by expert")?,
             places: words(pairs, "places of tokens")?,
             tiles: words(TILE_WORDS * most_tiles, "tiles of experts")?,
-            tile_count: words(1, "tiles of experts")?,
+            tile_count: words(2, "tiles of experts")?,
             planned: None,
             max_tokens,
             shape,
@@ -322,8 +391,11 @@ impl MoeOps {
     /// The tiles that a step of so many tokens is cut into.
     pub fn tiles_for(&self, tokens: usize) -> ExpertTiles {
         let average = (tokens * self.shape.per_token).div_ceil(self.shape.experts);
-        let index = FEW_ROWS.iter().position(|most| average <= *most).unwrap_or(FEW_ROWS.len());
-        self.experts[index.min(self.experts.len() - 1)].0
+        let few = FEW_ROWS.iter().position(|most| average <= *most);
+        match (few, self.experts.last()) {
+            (None, Some((tiles, _))) => *tiles,
+            (few, _) => self.experts[few.unwrap_or(0).min(self.experts.len() - 1)].0,
+        }
     }
 
     /// Choose experts and sort the pairs of token and expert by expert, for products in `tiles`.
@@ -394,6 +466,10 @@ impl MoeOps {
             ExpertActivation::Silu => (1, 0.0, 0.0),
             ExpertActivation::Clamped { alpha, limit } => (2, alpha, limit),
         };
+        if tiles.hopper {
+            let task = HopperTask { function: *function, tiles, n, k, activation, alpha, limit };
+            return self.hopper_experts(gpu, args, task);
+        }
         let aligned =
             (k * self.precision.bytes()).is_multiple_of(16) && args.x.is_multiple_of(16) && args.w.is_multiple_of(16);
         let slots = tiles.most(args.tokens * per_token, experts);
@@ -420,6 +496,42 @@ impl MoeOps {
         }
         let launch = Launch::grid(blocks, tiles.threads).shared(tiles.shared_bytes()).overlapping();
         gpu.launch(*function, launch, kernel_args![task])
+    }
+
+    fn hopper_experts(&self, gpu: &Gpu, args: &ExpertArgs, task: HopperTask) -> Result<(), CudaError> {
+        let HopperTask { function, tiles, n, k, activation, alpha, limit } = task;
+        let MoeShape { experts, per_token, .. } = self.shape;
+        let pairs = args.tokens * per_token;
+        let x = match args.product {
+            ExpertProduct::Down => args.x,
+            ExpertProduct::GateUp => {
+                let parts = (k * self.precision.bytes() / 16) as u32;
+                let (order, count, per_token) = (self.order.ptr(), self.tile_count.ptr(), per_token as u32);
+                let list = kernel_args![args.x, args.gathered, order, count, per_token, parts];
+                let threads = parts.next_multiple_of(32).clamp(32, 256);
+                gpu.launch(self.gather, Launch::grid(pairs, threads).overlapping(), list)?;
+                args.gathered
+            }
+        };
+        let element = if self.precision == Precision::F16 { MapElement::F16 } else { MapElement::Bf16 };
+        let rows = self.max_tokens * per_token;
+        let x = MapKey { pointer: x, rows, columns: k, element, box_rows: tiles.rows as u32 };
+        let w = MapKey { pointer: args.w, rows: experts * n, columns: k, element, box_rows: tiles.box_rows() };
+        let (x, w) = (self.maps.get(x)?, self.maps.get(w)?);
+        let params = ExpertParams {
+            tiles: self.tiles.ptr(),
+            tile_count: self.tile_count.ptr(),
+            bias: args.bias,
+            out: args.out,
+            n: n as u32,
+            k_steps: (k * self.precision.bytes()).div_ceil(128) as u32,
+            activation,
+            alpha,
+            limit,
+        };
+        let blocks = tiles.most(pairs, experts) * n.div_ceil(tiles.columns);
+        let launch = Launch::grid(blocks.min(gpu.info().multiprocessors as usize), tiles.threads);
+        gpu.launch(function, launch.shared(tiles.shared_bytes()).overlapping(), kernel_args![x, w, params])
     }
 
     /// Add each token's sum of `weight * x[pair]` to the residual stream, the best expert first. `x` is what

@@ -118,7 +118,8 @@ impl Experts {
         act: DevicePtr,
         tokens: usize,
     ) -> Result<(), CudaError> {
-        let args = ExpertArgs { product: ExpertProduct::GateUp, x, w, bias, out: act, tokens };
+        let args =
+            ExpertArgs { product: ExpertProduct::GateUp, x, w, bias, out: act, gathered: self.out.ptr(), tokens };
         self.ops.experts(gpu, &args, self.ops.tiles_for(tokens))
     }
 
@@ -131,7 +132,8 @@ impl Experts {
         bias: DevicePtr,
         tokens: usize,
     ) -> Result<(), CudaError> {
-        let args = ExpertArgs { product: ExpertProduct::Down, x: act, w, bias, out: self.out.ptr(), tokens };
+        let args =
+            ExpertArgs { product: ExpertProduct::Down, x: act, w, bias, out: self.out.ptr(), gathered: 0, tokens };
         self.ops.experts(gpu, &args, self.ops.tiles_for(tokens))
     }
 

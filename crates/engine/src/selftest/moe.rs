@@ -236,13 +236,15 @@ fn products(
         Precision::Bf16 => ("bf16", 4e-3),
     };
     let all: Vec<ExpertTiles> = ops.tile_shapes().collect();
-    let counts = rig.output(experts, 4)?;
+    let (counts, gathered) = (rig.output(experts, 4)?, rig.output_of(pairs * hidden, precision)?);
     for tiles in all {
         let route = RouteArgs { logits: logits_device.ptr(), bias: 0, slots: 0, tokens, counts: counts.ptr() };
         ops.route(rig.gpu, &route, tiles)?;
         let text = format!(
-            "{name}, tiles of {}, {tokens} tokens to {k} of {experts}, {hidden} x {inter}, {:?}",
-            tiles.rows, shape.activation
+            "{name}, {}tiles of {}, {tokens} tokens to {k} of {experts}, {hidden} x {inter}, {:?}",
+            if tiles.hopper { "Hopper's " } else { "" },
+            tiles.rows,
+            shape.activation
         );
         for biased in [false, true] {
             let bias = |device: u64| if biased { device } else { 0 };
@@ -254,6 +256,7 @@ fn products(
                 w: up_device.ptr(),
                 bias: bias(up_bias_device.ptr()),
                 out: out.ptr(),
+                gathered: gathered.ptr(),
                 tokens,
             };
             ops.experts(rig.gpu, &args, tiles)?;
@@ -267,6 +270,7 @@ fn products(
                 w: down_device.ptr(),
                 bias: bias(down_bias_device.ptr()),
                 out: out.ptr(),
+                gathered: 0,
                 tokens,
             };
             ops.experts(rig.gpu, &args, tiles)?;

@@ -9,6 +9,7 @@ use strobe_kernels_cuda::{CapturedGraph, CudaError, Event, Gpu};
 mod attention;
 mod gemm;
 mod lt;
+mod moe;
 mod profiler;
 mod rows;
 mod skinny;
@@ -20,6 +21,7 @@ const TOPICS: &[Topic] = &[
     ("attention_chain", attention::run_chain),
     ("gemm", gemm::run),
     ("lt", lt::run),
+    ("moe", moe::run),
     ("profiler", profiler::run),
     ("rows", rows::run),
     ("skinny", skinny::run),
