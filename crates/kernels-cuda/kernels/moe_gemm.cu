@@ -285,3 +285,66 @@ EXPERTS(moe_experts_128x128_bf16, bf16, 128, 128, 2, 4, 3, 2)
 EXPERTS(moe_experts_128x128_f16, f16, 128, 128, 2, 4, 3, 2)
 KERNEL __launch_bounds__(256) moe_experts_32x64_f32(const __grid_constant__ ExpertTask t) { expert_plain<32, 64>(t); }
 
+// ---- few pairs --------------------------------------------------------------------------------------------------
+// A row of x for each pair, and a warp for every four rows of w: two of the gate and two of up, or four neighbours. What
+// matters is how much of w is on its way at once.
+#define PAIR_ROWS 4
+template <typename T> DEVICE void expert_pair(const ExpertTask &t, const u32 *chosen, const u32 *places) {
+    wait_for_previous();
+    allow_next();
+    const u32 pair = blockIdx.y, expert = chosen[pair], lane = threadIdx.x & 31;
+    if (expert == 0xffffffffu) return;
+    const u32 place = places[pair], width = out_width(t), outputs = t.activation ? PAIR_ROWS / 2 : PAIR_ROWS;
+    const u32 first = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * outputs;
+    if (first >= width) return;
+    const T *x = (const T *)t.x + (u64)(t.order ? pair / t.per_token : place) * t.k, *w = (const T *)t.w + (u64)expert * t.n * t.k;
+    const T *rows[PAIR_ROWS];
+#pragma unroll
+    for (int r = 0; r < PAIR_ROWS; r++) {
+        u32 output = t.activation ? first + r % 2 : first + r;
+        u32 row = min(output, width - 1) + (t.activation && r >= 2 ? width : 0);
+        rows[r] = w + (u64)row * t.k;
+    }
+    float sums[PAIR_ROWS] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 4
+    for (u32 k = lane * 8; k < t.k; k += 256) {
+        bytes16 parts[PAIR_ROWS], own = *(const bytes16 *)(x + k);
+#pragma unroll
+        for (int r = 0; r < PAIR_ROWS; r++) parts[r] = load_streaming(rows[r] + k);
+        float values[8];
+        unpack2<T>(own.x, values[0], values[1]);
+        unpack2<T>(own.y, values[2], values[3]);
+        unpack2<T>(own.z, values[4], values[5]);
+        unpack2<T>(own.w, values[6], values[7]);
+#pragma unroll
+        for (int r = 0; r < PAIR_ROWS; r++) {
+            u32 words[4] = {parts[r].x, parts[r].y, parts[r].z, parts[r].w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float low, high;
+                unpack2<T>(words[i], low, high);
+                sums[r] = fmaf(low, values[2 * i], sums[r]);
+                sums[r] = fmaf(high, values[2 * i + 1], sums[r]);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < PAIR_ROWS; r++) sums[r] = warp_sum(sums[r]);
+    if (lane >= outputs || first + lane >= width) return;
+    const float *bias = t.bias ? t.bias + (u64)expert * t.n : nullptr;
+    const u32 column = first + lane;
+    float value = lane == 0 ? sums[0] : lane == 1 ? sums[1] : lane == 2 ? sums[2] : sums[3];
+    if (bias) value += bias[column];
+    if (t.activation) {
+        float up = lane == 0 ? sums[2] : sums[3];
+        if (bias) up += bias[width + column];
+        value = activated(t, value, up);
+    }
+    ((T *)t.out)[(u64)place * width + column] = Cast<T>::from(value);
+}
+KERNEL __launch_bounds__(128) moe_pairs_bf16(const __grid_constant__ ExpertTask t, const u32 *chosen, const u32 *places) {
+    expert_pair<bf16>(t, chosen, places);
+}
+KERNEL __launch_bounds__(128) moe_pairs_f16(const __grid_constant__ ExpertTask t, const u32 *chosen, const u32 *places) {
+    expert_pair<f16>(t, chosen, places);
+}

@@ -100,6 +100,8 @@ impl ExpertTiles {
     ];
     /// Those for 16 bits on Hopper.
     pub const HOPPER: [ExpertTiles; 2] = [ExpertTiles::hopper(64, 256, 4), ExpertTiles::hopper(128, 256, 4)];
+    /// No tiles: every pair by itself, for 16 bits. Reads the weights of an expert again for each of its pairs.
+    pub const PAIRS: ExpertTiles = ExpertTiles::any(1, 16, 128, 0);
     /// The shape for 32 bits.
     pub const PLAIN: ExpertTiles = ExpertTiles::any(32, 64, 256, 0);
 
@@ -129,8 +131,17 @@ impl ExpertTiles {
     }
 }
 
-/// Pairs of each expert on average up to which [`ExpertTiles::TENSOR`]'s first, second and third shape win.
-const FEW_ROWS: [usize; 3] = [16, 48, 128];
+/// Pairs of each expert on average up to which each shape wins, measured by `microbench moe` with the shapes of Mixtral,
+/// GPT-OSS and Qwen3-MoE: those for 16 bits on any GPU, and on Hopper; beyond the last number it is the last shape.
+const ANY_ROWS: [(usize, ExpertTiles); 4] = {
+    let [a, b, c, d] = ExpertTiles::TENSOR;
+    [(12, a), (20, b), (180, c), (usize::MAX, d)]
+};
+const HOPPER_ROWS: [(usize, ExpertTiles); 3] = {
+    let [few, ..] = ExpertTiles::TENSOR;
+    let [some, many] = ExpertTiles::HOPPER;
+    [(10, few), (45, some), (usize::MAX, many)]
+};
 
 /// Words of a tile in the kernels' table.
 const TILE_WORDS: usize = 4;
@@ -141,6 +152,7 @@ pub struct MoeOps {
     precision: Precision,
     route: Function,
     plan: Function,
+    route_and_plan: Function,
     experts: Vec<(ExpertTiles, Function)>,
     sum: Function,
     gather: Function,
@@ -303,6 +315,10 @@ impl MoeOps {
         };
         // The copy engine wants rows that begin at multiples of 16 bytes, and the epilogue writes so many at once.
         let whole = shape.hidden.is_multiple_of(8) && shape.inter.is_multiple_of(8);
+        if precision != Precision::F32 && whole {
+            let name = if precision == Precision::F16 { "moe_pairs_f16" } else { "moe_pairs_bf16" };
+            experts.push((ExpertTiles::PAIRS, gpu.function("moe_gemm.cu", name)?));
+        }
         if gpu.arch().number() >= 90 && whole {
             let found = match precision {
                 Precision::F32 => None,
@@ -331,7 +347,11 @@ impl MoeOps {
         Ok(MoeOps {
             route: find("moe_route")?,
             plan: find("moe_plan")?,
-            sum: typed_function!(gpu, precision, "moe.cu", "moe_sum")?,
+            route_and_plan: find("moe_route_and_plan")?,
+            sum: match shape.hidden.is_multiple_of(SUM_GROUP) {
+                true => typed_function!(gpu, precision, "moe.cu", "moe_sum")?,
+                false => typed_function!(gpu, precision, "moe.cu", "moe_sum_any")?,
+            },
             gather: find("moe_gather")?,
             copy_counts: find("moe_copy_counts")?,
             maps: TensorMaps::default(),
@@ -390,12 +410,18 @@ impl MoeOps {
 
     /// The tiles that a step of so many tokens is cut into.
     pub fn tiles_for(&self, tokens: usize) -> ExpertTiles {
-        let average = (tokens * self.shape.per_token).div_ceil(self.shape.experts);
-        let few = FEW_ROWS.iter().position(|most| average <= *most);
-        match (few, self.experts.last()) {
-            (None, Some((tiles, _))) => *tiles,
-            (few, _) => self.experts[few.unwrap_or(0).min(self.experts.len() - 1)].0,
+        let pairs = tokens * self.shape.per_token;
+        let has = |wanted: ExpertTiles| self.experts.iter().any(|(tiles, _)| *tiles == wanted);
+        if pairs * 3 <= self.shape.experts && has(ExpertTiles::PAIRS) {
+            return ExpertTiles::PAIRS;
         }
+        let average = pairs.div_ceil(self.shape.experts);
+        let choices = match self.precision {
+            Precision::F32 => return ExpertTiles::PLAIN,
+            _ if has(ExpertTiles::HOPPER[0]) => &HOPPER_ROWS[..],
+            _ => &ANY_ROWS[..],
+        };
+        choices.iter().find(|(most, _)| average <= *most).map_or(ExpertTiles::TENSOR[0], |(_, tiles)| *tiles)
     }
 
     /// Choose experts and sort the pairs of token and expert by expert, for products in `tiles`.
@@ -413,7 +439,7 @@ impl MoeOps {
             }
         };
         let (planned, use_planned) = self.planned.as_ref().map_or((0, 0), |(table, on)| (table.ptr(), on.ptr()));
-        let task = RouteTask {
+        let route = RouteTask {
             logits: args.logits,
             planned,
             use_planned,
@@ -430,11 +456,8 @@ impl MoeOps {
             renormalise: u32::from(renormalise),
             scale,
         };
-        let warps = ROUTE_WARPS.min(args.tokens);
-        let launch = Launch::grid(args.tokens.div_ceil(warps), 32 * warps as u32);
-        gpu.launch(self.route, launch.shared(warps * experts * 4).overlapping(), kernel_args![task])?;
         let pairs = args.tokens * per_token;
-        let task = PlanTask {
+        let plan = PlanTask {
             chosen: self.chosen.ptr(),
             order: self.order.ptr(),
             places: self.places.ptr(),
@@ -445,8 +468,17 @@ impl MoeOps {
             experts: experts as u32,
             tile_rows: tiles.rows as u32,
         };
+        let warps = args.tokens.max(pairs.div_ceil(32)).min(32);
+        let shared = (warps + 1) * experts * 4;
+        if pairs <= FEW_PAIRS && args.tokens <= FEW_TOKENS && shared <= MOST_SHARED {
+            let launch = Launch::grid(1, 32 * warps as u32).shared(shared).overlapping();
+            return gpu.launch(self.route_and_plan, launch, kernel_args![route, plan]);
+        }
+        let warps = ROUTE_WARPS.min(args.tokens);
+        let launch = Launch::grid(args.tokens.div_ceil(warps), 32 * warps as u32);
+        gpu.launch(self.route, launch.shared(warps * experts * 4).overlapping(), kernel_args![route])?;
         let threads = pairs.next_multiple_of(32).clamp(64, 1024) as u32;
-        gpu.launch(self.plan, Launch::grid(experts, threads).shared(experts * 4).overlapping(), kernel_args![task])
+        gpu.launch(self.plan, Launch::grid(experts, threads).shared(experts * 4).overlapping(), kernel_args![plan])
     }
 
     /// One of the experts' products, after [`MoeOps::route`] with the same tokens and tiles.
@@ -490,6 +522,12 @@ impl MoeOps {
             limit,
             aligned: u32::from(aligned),
         };
+        if tiles == ExpertTiles::PAIRS {
+            let (chosen, places) = (self.chosen.ptr(), self.places.ptr());
+            // Four rows of w for each of four warps.
+            let launch = Launch { grid: (n.div_ceil(tiles.columns) as u32, slots as u32, 1), ..Launch::grid(1, 128) };
+            return gpu.launch(*function, launch.overlapping(), kernel_args![task, chosen, places]);
+        }
         let blocks = slots * n.div_ceil(tiles.columns);
         if blocks >= 1 << 31 {
             return Err(CudaError::Unsupported(format!("{blocks} blocks for the products of {experts} experts")));
@@ -551,8 +589,9 @@ impl MoeOps {
             k: self.shape.per_token as u32,
             width: width as u32,
         };
-        let threads = width.div_ceil(2).next_multiple_of(32).clamp(32, 256);
-        let parts = width.div_ceil(2 * threads);
+        let groups = if width.is_multiple_of(SUM_GROUP) { width / SUM_GROUP } else { width };
+        let threads = groups.next_multiple_of(32).clamp(32, 256);
+        let parts = groups.div_ceil(threads);
         let grid = Launch { grid: (tokens as u32, parts as u32, 1), ..Launch::grid(1, threads as u32) };
         gpu.launch(self.sum, grid.overlapping(), kernel_args![task])
     }
@@ -599,3 +638,10 @@ pub struct Chosen {
 
 /// Tokens that a block routes.
 const ROUTE_WARPS: usize = 4;
+/// Pairs that one block sorts (the kernel knows it too), tokens that it routes, and the most memory it may take for that.
+/// Beyond, two launches are faster than one.
+const FEW_PAIRS: usize = 64;
+const FEW_TOKENS: usize = 16;
+const MOST_SHARED: usize = 64 << 10;
+/// Elements of a row that a thread sums, where rows have whole groups of them.
+const SUM_GROUP: usize = 8;

@@ -235,7 +235,9 @@ fn products(
         Precision::F16 => ("f16", 6e-4),
         Precision::Bf16 => ("bf16", 4e-3),
     };
-    let all: Vec<ExpertTiles> = ops.tile_shapes().collect();
+    // Pair by pair is for few of them.
+    let fits = |tiles: &ExpertTiles| *tiles != ExpertTiles::PAIRS || pairs < 256;
+    let all: Vec<ExpertTiles> = ops.tile_shapes().filter(fits).collect();
     let (counts, gathered) = (rig.output(experts, 4)?, rig.output_of(pairs * hidden, precision)?);
     for tiles in all {
         let route = RouteArgs { logits: logits_device.ptr(), bias: 0, slots: 0, tokens, counts: counts.ptr() };

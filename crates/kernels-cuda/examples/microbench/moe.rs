@@ -54,7 +54,7 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
                 // Far from any choice that could win.
                 let average = tokens * per_token / experts;
                 let mark = if tiles.hopper { "h" } else { "" };
-                if average > 40 * tiles.rows || (average > 256 && tiles.rows < 64) {
+                if average > 40 * tiles.rows || (average > 256 && tiles.rows < 64) || (tiles.rows == 1 && tokens > 64) {
                     continue;
                 }
                 let args = |product, x: u64, w: u64, out: u64| ExpertArgs {
