@@ -33,7 +33,8 @@ const ROUTERS: [(RoutingMethod, usize, usize); 13] = [
 pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut outcomes = Vec::new();
     for (index, (method, experts, k)) in ROUTERS.into_iter().enumerate() {
-        for tokens in [1, 3, rig.random.between(17, 90), rig.random.between(500, 1500)] {
+        let some = [(5, 16), (17, 90), (500, 1500)].map(|(low, high)| rig.random.between(low, high));
+        for tokens in [1, 3].into_iter().chain(some) {
             route(rig, method, (experts, k, tokens), index % 2 == 1, &mut outcomes)?;
         }
     }
