@@ -51,13 +51,23 @@ pub struct CudaDevice {
     pub nvtx: NvtxChoice,
     /// Measured GEMM choices to start from.
     pub choices: Option<GemmChoices>,
+    /// Measure those that are missing; otherwise the likeliest kernels run.
+    pub measure: bool,
 }
 
 impl CudaDevice {
     /// GPU `index` with graphs, nothing recorded.
     pub fn new(index: u32) -> CudaDevice {
         let blocking = std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value == "1");
-        CudaDevice { index, graphs: true, blocking, record: false, nvtx: NvtxChoice::Auto, choices: None }
+        CudaDevice {
+            index,
+            graphs: true,
+            blocking,
+            record: false,
+            nvtx: NvtxChoice::Auto,
+            choices: None,
+            measure: true,
+        }
     }
 }
 

@@ -84,7 +84,10 @@ impl CudaBackend {
 
         let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
         let mut linear = Linear::new(&gpu, precision, plugin)?;
-        let sites = sites(&config, limits, build.quantization == Quantization::Fp8);
+        let sites = match options.device.measure {
+            true => sites(&config, limits, build.quantization == Quantization::Fp8),
+            false => Vec::new(),
+        };
         let loaded = weights.bytes();
         let stored = options.device.choices.clone();
         let tuned = tune(&gpu, &mut linear, &sites, stored, || (options.progress)(loaded))?;

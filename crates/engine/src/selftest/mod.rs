@@ -155,6 +155,8 @@ pub struct Report {
     pub device: DeviceInfo,
     /// With which random numbers.
     pub seed: u64,
+    /// Whether only a few cases of each kind were run.
+    pub quick: bool,
     /// The checks that ran.
     pub checks: Vec<CheckReport>,
     /// Checks that were left out because the device can't be used any more, or because of an interruption.
@@ -217,15 +219,21 @@ impl Report {
     }
 }
 
-/// Run the checks of `names` (all of them if it is empty) on `gpu`. After each, `seen` hears of it and says whether to go
-/// on.
-pub fn run(gpu: &Gpu, seed: u64, names: &[String], seen: &mut dyn FnMut(&CheckReport) -> bool) -> Report {
+/// Run the checks of `names` (all of them if it is empty) on `gpu`; with `quick` a few cases of each kind of the long ones.
+/// After each, `seen` hears of it and says whether to go on.
+pub fn run(gpu: &Gpu, seed: u64, names: &[String], quick: bool, seen: &mut dyn FnMut(&CheckReport) -> bool) -> Report {
     let chosen = checks().into_iter().filter(|c| names.is_empty() || names.iter().any(|name| name == c.name));
-    run_checks(gpu, seed, &chosen.collect::<Vec<_>>(), seen)
+    run_checks(gpu, seed, &chosen.collect::<Vec<_>>(), quick, seen)
 }
 
-fn run_checks(gpu: &Gpu, seed: u64, chosen: &[Check], seen: &mut dyn FnMut(&CheckReport) -> bool) -> Report {
-    let mut report = Report { device: gpu.info().clone(), seed, checks: Vec::new(), skipped: Vec::new() };
+fn run_checks(
+    gpu: &Gpu,
+    seed: u64,
+    chosen: &[Check],
+    quick: bool,
+    seen: &mut dyn FnMut(&CheckReport) -> bool,
+) -> Report {
+    let mut report = Report { device: gpu.info().clone(), seed, quick, checks: Vec::new(), skipped: Vec::new() };
     let mut going = true;
     for check in chosen {
         if !going {
@@ -235,7 +243,8 @@ fn run_checks(gpu: &Gpu, seed: u64, chosen: &[Check], seen: &mut dyn FnMut(&Chec
         let begin = Instant::now();
         // Each check has its own numbers, so that it finds the same alone as among others.
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(16));
-        let mut rig = Rig { gpu, cpu: Cpu::new(Tier::Scalar, threads), random: Random::named(seed, check.name) };
+        let random = Random::named(seed, check.name);
+        let mut rig = Rig { gpu, cpu: Cpu::new(Tier::Scalar, threads), random, quick };
         let (outcomes, fault) = match (check.run)(&mut rig) {
             Ok(outcomes) => (outcomes, gpu.synchronize().err().map(|error| error.to_string())),
             Err(error) => (Vec::new(), Some(error.to_string())),
@@ -267,7 +276,7 @@ mod tests {
             driver_cuda: 0,
         };
         let check = CheckReport { name: "x", outcomes, seconds: 0.0, fault: fault.map(str::to_string) };
-        Report { device, seed: 0, checks: vec![check], skipped: Vec::new() }
+        Report { device, seed: 0, quick: false, checks: vec![check], skipped: Vec::new() }
     }
 
     fn compared(found: &[f32], expected: &[f32]) -> Outcome {

@@ -9,7 +9,7 @@ use strobe_model::{DType, ModelConfig};
 
 use super::{Outcome, Rig, relative_error};
 use crate::cuda::CudaDevice;
-use crate::engine_config::BuildConfig;
+use crate::engine_config::{BuildConfig, EngineConfig};
 use crate::engine_dir::{LoadedModel, ModelRef};
 use crate::error::EngineError;
 use crate::eval::{self, EvalLogits};
@@ -38,7 +38,7 @@ macro_rules! fixture {
 }
 
 /// One of each architecture and attention pattern.
-const FIXTURES: [Fixture; 13] = [
+const FIXTURES: [Fixture; 17] = [
     fixture!("llama", F32),
     fixture!("llama3-rope-tied", Bf16),
     fixture!("llama-bias", F16),
@@ -52,6 +52,10 @@ const FIXTURES: [Fixture; 13] = [
     fixture!("mixtral-bf16", Bf16),
     fixture!("qwen3-moe", Bf16),
     fixture!("qwen3-moe-renorm", F32),
+    fixture!("gpt-oss", F16),
+    fixture!("gpt-oss-mxfp4", Bf16),
+    fixture!("deepseek-v3", F32),
+    fixture!("deepseek-v3-plain", F16),
 ];
 
 #[derive(Deserialize)]
@@ -69,6 +73,42 @@ pub(super) fn tolerance(dtype: DType) -> f64 {
         DType::F32 => 1e-4,
         DType::F16 => 8e-3,
         DType::Bf16 => 4e-2,
+    }
+}
+
+/// A preset to be run on both sides.
+#[derive(Clone, Copy)]
+struct Subject {
+    preset: &'static str,
+    /// With plain feed-forward blocks instead of experts, so that every row counts in 16 bits too.
+    dense: bool,
+}
+
+const SUBJECTS: [Subject; 6] = [
+    Subject::whole("micro"),
+    Subject::whole("moe-tiny"),
+    Subject::whole("gpt-oss-tiny"),
+    Subject::whole("deepseek-tiny"),
+    Subject { preset: "gpt-oss-tiny", dense: true },
+    Subject { preset: "deepseek-tiny", dense: true },
+];
+
+impl Subject {
+    const fn whole(preset: &'static str) -> Subject {
+        Subject { preset, dense: false }
+    }
+
+    fn name(&self) -> String {
+        format!("{}{}", self.preset, if self.dense { " without experts" } else { "" })
+    }
+
+    fn open(&self, build: BuildConfig) -> Result<(ModelRef, EngineConfig), EngineError> {
+        let model = ModelRef::open(self.preset, 7)?;
+        let mut config = model.engine_config(build)?;
+        if self.dense {
+            config.model.moe = None;
+        }
+        Ok((model, config))
     }
 }
 
@@ -236,7 +276,11 @@ pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
         let own = Some(fixture.dtype).filter(|&dtype| dtype != DType::F32);
         for dtype in [DType::F32].into_iter().chain(own) {
             // Every variant in the checkpoint's own type; float32 tells apart what is rounding and what is not.
-            let variants = if dtype == fixture.dtype { &VARIANTS[..] } else { &VARIANTS[..1] };
+            let variants = match dtype == fixture.dtype {
+                true if !rig.quick => &VARIANTS[..],
+                false if rig.quick => &[],
+                _ => &VARIANTS[..1],
+            };
             for variant in variants {
                 let judged = against_transformers(rig, fixture, dtype, variant);
                 let case = format!("against transformers, {}", variant.name);
@@ -245,25 +289,33 @@ pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
         }
     }
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
-        for (model, variant) in ["micro", "moe-tiny"].iter().flat_map(|model| VARIANTS.iter().map(|v| (*model, v))) {
-            let judged = against_cpu(rig, model, variant, variant.build(dtype, 256), 200);
-            let case = format!("against the CPU, {}", variant.name);
-            outcomes.push(outcome(model, type_name(dtype), case, tolerance(dtype), judged));
+        if rig.quick && dtype != DType::Bf16 {
+            continue;
+        }
+        for subject in SUBJECTS {
+            for variant in rig.some(&VARIANTS, VARIANTS.len()) {
+                let judged = against_cpu(rig, subject, variant, variant.build(dtype, 256), 200);
+                let case = format!("against the CPU, {}", variant.name);
+                outcomes.push(outcome(&subject.name(), type_name(dtype), case, tolerance(dtype), judged));
+            }
         }
     }
+    if rig.quick {
+        return Ok(outcomes);
+    }
     let plain = &VARIANTS[0];
-    let judged = against_cpu(rig, "llama-110m", plain, plain.build(DType::Bf16, 128), 96);
+    let judged = against_cpu(rig, Subject::whole("llama-110m"), plain, plain.build(DType::Bf16, 128), 96);
     let case = format!("against the CPU, {}", plain.name);
     outcomes.push(outcome("llama-110m", "bf16", case, tolerance(DType::Bf16), judged));
     // The CPU keeps 16 bits: what is compared is how much e4m3 loses, three bits of mantissa in every product or
     // in every key and value.
     let plain_build = plain.build(DType::Bf16, 256);
     let fp8_cache = BuildConfig { kv_cache: KvCacheType::Fp8, ..plain_build.clone() };
-    let judged = against_cpu(rig, "micro", plain, fp8_cache, 200);
+    let judged = against_cpu(rig, Subject::whole("micro"), plain, fp8_cache, 200);
     outcomes.push(outcome("micro", "bf16, fp8 cache", "against the CPU in 16 bits".into(), 0.1, judged));
     if rig.gpu.arch().number() >= 89 {
         let fp8 = BuildConfig { quantization: Quantization::Fp8, ..plain_build };
-        let judged = against_cpu(rig, "micro", plain, fp8, 200);
+        let judged = against_cpu(rig, Subject::whole("micro"), plain, fp8, 200);
         outcomes.push(outcome("micro", "fp8", "against the CPU in 16 bits".into(), 0.2, judged));
     }
     Ok(outcomes)
@@ -277,24 +329,26 @@ fn against_transformers(rig: &Rig, fixture: &Fixture, dtype: DType, variant: &Va
     let model = ModelRef::open(&dir.0.display().to_string(), 0)?;
     let config = model.engine_config(variant.build(dtype, 128))?;
     let model = LoadedModel::deferred(model, config);
-    let device = CudaDevice { graphs: variant.graphs, ..CudaDevice::new(rig.gpu.info().index) };
+    let device = CudaDevice { graphs: variant.graphs, measure: !rig.quick, ..CudaDevice::new(rig.gpu.info().index) };
     let found = eval::logits(device, &model, &golden.prompt, golden.greedy.len())?;
     let expected = EvalLogits { logits: golden.logits, greedy: golden.greedy, decode_logits: golden.decode_logits };
     Ok(judge_model(&model.config.model, dtype, &found, &expected))
 }
 
 /// A preset: the GPU makes its weights by itself, the CPU its own; both must be the same numbers.
-fn against_cpu(rig: &mut Rig, preset: &str, variant: &Variant, build: BuildConfig, prompt: usize) -> Judged {
+fn against_cpu(rig: &mut Rig, subject: Subject, variant: &Variant, build: BuildConfig, prompt: usize) -> Judged {
     let dtype = build.dtype;
     let decode = 24.min(build.max_seq_len - prompt);
-    let on_gpu =
-        LoadedModel::deferred(ModelRef::open(preset, 7)?, ModelRef::open(preset, 7)?.engine_config(build.clone())?);
+    let (model, config) = subject.open(build.clone())?;
+    let on_gpu = LoadedModel::deferred(model, config);
     let ids = rig.random.tokens(prompt, on_gpu.config.model.vocab_size);
-    let device = CudaDevice { graphs: variant.graphs, ..CudaDevice::new(rig.gpu.info().index) };
+    let device = CudaDevice { graphs: variant.graphs, measure: !rig.quick, ..CudaDevice::new(rig.gpu.info().index) };
     let found = eval::logits(device, &on_gpu, &ids, decode)?;
     let plain = BuildConfig { quantization: Quantization::None, kv_cache: KvCacheType::Auto, ..build };
-    let on_cpu = on_cpu(preset, plain, rig.cpu.threads())?;
-    let expected = eval::logits(Cpu::new(Tier::detect(), rig.cpu.threads()), &on_cpu, &ids, decode)?;
+    let (model, config) = subject.open(plain)?;
+    let mut cpu = Cpu::new(Tier::detect(), rig.cpu.threads());
+    let on_cpu = LoadedModel::in_memory(&mut cpu, model, config, &mut |_| true)?;
+    let expected = eval::logits(cpu, &on_cpu, &ids, decode)?;
     Ok(judge_model(&on_gpu.config.model, dtype, &found, &expected))
 }
 

@@ -12,9 +12,16 @@ pub struct Rig<'a> {
     pub cpu: Cpu,
     /// The check's own numbers.
     pub random: Random,
+    /// Whether a few cases of each kind are enough.
+    pub quick: bool,
 }
 
 impl Rig<'_> {
+    /// All of `cases`, or one in `step` where a few are enough.
+    pub fn some<'c, T>(&self, cases: &'c [T], step: usize) -> impl Iterator<Item = &'c T> + use<'c, T> {
+        cases.iter().step_by(if self.quick { step } else { 1 })
+    }
+
     /// Any plain data on the device.
     pub fn upload<T: Copy>(&self, values: &[T]) -> Result<DeviceBuffer, CudaError> {
         let buffer = DeviceBuffer::new(size_of_val(values), "a selftest's input")?;

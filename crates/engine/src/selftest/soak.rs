@@ -23,6 +23,8 @@ const BLOCKS: usize = 30;
 const BLOCK_TOKENS: usize = 16;
 const BATCH: usize = 8;
 const REQUESTS: u64 = 48;
+/// Where a few are enough; they still outgrow the cache.
+const FEW_REQUESTS: u64 = 12;
 /// An engine that says nothing for this long hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -95,9 +97,9 @@ struct Visitor {
     abort_after: Option<usize>,
 }
 
-fn visitors(random: &mut Random, vocab: usize) -> Vec<Visitor> {
+fn visitors(random: &mut Random, requests: u64, vocab: usize) -> Vec<Visitor> {
     let common = random.tokens(100, vocab);
-    (0..REQUESTS)
+    (0..requests)
         .map(|id| {
             // Some are short, some fill many blocks, some begin alike, one needs nothing but its first token.
             let length = random.pick(&[1, 2, 15, 16, 17, 40, 97, 150, 260]) + random.below(8);
@@ -266,10 +268,11 @@ fn best(row: &[f32]) -> u32 {
 }
 
 pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
-    let index = rig.gpu.info().index;
-    let device = move |graphs, choices| Device::Cuda(CudaDevice { graphs, choices, ..CudaDevice::new(index) });
+    let (index, measure) = (rig.gpu.info().index, !rig.quick);
+    let device = move |graphs, choices| Device::Cuda(CudaDevice { graphs, choices, measure, ..CudaDevice::new(index) });
     let alive = || rig.gpu.synchronize().is_ok();
-    Ok(soak(&device, &alive, &SETUPS, &mut rig.random, rig.cpu.threads()))
+    let (setups, requests) = if rig.quick { (&SETUPS[..1], FEW_REQUESTS) } else { (&SETUPS[..], REQUESTS) };
+    Ok(soak(&device, &alive, setups, requests, &mut rig.random, rig.cpu.threads()))
 }
 
 /// Makes a device with or without graphs that starts from GEMM choices made before.
@@ -279,6 +282,7 @@ fn soak(
     device: MakeDevice<'_>,
     alive: &dyn Fn() -> bool,
     setups: &[Setup],
+    requests: u64,
     random: &mut Random,
     threads: usize,
 ) -> Vec<Outcome> {
@@ -296,7 +300,7 @@ fn soak(
                 Some(place) => place,
                 None => {
                     let model = on_cpu("micro", setup.build(), threads)?;
-                    let visitors = visitors(random, model.config.model.vocab_size);
+                    let visitors = visitors(random, requests, model.config.model.vocab_size);
                     let options = EngineOptions { max_batch_size: Some(1), overlap: false, ..setup.options() };
                     let one = alone(Engine::start(device(setup.graphs, None), &model, options)?, &visitors)?;
                     known.push((dtype, model, visitors, one));
@@ -342,7 +346,7 @@ mod tests {
         let device = |_, _| Device::Cpu(Cpu::new(Tier::detect(), 2));
         let plain = Setup { dtype: DType::F32, ..PLAIN };
         let setups = [plain, Setup { overlap: false, reuse: true, ..plain }];
-        let outcomes = soak(&device, &|| true, &setups, &mut Random::new(5), 2);
+        let outcomes = soak(&device, &|| true, &setups, REQUESTS, &mut Random::new(5), 2);
         assert_eq!(outcomes.len(), 2);
         for outcome in outcomes {
             assert!(outcome.passes(), "{outcome:?}");
