@@ -394,6 +394,11 @@ pub struct Cost {
     pub bytes: u64,
 }
 
+/// Elements of a head's value in attention; of a latent key the rotated part is none.
+fn value_width(config: &ModelConfig) -> u64 {
+    config.latent.map_or(config.head_dim, |latent| latent.kv_lora_rank) as u64
+}
+
 /// Keys attended to by `span`'s rows in all, and keys that have to be read, under an optional sliding window.
 fn attended(span: SpanShape, window: Option<usize>) -> (u64, u64) {
     let SpanShape { rows, keys, .. } = span;
@@ -486,6 +491,7 @@ impl Node {
         let heads = config.num_attention_heads as u64;
         let kv_heads = config.num_key_value_heads as u64;
         let dim = config.head_dim as u64;
+        let values = value_width(config);
         let m = step.tokens;
         let window = self.layer.and_then(|l| config.sliding_window.get(usize::from(l)).copied().flatten());
         let attention = |rows| attention_work(step, rows, window);
@@ -544,10 +550,10 @@ impl Node {
             }
             OpKind::Attention { rows, .. } => {
                 let work = attention(rows);
-                let io = 2 * work.rows * heads * dim * act;
+                let io = work.rows * heads * (dim + values) * act;
                 cost(
                     [work.rows, work.widest, dim],
-                    4 * heads * dim * work.attended,
+                    2 * heads * (dim + values) * work.attended,
                     io + kv_parts * work.read * kv_token,
                 )
             }
@@ -566,9 +572,9 @@ impl Node {
             }
             OpKind::AttnValues => {
                 let work = attention(Rows::Context);
-                let io = work.rows * heads * dim * act + work.read * kv_token;
+                let io = work.rows * heads * values * act + work.read * kv_token;
                 let bytes = io + work.attended * heads * F32;
-                cost([work.rows, work.widest, dim], 2 * heads * dim * work.attended, bytes)
+                cost([work.rows, work.widest, values], 2 * heads * values * work.attended, bytes)
             }
             OpKind::SiluMul => cost([m, inter, 0], 5 * m * inter, m * inter * (2 * act + input)),
             OpKind::Route { .. } => cost([m, count, 0], 5 * m * count, m * count * act + 2 * pairs * F32),
@@ -641,7 +647,7 @@ pub fn linear_shape(config: &ModelConfig, weight: WeightId) -> (u64, u64) {
 /// weights once (of experts, those that were used) plus the cache read and written count as bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepWork {
-    /// `2 * weights used + 4 * layers * heads * head_dim * keys` over all rows.
+    /// `2 * weights used + 4 * layers * heads * head_dim * keys` over all rows (of latent values, their own width).
     pub flops: u64,
     /// Bytes that must move at least once.
     pub bytes: u64,
@@ -694,7 +700,7 @@ pub fn step_work(config: &ModelConfig, step: &StepShape<'_>) -> StepWork {
     }
     let mut add = |count: u64, window: Option<usize>| {
         let work = attention_work(step, Rows::All, window);
-        flops += count * 4 * heads * dim * work.attended;
+        flops += count * 2 * heads * (dim + value_width(config)) * work.attended;
         bytes += count * work.read * kv_row;
     };
     if config.sliding_window.iter().all(Option::is_none) {

@@ -8,6 +8,7 @@ use strobe_kernels_cuda::{CapturedGraph, CudaError, Event, Gpu};
 
 mod attention;
 mod gemm;
+mod latent;
 mod lt;
 mod moe;
 mod profiler;
@@ -20,6 +21,7 @@ const TOPICS: &[Topic] = &[
     ("attention", attention::run),
     ("attention_chain", attention::run_chain),
     ("gemm", gemm::run),
+    ("latent", latent::run),
     ("lt", lt::run),
     ("moe", moe::run),
     ("profiler", profiler::run),
