@@ -5,6 +5,7 @@ use crate::matrix::{PANEL, pack_panel, packed_len};
 use crate::pool::Pool;
 use crate::quant::{QuantKind, packed_bytes, panel_bytes, quantize_panel};
 use crate::quant_rows::QuantRows;
+use crate::runs::RunTasks;
 use crate::tier::Tier;
 
 /// A CPU to run ops on. The calling thread is worker 0; the helpers spin for a short while after each op, then
@@ -18,6 +19,8 @@ pub struct Cpu {
     pub(crate) quant_rows: QuantRows,
     /// Private scratch of each worker.
     pub(crate) worker_scratch: Vec<AlignedBuf<f32>>,
+    /// The tasks of the product that runs.
+    pub(crate) run_tasks: RunTasks,
     /// What workers have summed up of parts of one attention block.
     pub(crate) partial_sums: AlignedBuf<f32>,
 }
@@ -35,7 +38,8 @@ impl Cpu {
         let pool = Pool::new(threads.max(1));
         let worker_scratch = (0..pool.threads()).map(|_| AlignedBuf::zeroed(WORKER_SCRATCH)).collect();
         let (packed_rows, partial_sums) = (AlignedBuf::zeroed(0), AlignedBuf::zeroed(0));
-        Cpu { tier, pool, packed_rows, quant_rows: QuantRows::new(), worker_scratch, partial_sums }
+        let (quant_rows, run_tasks) = (QuantRows::new(), RunTasks::new());
+        Cpu { tier, pool, packed_rows, quant_rows, worker_scratch, run_tasks, partial_sums }
     }
 
     /// The tier in use.

@@ -1,7 +1,7 @@
 //! Mixtures of experts: which rows go to which expert, their products, and the sum of what the experts of a token answer.
 //!
-//! Pairs of token and expert are sorted by expert, so that each expert multiplies one run of rows, with no row of padding.
-//! A product of one row is a GEMV, any other a GEMM; either way an output is the same chain over k, and the sum over a
+//! Pairs of token and expert are sorted by expert, so that each expert multiplies one run of rows, with no row of padding,
+//! and the products of all experts are one region of the pool. A run of one row is a GEMV, any other a GEMM; either way an output is the same chain over k, and the sum over a
 //! token's experts has one order: a token's result does not depend on the other tokens of a step.
 
 use std::ops::Range;
@@ -10,6 +10,7 @@ use crate::cpu::{Cpu, SharedMut};
 use crate::matrix::Matrix;
 use crate::quant_rows::QuantRows;
 use crate::rows::for_row_ranges;
+use crate::runs::Runs;
 use crate::simd::{Kernel, Simd, dispatch};
 
 /// The experts of each token of a step, and the pairs of token and expert sorted by expert.
@@ -126,7 +127,7 @@ impl Cpu {
     /// experts, one after the other.
     ///
     /// # Panics
-    /// When a length does not fit the shape, or the weight is quantised.
+    /// When a length does not fit the shape.
     pub fn expert_linear(
         &mut self,
         x: &[f32],
@@ -137,11 +138,8 @@ impl Cpu {
     ) {
         assert_eq!(x.len(), pairs.len() * w.k, "x of expert_linear: pairs * k");
         assert_eq!(out.len(), pairs.len() * w.n, "out of expert_linear: pairs * n");
-        for (expert, rows) in runs(pairs) {
-            let x = &x[rows.start * w.k..rows.end * w.k];
-            let bias = bias.map(|bias| &bias[expert * w.n..(expert + 1) * w.n]);
-            self.linear(x, rows.len(), w.nth(expert), bias, &mut out[rows.start * w.n..rows.end * w.n]);
-        }
+        check_weights(pairs, w, bias);
+        self.linear_runs(x, Runs::Experts(pairs), w, bias, out);
     }
 
     /// [`Cpu::expert_linear`] of quantised rows and quantised weights.
@@ -158,10 +156,8 @@ impl Cpu {
     ) {
         assert_eq!(x.rows(), pairs.len(), "rows of expert_linear: pairs");
         assert_eq!(out.len(), pairs.len() * w.n, "out of expert_linear: pairs * n");
-        for (expert, rows) in runs(pairs) {
-            let bias = bias.map(|bias| &bias[expert * w.n..(expert + 1) * w.n]);
-            self.linear_quantized_rows(x, rows, w.nth(expert), bias, out);
-        }
+        check_weights(pairs, w, bias);
+        self.quantized_runs(x, Runs::Experts(pairs), w, bias, out);
     }
 
     /// `out[token] = sum of weight * x[pair]` over the pairs of the token, the best expert first, for rows of `width`; with
@@ -186,9 +182,15 @@ impl Cpu {
     }
 }
 
-/// The experts that have rows, and these.
-fn runs(pairs: &ExpertPairs) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
-    (0..pairs.experts()).map(|expert| (expert, pairs.of_expert(expert))).filter(|(_, rows)| !rows.is_empty())
+/// # Panics
+/// When there are not a weight and a bias for each expert.
+fn check_weights(pairs: &ExpertPairs, w: Matrix<'_>, bias: Option<&[f32]>) {
+    if let Some(last) = pairs.experts().checked_sub(1) {
+        w.nth(last).check();
+    }
+    if let Some(bias) = bias {
+        assert_eq!(bias.len(), pairs.experts() * w.n, "bias of expert_linear: experts * n");
+    }
 }
 
 /// One token's answers.

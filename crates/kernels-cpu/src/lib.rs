@@ -30,6 +30,7 @@ mod quant_tile;
 mod rope;
 mod row_major;
 mod rows;
+mod runs;
 mod simd;
 mod tier;
 

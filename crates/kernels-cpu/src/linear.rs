@@ -1,4 +1,4 @@
-//! `linear`: how a product is cut into tasks. The arithmetic is in [`crate::gemm`] and [`crate::row_major`].
+//! `linear`: how products are cut into tasks. The arithmetic is in [`crate::gemm`] and [`crate::row_major`].
 
 use std::ops::Range;
 
@@ -6,6 +6,7 @@ use crate::cpu::{Cpu, SharedMut};
 use crate::gemm::{self, BlockedGemm, Gemv, Strips};
 use crate::matrix::{Elems, Layout, Matrix, PANEL};
 use crate::row_major::RowMajorTask;
+use crate::runs::{Runs, threads_for};
 use crate::simd::{Element, dispatch};
 use crate::tier::Tier;
 
@@ -43,20 +44,33 @@ impl Cpu {
         if let Some(bias) = bias {
             assert_eq!(bias.len(), w.n, "bias of linear: n");
         }
-        if m == 0 || w.n == 0 {
+        self.linear_runs(x, Runs::One(m), w, bias, out);
+    }
+
+    /// `linear` of each run with its own weight; data and bias are those of all weights, one after the other. Lengths were
+    /// checked.
+    pub(crate) fn linear_runs(
+        &mut self,
+        x: &[f32],
+        runs: Runs<'_>,
+        w: Matrix<'_>,
+        bias: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
+        if runs.rows() == 0 || w.n == 0 {
             return;
         }
         match w.data {
-            Elems::F32(data) => self.linear_of(x, m, w, data, bias, out),
-            Elems::F16(data) => self.linear_of(x, m, w, data, bias, out),
+            Elems::F32(data) => self.linear_of(x, runs, w, data, bias, out),
+            Elems::F16(data) => self.linear_of(x, runs, w, data, bias, out),
             Elems::Bf16(data) if self.tier.multiplies_pairs() && w.layout == Layout::Packed && w.k > 0 => {
-                self.linear_pairs(x, m, w, data, bias, out);
+                self.linear_pairs(x, runs, w, data, bias, out);
             }
-            Elems::Bf16(data) => self.linear_of(x, m, w, data, bias, out),
+            Elems::Bf16(data) => self.linear_of(x, runs, w, data, bias, out),
             Elems::Int8(_) | Elems::Int4(_) => {
                 let mut rows = std::mem::take(&mut self.quant_rows);
                 self.quantize_rows(x, w.k, &mut rows);
-                self.linear_quantized(&rows, w, bias, out);
+                self.quantized_runs(&rows, runs, w, bias, out);
                 self.quant_rows = rows;
             }
         }
@@ -65,96 +79,138 @@ impl Cpu {
     fn linear_of<W: Element>(
         &mut self,
         x: &[f32],
+        runs: Runs<'_>,
+        w: Matrix<'_>,
+        data: &[W],
+        bias: Option<&[f32]>,
+        out: &mut [f32],
+    ) {
+        let (m, n, k) = (runs.rows(), w.n, w.k);
+        if w.layout == Layout::RowMajor || self.tier == Tier::Scalar || k == 0 {
+            for run in 0..runs.count() {
+                let rows = runs.within(run, &(0..m));
+                let (x, out) = (&x[rows.start * k..rows.end * k], &mut out[rows.start * n..rows.end * n]);
+                self.multiply_rows(x, rows.len(), w, part(data, run, w.len_of_one()), bias_of(bias, run, n), out);
+            }
+            return;
+        }
+        let blocks = m.div_ceil(ROW_BLOCK);
+        for block in 0..blocks {
+            let rows = m * block / blocks..m * (block + 1) / blocks;
+            self.gemm_rows(x, rows, runs, w, data, bias, out);
+        }
+    }
+
+    /// A product without tuning.
+    fn multiply_rows<W: Element>(
+        &mut self,
+        x: &[f32],
         m: usize,
         w: Matrix<'_>,
         data: &[W],
         bias: Option<&[f32]>,
         out: &mut [f32],
     ) {
-        let Matrix { n, k, .. } = w;
-        if w.layout == Layout::RowMajor || self.tier == Tier::Scalar || k == 0 {
-            let (tier, out) = (self.tier, SharedMut::new(out));
-            self.pool.run(n.div_ceil(COLUMNS_PER_TASK), &|task, _| {
-                let columns = task * COLUMNS_PER_TASK..n.min((task + 1) * COLUMNS_PER_TASK);
-                let task = RowMajorTask { x, m, w, data, bias, columns, out: out.ptr() };
-                // SAFETY: lengths were checked, and each task writes its own columns.
-                unsafe { dispatch(tier, task) };
-            });
-        } else if m == 1 {
-            self.gemv(x, n, k, data, bias, out);
-        } else {
-            let blocks = m.div_ceil(ROW_BLOCK);
-            for block in 0..blocks {
-                let rows = m * block / blocks..m * (block + 1) / blocks;
-                let x = &x[rows.start * k..rows.end * k];
-                let out = &mut out[rows.start * n..rows.end * n];
-                self.gemm_rows(x, rows.len(), n, k, data, bias, out);
-            }
+        if m == 0 {
+            return;
         }
-    }
-
-    fn gemv<W: Element>(&mut self, x: &[f32], n: usize, k: usize, data: &[W], bias: Option<&[f32]>, out: &mut [f32]) {
-        let panels = n.div_ceil(PANEL);
-        let per_task = stream_panels(k, panels, self.threads());
         let (tier, out) = (self.tier, SharedMut::new(out));
-        self.pool.run(panels.div_ceil(per_task), &|task, _| {
-            let panels = task * per_task..panels.min((task + 1) * per_task);
+        self.pool.run(w.n.div_ceil(COLUMNS_PER_TASK), &|task, _| {
+            let columns = task * COLUMNS_PER_TASK..w.n.min((task + 1) * COLUMNS_PER_TASK);
+            let task = RowMajorTask { x, m, w, data, bias, columns, out: out.ptr() };
             // SAFETY: lengths were checked, and each task writes its own columns.
-            unsafe { dispatch(tier, Gemv { x, n, k, data, bias, panels, out: out.ptr() }) };
+            unsafe { dispatch(tier, task) };
         });
     }
 
-    /// A product of at most [`ROW_BLOCK`] rows.
+    /// The products of a block of at most [`ROW_BLOCK`] rows.
     fn gemm_rows<W: Element>(
         &mut self,
         x: &[f32],
-        m: usize,
-        n: usize,
-        k: usize,
+        block: Range<usize>,
+        runs: Runs<'_>,
+        w: Matrix<'_>,
         data: &[W],
         bias: Option<&[f32]>,
         out: &mut [f32],
     ) {
-        let (tier, threads) = (self.tier, self.threads());
-        let strips = Strips::new(m, tier);
-        self.reserve_packed_rows(m * k);
+        let (tier, threads, n, k) = (self.tier, self.threads(), w.n, w.k);
+        let m = block.len();
+        // A single row is multiplied as it is.
+        let packed_strips = |rows: &Range<usize>| if rows.len() > 1 { Strips::new(rows.len(), tier).count } else { 0 };
+        if m > 1 {
+            self.reserve_packed_rows(m * k);
+        }
         self.reserve_worker_scratch(gemm::K_BLOCK * PANEL);
 
+        let mut tasks = std::mem::take(&mut self.run_tasks);
+        tasks.fill(runs.count(), |run| packed_strips(&runs.within(run, &block)));
         let packed = SharedMut::new(&mut self.packed_rows);
-        let pack = |strip: usize, _worker: usize| {
-            let rows = strips.rows(strip);
+        let pack = |task: usize, _worker: usize| {
+            let (run, strip) = tasks.locate(task);
+            let own = runs.within(run, &block);
+            let rows = Strips::new(own.len(), tier).rows(strip);
+            let rows = own.start + rows.start..own.start + rows.end;
             // SAFETY: strips are disjoint.
-            let dst = unsafe { packed.slice(rows.start * k, rows.len() * k) };
+            let dst = unsafe { packed.slice((rows.start - block.start) * k, rows.len() * k) };
             gemm::pack_rows(&x[rows.start * k..rows.end * k], k, dst);
         };
         if m * k <= PACK_ALONE {
-            (0..strips.count).for_each(|strip| pack(strip, 0));
+            (0..tasks.total()).for_each(|task| pack(task, 0));
         } else {
-            self.pool.run(strips.count, &pack);
+            self.pool.run(tasks.total(), &pack);
         }
 
-        let shares = Shares::new(strips.count, n, k, threads);
-        let scratch = SharedMut::new(&mut self.worker_scratch);
-        let (packed_rows, out) = (&self.packed_rows[..m * k], SharedMut::new(out));
-        self.pool.run(shares.tasks(), &|task, worker| {
-            // SAFETY: a worker runs one task at a time.
-            let scratch = unsafe { &mut scratch.slice(worker, 1)[0] };
-            let task = BlockedGemm {
-                packed_rows,
-                strips,
-                strip_range: shares.strips(task),
-                n,
-                k,
-                data,
-                bias,
-                panels: shares.panels(task),
-                expanded: &mut scratch[..gemm::K_BLOCK * PANEL],
-                out: out.ptr(),
-            };
-            // SAFETY: lengths were checked, and each task writes its own tiles.
-            unsafe { dispatch(tier, task) };
+        let shares = |rows: usize| Shares::new(Strips::new(rows, tier).count, n, k, threads_for(rows, m, threads));
+        tasks.fill(runs.count(), |run| match runs.within(run, &block).len() {
+            0 => 0,
+            rows => shares(rows).tasks(),
         });
+        let scratch = SharedMut::new(&mut self.worker_scratch);
+        let (packed_rows, out) = (&self.packed_rows[..], SharedMut::new(out));
+        self.pool.run(tasks.total(), &|task, worker| {
+            let (run, task) = tasks.locate(task);
+            let rows = runs.within(run, &block);
+            let (data, bias) = (part(data, run, w.len_of_one()), bias_of(bias, run, n));
+            let shares = shares(rows.len());
+            let panels = shares.panels(task);
+            // SAFETY: lengths were checked, each task writes its own tiles, and a worker runs one task at a time.
+            unsafe {
+                let out = out.ptr().add(rows.start * n);
+                if rows.len() == 1 {
+                    let x = &x[rows.start * k..rows.end * k];
+                    dispatch(tier, Gemv { x, n, k, data, bias, panels, out });
+                    return;
+                }
+                let scratch = &mut scratch.slice(worker, 1)[0];
+                let packed = rows.start - block.start..rows.end - block.start;
+                let task = BlockedGemm {
+                    packed_rows: &packed_rows[packed.start * k..packed.end * k],
+                    strips: Strips::new(rows.len(), tier),
+                    strip_range: shares.strips(task),
+                    n,
+                    k,
+                    data,
+                    bias,
+                    panels,
+                    expanded: &mut scratch[..gemm::K_BLOCK * PANEL],
+                    out,
+                };
+                dispatch(tier, task);
+            }
+        });
+        self.run_tasks = tasks;
     }
+}
+
+/// Part `index` of parts of `len` elements.
+pub(crate) fn part<T>(data: &[T], index: usize, len: usize) -> &[T] {
+    &data[index * len..(index + 1) * len]
+}
+
+/// The bias of a run.
+pub(crate) fn bias_of(bias: Option<&[f32]>, run: usize, n: usize) -> Option<&[f32]> {
+    bias.map(|bias| part(bias, run, n))
 }
 
 /// How a product is shared out: tasks of some panels, and where there are few columns, of some strips of rows.

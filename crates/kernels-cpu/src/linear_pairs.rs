@@ -11,8 +11,9 @@ use half::bf16;
 
 use crate::cpu::{Cpu, SharedMut};
 use crate::gemm::{GEMV_PANELS, GEMV_PREFETCH_BYTES, K_BLOCK, MAX_TILE_ROWS, Strips, add_bias};
-use crate::linear::{PACK_ALONE, Shares};
+use crate::linear::{PACK_ALONE, Shares, bias_of, part};
 use crate::matrix::{Matrix, PANEL};
+use crate::runs::{Runs, threads_for};
 use crate::simd::{PairKernel, Simd, SimdPairs, dispatch_pairs};
 
 /// Rows that are multiplied at a time: a block of them and the sums of a task's panels share the second cache.
@@ -28,79 +29,105 @@ pub(crate) fn rounded_rows_len(m: usize, k: usize) -> usize {
 }
 
 impl Cpu {
-    /// `linear` of a packed bfloat16 weight with at least one input.
+    /// `linear_runs` of packed bfloat16 weights with at least one input.
     pub(crate) fn linear_pairs(
         &mut self,
         x: &[f32],
-        m: usize,
+        runs: Runs<'_>,
         w: Matrix<'_>,
         data: &[bf16],
         bias: Option<&[f32]>,
         out: &mut [f32],
     ) {
-        let Matrix { n, k, .. } = w;
+        let m = runs.rows();
         let blocks = m.div_ceil(ROW_BLOCK);
         for block in 0..blocks {
             let rows = m * block / blocks..m * (block + 1) / blocks;
-            let x = &x[rows.start * k..rows.end * k];
-            let out = &mut out[rows.start * n..rows.end * n];
-            self.pair_rows(x, rows.len(), n, k, data, bias, out);
+            self.pair_rows(x, rows, runs, w, data, bias, out);
         }
     }
 
-    /// A product of at most [`ROW_BLOCK`] rows.
+    /// The products of a block of at most [`ROW_BLOCK`] rows.
     fn pair_rows(
         &mut self,
         x: &[f32],
-        m: usize,
-        n: usize,
-        k: usize,
+        block: Range<usize>,
+        runs: Runs<'_>,
+        w: Matrix<'_>,
         data: &[bf16],
         bias: Option<&[f32]>,
         out: &mut [f32],
     ) {
-        let (tier, threads) = (self.tier, self.threads());
-        let strips = Strips::new(m, tier);
+        let (tier, threads, n, k) = (self.tier, self.threads(), w.n, w.k);
+        let (m, rounded_k) = (block.len(), k.next_multiple_of(K_BLOCK));
         self.reserve_packed_rows(rounded_rows_len(m, k));
 
+        // The rounded rows of each run lie together.
+        let mut tasks = std::mem::take(&mut self.run_tasks);
+        tasks.fill(runs.count(), |run| Strips::new(runs.within(run, &block).len(), tier).count);
         let rounded = SharedMut::new(bytemuck::cast_slice_mut::<f32, bf16>(&mut self.packed_rows));
-        let round = |strip: usize, _worker: usize| {
+        let round = |task: usize, _worker: usize| {
+            let (run, strip) = tasks.locate(task);
+            let own = runs.within(run, &block);
+            let rows = Strips::new(own.len(), tier).rows(strip);
+            let x = &x[own.start * k..own.end * k];
             // SAFETY: lengths were checked, and each task writes its own rows.
-            unsafe { dispatch_pairs(tier, RoundRows { x, m, k, rows: strips.rows(strip), rounded: rounded.ptr() }) };
+            unsafe {
+                let rounded = rounded.ptr().add((own.start - block.start) * rounded_k);
+                dispatch_pairs(tier, RoundRows { x, m: own.len(), k, rows, rounded });
+            }
         };
         if m * k <= PACK_ALONE {
-            (0..strips.count).for_each(|strip| round(strip, 0));
+            (0..tasks.total()).for_each(|task| round(task, 0));
         } else {
-            self.pool.run(strips.count, &round);
+            self.pool.run(tasks.total(), &round);
         }
 
-        let shares = Shares::new(strips.count, n, k, threads);
-        let sums = shares.panels_per_task() * m.min(shares.strips_per_task() * MAX_TILE_ROWS) * PANEL;
+        let shares = |rows: usize| Shares::new(Strips::new(rows, tier).count, n, k, threads_for(rows, m, threads));
+        let sums_of = |rows: usize| {
+            let shares = shares(rows);
+            shares.panels_per_task() * rows.min(shares.strips_per_task() * MAX_TILE_ROWS) * PANEL
+        };
+        let mut sums = 0;
+        for run in 0..runs.count() {
+            let rows = runs.within(run, &block).len();
+            sums = if rows > 0 { sums_of(rows).max(sums) } else { sums };
+        }
+        tasks.fill(runs.count(), |run| match runs.within(run, &block).len() {
+            0 => 0,
+            rows => shares(rows).tasks(),
+        });
         let paired = PAIRED * size_of::<bf16>() / size_of::<f32>();
         self.reserve_worker_scratch(paired + sums);
         let scratch = SharedMut::new(&mut self.worker_scratch);
-        let (rows, out) = (bytemuck::cast_slice::<f32, bf16>(&self.packed_rows), SharedMut::new(out));
-        self.pool.run(shares.tasks(), &|task, worker| {
+        let (rounded, out) = (bytemuck::cast_slice::<f32, bf16>(&self.packed_rows), SharedMut::new(out));
+        self.pool.run(tasks.total(), &|task, worker| {
+            let (run, task) = tasks.locate(task);
+            let rows = runs.within(run, &block);
+            let shares = shares(rows.len());
             // SAFETY: a worker runs one task at a time.
             let scratch = unsafe { &mut scratch.slice(worker, 1)[0] };
             let (paired, rest) = scratch.split_at_mut(paired);
-            let task = PairGemm {
-                rows,
-                m,
-                strips,
-                strip_range: shares.strips(task),
-                n,
-                k,
-                data,
-                bias,
-                panels: shares.panels(task),
-                paired: bytemuck::cast_slice_mut(paired),
-                sums: &mut rest[..sums],
-                out: out.ptr(),
-            };
             // SAFETY: lengths were checked, and each task writes its own tiles.
-            unsafe { dispatch_pairs(tier, task) };
+            unsafe {
+                let task = PairGemm {
+                    rows: &rounded[(rows.start - block.start) * rounded_k..][..rows.len() * rounded_k],
+                    m: rows.len(),
+                    strips: Strips::new(rows.len(), tier),
+                    strip_range: shares.strips(task),
+                    n,
+                    k,
+                    data: part(data, run, w.len_of_one()),
+                    bias: bias_of(bias, run, n),
+                    panels: shares.panels(task),
+                    paired: bytemuck::cast_slice_mut(paired),
+                    sums: &mut rest[..sums],
+                    out: out.ptr().add(rows.start * n),
+                };
+                dispatch_pairs(tier, task);
+            }
         });
+        self.run_tasks = tasks;
     }
 }
 

@@ -11,11 +11,13 @@
 use std::ops::Range;
 
 use crate::cpu::{Cpu, SharedMut};
+use crate::linear::{bias_of, part};
 use crate::matrix::{Elems, Matrix, PANEL};
 use crate::quant::{BLOCK, GROUP, INT4_GROUP, INT8_OFFSET, QuantKind, block_stride, panel_bytes};
 use crate::quant::{int4_code, int4_scale_at, int8_scale_at};
 use crate::quant_rows::{GROUPS, QuantRows};
 use crate::quant_tile::{Ahead, BlockRows, BlockWeights, Results, UNPACKED_GROUP, int4, int8, unpack_int4};
+use crate::runs::{Runs, threads_for};
 use crate::simd::{IntKernel, Simd, SimdInt, dispatch_int};
 
 /// Rows that are multiplied at a time: a block of their codes hardly leaves the first cache, and there are still enough of
@@ -38,62 +40,64 @@ impl Cpu {
     /// # Panics
     /// When the weight is not quantised, or a length does not fit the shape.
     pub fn linear_quantized(&mut self, x: &QuantRows, w: Matrix<'_>, bias: Option<&[f32]>, out: &mut [f32]) {
-        self.linear_quantized_rows(x, 0..x.rows(), w, bias, out);
+        w.check();
+        if let Some(bias) = bias {
+            assert_eq!(bias.len(), w.n, "bias of linear: n");
+        }
+        self.quantized_runs(x, Runs::One(x.rows()), w, bias, out);
     }
 
-    /// Only `rows` of [`Cpu::linear_quantized`]; `out` has the rows of `x` all the same.
-    pub(crate) fn linear_quantized_rows(
+    /// [`Cpu::linear_quantized`] of each run with its own weight; data and bias are those of all weights, one after the
+    /// other, and their lengths were checked.
+    pub(crate) fn quantized_runs(
         &mut self,
         x: &QuantRows,
-        rows: Range<usize>,
+        runs: Runs<'_>,
         w: Matrix<'_>,
         bias: Option<&[f32]>,
         out: &mut [f32],
     ) {
-        w.check();
-        let (first, m) = (rows.start, rows.len());
-        assert!(rows.end <= x.rows(), "rows {rows:?} of {} quantised rows", x.rows());
+        assert_eq!(x.rows(), runs.rows(), "rows of linear");
         assert_eq!(x.k(), w.k, "k of the rows and of the weight of linear");
         assert_eq!(out.len(), x.rows() * w.n, "out of linear: m * n with m = {}, n = {}", x.rows(), w.n);
-        if let Some(bias) = bias {
-            assert_eq!(bias.len(), w.n, "bias of linear: n");
-        }
         let (kind, data) = match w.data {
             Elems::Int8(data) => (QuantKind::Int8, data),
             Elems::Int4(data) => (QuantKind::Int4, data),
             _ => panic!("linear_quantized needs a quantised weight"),
         };
+        let (m, tier, threads) = (runs.rows(), self.tier, self.threads());
         if m == 0 || w.n == 0 {
             return;
         }
-        let (tier, threads, panels) = (self.tier, self.threads(), w.n.div_ceil(PANEL));
-        let row_blocks = m.div_ceil(ROW_BLOCK);
-        let per_task = if m <= STREAM_ROWS {
-            let by_size = STREAM_BYTES.div_ceil(panel_bytes(kind, w.k)).next_multiple_of(4);
-            by_size.min(panels.div_ceil(threads)).max(1)
-        } else {
-            panels.div_ceil(TASKS_PER_THREAD * threads).clamp(1, PANELS_PER_TASK)
-        };
-        let column_tasks = panels.div_ceil(per_task);
-        // Few columns: share the rows as well.
-        let row_tasks = (2 * threads).div_ceil(column_tasks).clamp(row_blocks, m.div_ceil(STREAM_ROWS).max(row_blocks));
-        let rows_per_task = m.div_ceil(row_tasks);
-        let results = per_task * rows_per_task * PANEL;
+        let shares = |rows: usize| QuantShares::new(kind, rows, w, threads_for(rows, m, threads));
+        let mut results = 0;
+        let mut tasks = std::mem::take(&mut self.run_tasks);
+        for run in 0..runs.count() {
+            let rows = runs.within(run, &(0..m)).len();
+            results = if rows > 0 { shares(rows).results().max(results) } else { results };
+        }
+        tasks.fill(runs.count(), |run| match runs.within(run, &(0..m)).len() {
+            0 => 0,
+            rows => shares(rows).tasks(),
+        });
         self.reserve_worker_scratch(results + UNPACKED_FLOATS);
         let (scratch, out) = (SharedMut::new(&mut self.worker_scratch), SharedMut::new(out));
-        self.pool.run(column_tasks * row_tasks, &|task, worker| {
-            let (column_task, row_task) = (task % column_tasks, task / column_tasks);
+        self.pool.run(tasks.total(), &|task, worker| {
+            let (run, task) = tasks.locate(task);
+            let rows = runs.within(run, &(0..m));
+            let shares = shares(rows.len());
             // SAFETY: a worker runs one task at a time.
             let scratch = unsafe { &mut scratch.slice(worker, 1)[0] };
             let (results, rest) = scratch.split_at_mut(results);
+            let own = shares.rows(task);
             let task = QuantGemm {
                 x,
-                rows: first + m * row_task / row_tasks..first + m * (row_task + 1) / row_tasks,
+                rows: rows.start + own.start..rows.start + own.end,
                 kind,
-                data,
+                data: part(data, run, w.len_of_one()),
                 n: w.n,
-                bias,
-                panels: column_task * per_task..panels.min((column_task + 1) * per_task),
+                bias: bias_of(bias, run, w.n),
+                panels: shares.panels(task),
                 results,
                 unpacked: &mut rest[..UNPACKED_FLOATS],
                 out: out.ptr(),
@@ -101,6 +105,52 @@ impl Cpu {
             // SAFETY: lengths were checked, and each task writes its own part of the output.
             unsafe { dispatch_int(tier, task) };
         });
+        self.run_tasks = tasks;
+    }
+}
+
+/// How a product is shared out: tasks of some panels, and of some rows where there are few columns or many rows.
+struct QuantShares {
+    m: usize,
+    panels: usize,
+    panels_per_task: usize,
+    column_tasks: usize,
+    row_tasks: usize,
+}
+
+impl QuantShares {
+    fn new(kind: QuantKind, m: usize, w: Matrix<'_>, threads: usize) -> QuantShares {
+        let panels = w.n.div_ceil(PANEL);
+        let row_blocks = m.div_ceil(ROW_BLOCK);
+        let panels_per_task = if m <= STREAM_ROWS {
+            let by_size = STREAM_BYTES.div_ceil(panel_bytes(kind, w.k)).next_multiple_of(4);
+            by_size.min(panels.div_ceil(threads)).max(1)
+        } else {
+            panels.div_ceil(TASKS_PER_THREAD * threads).clamp(1, PANELS_PER_TASK)
+        };
+        let column_tasks = panels.div_ceil(panels_per_task);
+        // Few columns: share the rows as well.
+        let row_tasks = (2 * threads).div_ceil(column_tasks).clamp(row_blocks, m.div_ceil(STREAM_ROWS).max(row_blocks));
+        QuantShares { m, panels, panels_per_task, column_tasks, row_tasks }
+    }
+
+    fn tasks(&self) -> usize {
+        self.column_tasks * self.row_tasks
+    }
+
+    /// Results of a task at most.
+    fn results(&self) -> usize {
+        self.panels_per_task * self.m.div_ceil(self.row_tasks) * PANEL
+    }
+
+    fn rows(&self, task: usize) -> Range<usize> {
+        let row_task = task / self.column_tasks;
+        self.m * row_task / self.row_tasks..self.m * (row_task + 1) / self.row_tasks
+    }
+
+    fn panels(&self, task: usize) -> Range<usize> {
+        let first = task % self.column_tasks * self.panels_per_task;
+        first..self.panels.min(first + self.panels_per_task)
     }
 }
 

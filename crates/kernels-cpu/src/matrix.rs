@@ -113,7 +113,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Elements of a weight of this shape and layout; of quantised weights, bytes.
-    fn len_of_one(&self) -> usize {
+    pub(crate) fn len_of_one(&self) -> usize {
         match (self.data.quant_kind(), self.layout) {
             (None, Layout::Packed) => packed_len(self.n, self.k),
             (None, Layout::RowMajor) => self.n * self.k,

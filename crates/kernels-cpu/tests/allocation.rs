@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{KINDS, Rng, Weight};
 use strobe_kernels_cpu::{
-    AttnBatch, Cpu, Elems, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind, QuantRows, RopeTable,
-    SeqSpan, Tier, packed_bytes,
+    AttnBatch, Cpu, Elems, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, PANEL, QkvShape, QuantKind,
+    QuantRows, RopeTable, SeqSpan, Tier, packed_bytes,
 };
 
 struct Counting;
@@ -46,6 +46,7 @@ fn a_step_allocates_nothing() {
         Cpu::new(Tier::detect(), 1).quantize(kind, fill, n, k, &mut bytes);
         bytes
     });
+    let mut pairs = ExpertPairs::new(4, 2, rows);
     let mut quant_rows = QuantRows::new();
     quant_rows.reserve(rows, k);
     let mut out = vec![0.0; rows * n];
@@ -76,6 +77,14 @@ fn a_step_allocates_nothing() {
                 let weight = Matrix { data, n, k, layout: Layout::Packed };
                 cpu.linear_quantized(&quant_rows, weight, None, &mut out[..m * n]);
             }
+        }
+        cpu.route(&mut pairs, rows / 2, |token, experts, weights| {
+            (experts[0], experts[1]) = (token as u32 % 2, 2);
+            weights.fill(0.5);
+        });
+        // A panel of the weight for each expert.
+        for weight in &weights {
+            cpu.expert_linear(&x, &pairs, Matrix { n: PANEL, ..weight.matrix() }, None, &mut out[..rows * PANEL]);
         }
         cpu.rope_kv_write(&mut qkv, shape, &rope, &batch, &mut kv);
         cpu.attention(&qkv, shape, &batch, &kv, None, &mut attended);

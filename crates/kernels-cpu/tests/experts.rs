@@ -42,8 +42,9 @@ fn routed(cpu: &mut Cpu, load: Load, experts: usize, k: usize, tokens: usize) ->
     pairs
 }
 
-const SHAPES: [(usize, usize, usize); 7] =
-    [(1, 1, 3), (4, 2, 0), (4, 2, 1), (8, 2, 5), (5, 5, 2), (8, 3, 40), (3, 2, 90)];
+/// Experts, experts of a token, and tokens; the last more than one block of rows.
+const SHAPES: [(usize, usize, usize); 8] =
+    [(1, 1, 3), (4, 2, 0), (4, 2, 1), (8, 2, 5), (5, 5, 2), (8, 3, 40), (3, 2, 90), (4, 2, 300)];
 
 #[test]
 fn pairs_are_sorted_by_expert_and_then_by_token() {
