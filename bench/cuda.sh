@@ -4,7 +4,7 @@
 # ten minutes on an H200, most of them PyTorch's; leave the GPU alone meanwhile. Needs Python 3; section peers needs one
 # with torch and transformers.
 #
-#   bench/cuda.sh [SECTION...]     decode throughput prefill fp8 peers ablation; default: all of them, in this order
+#   bench/cuda.sh [SECTION...]     decode throughput prefill fp8 peers ablation moe; default: all of them, in this order
 #   bench/cuda.sh docs             put the results into README.md and docs/
 #
 #   STROBE=target/release/strobe   the program to measure
@@ -38,12 +38,12 @@ fi
 results() { python3 "$root/bench/cuda_results.py" "$@"; }
 
 sections=("$@")
-[[ $# -gt 0 ]] || sections=(decode throughput prefill fp8 peers ablation)
+[[ $# -gt 0 ]] || sections=(decode throughput prefill fp8 peers ablation moe)
 for section in "${sections[@]}"; do
   case "$section" in
-    decode | throughput | prefill | fp8 | peers | ablation) ;;
+    decode | throughput | prefill | fp8 | peers | ablation | moe) ;;
     *)
-      echo "there is no section \`$section\`; write some of decode throughput prefill fp8 peers ablation, or docs" >&2
+      echo "there is no section \`$section\`; write some of decode throughput prefill fp8 peers ablation moe, or docs" >&2
       exit 2
       ;;
   esac
@@ -60,6 +60,7 @@ if [[ -z "$rehearsal" ]]; then
   decode_window=120-130 throughput_windows=20-24,60-69 prefill_window=8-11 ablation_window=2-9
   big_windows=30-32,150-154 big_long_windows=30-32,500-504
   peer_batch=1024 hf_requests=1024
+  moe_models=(mixtral-8x7b gpt-oss-20b) moe_requests=128 moe_lengths=(256 64) moe_limits=(128 4096) moe_pairs=5
 else
   small=(--model micro) big=(--model micro --dtype bfloat16)
   batches=(1 4) decode_lengths=(8 32) requests=40 seed_lengths=(16 16)
@@ -68,6 +69,7 @@ else
   decode_window=6-8 throughput_windows=2-3,10-12 prefill_window=1-2 ablation_window=1-3
   big_windows=2-3,8-9 big_long_windows=0-0,20-22
   peer_batch=8 hf_requests=8
+  moe_models=(moe-tiny) moe_requests=8 moe_lengths=(64 16) moe_limits=(8 256) moe_pairs=2
 fi
 
 failed=0
@@ -167,6 +169,26 @@ ablation() {
       failed=1
       cat "$what.compare" >&2
     fi
+  done
+}
+# Routers of random weights prefer no expert; skewed ones show what balance brings.
+moe() {
+  for model in "${moe_models[@]}"; do
+    local name="moe-$model" load=(--model "$model" --dataset "$model.jsonl" --max-batch-size "${moe_limits[0]}"
+      --max-num-tokens "${moe_limits[1]}")
+    local skewed=("${load[@]}" --router-skew zipf:1.2 --assume-ep 8)
+    dataset "$model.jsonl" "$model" "$moe_requests" "${moe_lengths[@]}"
+    run "$name-one" latency "${load[@]}" --num-requests 2
+    run "$name" throughput "${load[@]}"
+    run "$name-learned" throughput "${skewed[@]}" --profile 0-40
+    run "$name-perfect" throughput "${skewed[@]}" --profile 0-40 --perfect-router
+    if ! COLUMNS=110 "$strobe" compare "$name-learned" "$name-perfect" > "$name.compare" 2>&1; then
+      failed=1
+      cat "$name.compare" >&2
+    fi
+    run "$name-balance" moe-balance "${skewed[@]}" --repeat "$moe_pairs"
+    unset 'runs[-1]'
+    results balance "$out/moe-balance-$device-$model.json" "$commit" "$work" "$name" "$name-balance" || failed=1
   done
 }
 

@@ -1,6 +1,7 @@
 """Puts run directories of `strobe bench` together into one result per section, and results into the documents.
 
   cuda_results.py collect RESULT.json COMMIT COMMAND WORK RUN...
+  cuda_results.py balance RESULT.json COMMIT WORK RUN BALANCE   the answer of `strobe bench moe-balance`; RUN has the machine
   cuda_results.py ablation BEFORE AFTER COMPARISON.txt       the figures of both runs, then the comparison
   cuda_results.py docs RESULTS_DIR
 """
@@ -128,6 +129,18 @@ def collect(result, commit, command, work, names):
         print(summary(entry))
     name = os.path.splitext(os.path.basename(result))[0]
     document = {"name": name, "commit": commit, "command": command, "machine": machine, "runs": runs}
+    with open(result + ".new", "w") as file:
+        json.dump(document, file, indent=1)
+        file.write("\n")
+    os.replace(result + ".new", result)
+
+
+def balance(result, commit, work, run, name):
+    report = read(os.path.join(work, run, "report.json"))
+    answer = read(os.path.join(work, name, "balance.json"))
+    machine = {**report["strobe"]["machine"], "device": report["machine"]["name"]}
+    document = {"name": os.path.splitext(os.path.basename(result))[0], "commit": commit, "command": answer["command"],
+                "machine": machine, "result": answer}
     with open(result + ".new", "w") as file:
         json.dump(document, file, indent=1)
         file.write("\n")
@@ -301,6 +314,8 @@ if __name__ == "__main__":
     verb, *given = sys.argv[1:] or [""]
     if verb == "collect" and len(given) >= 5:
         collect(*given[:4], given[4:])
+    elif verb == "balance" and len(given) == 5:
+        balance(*given)
     elif verb == "ablation" and len(given) == 3:
         ablation(*given)
     elif verb == "docs" and len(given) == 1:
