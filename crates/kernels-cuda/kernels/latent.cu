@@ -37,7 +37,7 @@ struct LatentKeysParams {
 };
 
 // Norm and rotation of the token's cache row, and rotation of its queries. Rotated pairs come out half their width apart.
-template <typename T> DEVICE void latent_keys(const LatentKeysParams &p) {
+template <typename T> DEVICE void latent_rope_kv_write(const LatentKeysParams &p) {
     wait_for_previous();
     allow_next();
     u32 row = blockIdx.x, pairs = p.rotated / 2, width = p.latent + p.rotated;
@@ -79,7 +79,7 @@ struct LatentProductParams {
 };
 
 // Tensor cores, four warps of 16 rows. k is a multiple of 8, n of 2.
-template <typename T> DEVICE void latent_product(const LatentProductParams &p) {
+template <typename T> DEVICE void latent_gemm(const LatentProductParams &p) {
     constexpr int TILE = 64, PAD = 72;
     __shared__ __align__(16) T x[2][TILE][PAD], w[2][TILE][PAD];
     u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
@@ -145,7 +145,7 @@ template <typename T> DEVICE void latent_product(const LatentProductParams &p) {
 }
 
 // Any sizes, without tensor cores: 256 threads, tiles of 32 x 32; grid as above with tiles of 32.
-template <typename T> DEVICE void latent_product_any(const LatentProductParams &p) {
+template <typename T> DEVICE void latent_gemm_any(const LatentProductParams &p) {
     __shared__ float x[32][33], w[32][33];
     wait_for_previous();
     allow_next();
@@ -456,7 +456,7 @@ template <typename T, int GROUPS, int KEYS> DEVICE void latent_attention(const L
 }
 
 // Adds the splits of single rows up. grid: heads, spans; 128 threads, four elements each.
-template <typename T, int ROWS> DEVICE void latent_merge(const LatentParams &p) {
+template <typename T, int ROWS> DEVICE void latent_attention_merge(const LatentParams &p) {
     constexpr int PARTIAL = ROWS * (LATENT + 2);
     __shared__ float weights[WARP];
     wait_for_previous();
@@ -497,7 +497,7 @@ template <typename T, int ROWS> DEVICE void latent_merge(const LatentParams &p) 
 
 // Without tensor cores: in 32 bits, where products must be exact, and for widths that the tiles don't fit. Eight rows;
 // scores: one key for each thread; sums: up to four dimensions for each thread.
-template <typename T> DEVICE void latent_rows(const LatentParams &p) {
+template <typename T> DEVICE void latent_attention_rows(const LatentParams &p) {
     constexpr int ROWS = 8, KEYS = 128;
     __shared__ float queries[ROWS][LATENT + ROTATED];
     __shared__ float scores[ROWS][KEYS];
@@ -588,19 +588,19 @@ template <typename T> DEVICE void latent_rows(const LatentParams &p) {
         allow_next();                                                                                                    \
         norm_row<T>(x + (u64)blockIdx.x * width, weight, out + (u64)blockIdx.x * width, width, eps);                     \
     }                                                                                                                    \
-    KERNEL __launch_bounds__(256) latent_keys_##SUFFIX(LatentKeysParams p) { latent_keys<T>(p); }                        \
-    KERNEL __launch_bounds__(256) latent_product_any_##SUFFIX(LatentProductParams p) { latent_product_any<T>(p); }       \
-    KERNEL __launch_bounds__(128) latent_rows_##SUFFIX(LatentParams p) { latent_rows<T>(p); }
+    KERNEL __launch_bounds__(256) latent_rope_kv_write_##SUFFIX(LatentKeysParams p) { latent_rope_kv_write<T>(p); }                        \
+    KERNEL __launch_bounds__(256) latent_gemm_any_##SUFFIX(LatentProductParams p) { latent_gemm_any<T>(p); }       \
+    KERNEL __launch_bounds__(128) latent_attention_rows_##SUFFIX(LatentParams p) { latent_attention_rows<T>(p); }
 LATENT_ANY(float, f32)
 LATENT_ANY(f16, f16)
 LATENT_ANY(bf16, bf16)
 
 // `wide`: more than 32 heads, where a block may have this much shared memory.
 #define LATENT_TENSOR(T, SUFFIX)                                                                                         \
-    KERNEL __launch_bounds__(128) latent_product_##SUFFIX(LatentProductParams p) { latent_product<T>(p); }               \
+    KERNEL __launch_bounds__(128) latent_gemm_##SUFFIX(LatentProductParams p) { latent_gemm<T>(p); }               \
     KERNEL __launch_bounds__(128) latent_attention_##SUFFIX(LatentParams p) { latent_attention<T, 2, 16>(p); }           \
     KERNEL __launch_bounds__(256) latent_attention_wide_##SUFFIX(LatentParams p) { latent_attention<T, 4, 32>(p); }      \
-    KERNEL __launch_bounds__(128) latent_merge_##SUFFIX(LatentParams p) { latent_merge<T, 32>(p); }                      \
-    KERNEL __launch_bounds__(128) latent_merge_wide_##SUFFIX(LatentParams p) { latent_merge<T, 64>(p); }
+    KERNEL __launch_bounds__(128) latent_attention_merge_##SUFFIX(LatentParams p) { latent_attention_merge<T, 32>(p); }                      \
+    KERNEL __launch_bounds__(128) latent_attention_merge_wide_##SUFFIX(LatentParams p) { latent_attention_merge<T, 64>(p); }
 LATENT_TENSOR(f16, f16)
 LATENT_TENSOR(bf16, bf16)

@@ -46,6 +46,11 @@ pub struct LatentConfig {
 }
 
 impl LatentConfig {
+    /// Whether there are kernels for it.
+    pub fn check(&self) -> Result<(), CudaError> {
+        check(self)
+    }
+
     /// Width of a row of the cache, and of a query in its space.
     pub fn key_width(&self) -> usize {
         self.latent + self.rotated
@@ -189,20 +194,20 @@ impl Shape {
 impl LatentOps {
     /// Find the kernels for `config` and take their scratch.
     pub fn new(gpu: &Gpu, config: LatentConfig) -> Result<LatentOps, CudaError> {
-        check(&config)?;
+        config.check()?;
         let LatentConfig { precision, .. } = config;
         let info = gpu.info();
         let plain = is_plain(&config);
         let mut shape = Shape::new(config.heads, info.multiprocessors as usize, info.shared_bytes_per_block as usize);
         let kernels = if plain {
             shape.rows = PLAIN_ROWS;
-            Kernels::Plain(typed_function!(gpu, precision, "latent.cu", "latent_rows")?)
+            Kernels::Plain(typed_function!(gpu, precision, "latent.cu", "latent_attention_rows")?)
         } else {
             let (attention, merge) = match (shape.rows, precision) {
-                (64, Precision::Bf16) => ("latent_attention_wide_bf16", "latent_merge_wide_bf16"),
-                (64, _) => ("latent_attention_wide_f16", "latent_merge_wide_f16"),
-                (_, Precision::Bf16) => ("latent_attention_bf16", "latent_merge_bf16"),
-                (_, _) => ("latent_attention_f16", "latent_merge_f16"),
+                (64, Precision::Bf16) => ("latent_attention_wide_bf16", "latent_attention_merge_wide_bf16"),
+                (64, _) => ("latent_attention_wide_f16", "latent_attention_merge_wide_f16"),
+                (_, Precision::Bf16) => ("latent_attention_bf16", "latent_attention_merge_bf16"),
+                (_, _) => ("latent_attention_f16", "latent_attention_merge_f16"),
             };
             let partials = DeviceBuffer::new(shape.blocks * shape.partial_len() * 4, "partial sums of attention")?;
             let (attention, merge) = (gpu.function(FILE, attention)?, gpu.function(FILE, merge)?);
@@ -213,16 +218,16 @@ impl LatentOps {
             let tensor =
                 precision != Precision::F32 && [k, head].iter().all(|x| x.is_multiple_of(8)) && n.is_multiple_of(2);
             let function = match (tensor, precision) {
-                (true, Precision::Bf16) => gpu.function(FILE, "latent_product_bf16"),
-                (true, _) => gpu.function(FILE, "latent_product_f16"),
-                (false, _) => typed_function!(gpu, precision, "latent.cu", "latent_product_any"),
+                (true, Precision::Bf16) => gpu.function(FILE, "latent_gemm_bf16"),
+                (true, _) => gpu.function(FILE, "latent_gemm_f16"),
+                (false, _) => typed_function!(gpu, precision, "latent.cu", "latent_gemm_any"),
             };
             function.map(|function| (function, tensor))
         };
         Ok(LatentOps {
             shape,
             norm: typed_function!(gpu, precision, "latent.cu", "latent_norm")?,
-            keys: typed_function!(gpu, precision, "latent.cu", "latent_keys")?,
+            keys: typed_function!(gpu, precision, "latent.cu", "latent_rope_kv_write")?,
             products: [
                 product(config.latent, config.nope, config.nope + config.rotated)?,
                 product(config.values, config.latent, config.latent)?,

@@ -32,7 +32,7 @@ impl AttentionOps {
         max_spans: usize,
     ) -> Result<AttentionOps, CudaError> {
         let shape = qkv_shape(config);
-        let Some(latent) = &config.latent else {
+        let Some(latent) = latent_config(config, precision, tokens_per_block) else {
             let config = AttentionConfig {
                 precision,
                 kv,
@@ -44,19 +44,7 @@ impl AttentionOps {
             };
             return Attention::new(gpu, config).map(AttentionOps::Heads);
         };
-        let config = LatentConfig {
-            precision,
-            heads: shape.heads,
-            latent: latent.kv_lora_rank,
-            rotated: latent.qk_rope_head_dim,
-            nope: latent.qk_nope_head_dim,
-            values: latent.v_head_dim,
-            interleaved: latent.rope_interleave,
-            scale: latent.scale,
-            tokens_per_block,
-            eps: EPS,
-        };
-        LatentOps::new(gpu, config).map(AttentionOps::Latent)
+        LatentOps::new(gpu, latent).map(AttentionOps::Latent)
     }
 
     /// Query tokens of one tile of [`AttentionOps::prefill`].
@@ -96,6 +84,22 @@ impl AttentionOps {
             (AttentionOps::Latent(ops), _) => ops.decode(gpu, args),
         }
     }
+}
+
+/// The shapes of latent attention, where a model has it.
+pub fn latent_config(config: &ModelConfig, precision: Precision, tokens_per_block: usize) -> Option<LatentConfig> {
+    config.latent.map(|latent| LatentConfig {
+        precision,
+        heads: config.num_attention_heads,
+        latent: latent.kv_lora_rank,
+        rotated: latent.qk_rope_head_dim,
+        nope: latent.qk_nope_head_dim,
+        values: latent.v_head_dim,
+        interleaved: latent.rope_interleave,
+        scale: latent.scale,
+        tokens_per_block,
+        eps: EPS,
+    })
 }
 
 /// Elements of a head's part of attention's output.

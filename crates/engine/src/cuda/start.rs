@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::quantization::{KvCacheType, Quantization};
 use crate::step::{StepInputs, StepLimits};
 
-use super::attention::{AttentionOps, cache_width, unfused_config};
+use super::attention::{AttentionOps, cache_width, latent_config, unfused_config};
 use super::buffers::{Buffers, FEW_BANNED};
 use super::experts::Experts;
 use super::inputs::{self, Layout, PackOptions, Packed};
@@ -290,7 +290,13 @@ pub fn buckets(most: usize) -> Vec<usize> {
 
 /// Refuses models that have no kernels here.
 fn check_model(config: &ModelConfig, build: &BuildConfig) -> Result<(), EngineError> {
-    if config.latent.is_some() {
+    if let Some(latent) = latent_config(config, weights::precision(build.dtype), build.cache_block_tokens()) {
+        // Before anything is loaded.
+        latent.check()?;
+        if config.attention_sinks || config.sliding_window.iter().any(Option::is_some) {
+            let problem = "has no kernels for latent attention with sinks or windows; use --device cpu";
+            return Err(EngineError::option("--device cuda", problem));
+        }
         let fp8 = |option: &str| {
             let problem = "has no kernels for latent attention on a GPU; use the model's own type";
             Err(EngineError::option(format!("{option} fp8"), problem))
