@@ -53,6 +53,9 @@ fn the_same_seed_gives_the_same_bytes_and_another_does_not() {
     assert_eq!(int(&report, "/request_info/num_requests"), 200);
     assert!((num(&report, "/e2e_ms/mean") - num(&report, "/performance/avg_request_latency_ms")).abs() < 1e-9);
 
+    let page = sandbox.read("a/report.html");
+    assert!(page.matches("<svg").count() == 2 && page.contains("Share of requests done"));
+
     // Later verbs open it.
     let analyzed = sandbox.ok("analyze a");
     assert!(analyzed.stdout.contains("simulated"), "{}", analyzed.stdout);
@@ -94,12 +97,37 @@ fn a_gpu_that_is_not_there_is_simulated() {
     assert_names(&sandbox.refused(&format!("{call} --gpu abacus --model micro")), &["--gpu", "abacus", "h200"]);
     assert_names(&sandbox.refused(&format!("{call} --gpu l4 --model nobody")), &["--model", "nobody"]);
     assert_names(&sandbox.refused(&format!("{call} --gpu l4 --model micro --dtype int3")), &["--dtype", "int3"]);
+    // One token of Mixtral reads 2 of 8 experts; 93 GB of weights need two GPUs of 80 GB.
+    let mixtral = "simulate --rate 1 --num-requests 20 --output-tokens 8 --cost analytic --model mixtral-8x7b --json";
+    assert_names(&sandbox.refused(&format!("{mixtral} --gpu h100")), &["mixtral-8x7b", "GB", "--tp"]);
+    let on = |options: &str| json(&sandbox.ok(&format!("{mixtral} {options}")));
+    let (two, fp8) = (on("--gpu h100 --tp 2"), on("--gpu h100 --tp 2 --dtype fp8"));
+    let all_experts = 93.4 / (2.0 * 3.35 * 0.8);
+    assert!(num(&two, "/tpot_ms/p50") < 0.6 * all_experts, "{two:#}");
+    assert!(num(&fp8, "/tpot_ms/p50") < num(&two, "/tpot_ms/p50"));
+    assert!(int(&two, "/kv/blocks") < int(&fp8, "/kv/blocks"));
+}
+
+#[test]
+fn a_published_table_is_a_cost() {
+    let sandbox = Sandbox::new();
+    sandbox.write(
+        "t.csv",
+        "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,e2e_time,tensor_parallel\n\
+         m,g,512,1,128,50,10,1320,8\nm,g,512,2,128,90,12,1614,8\n",
+    );
+    let call =
+        "simulate --rate 0.1 --num-requests 1 --input-tokens 512 --output-tokens 128 --json --cost splitwise:t.csv";
+    let report = json(&sandbox.ok(&format!("{call},model=m,hardware=g,tp=8")));
+    assert_eq!((num(&report, "/ttft_ms/mean"), num(&report, "/tpot_ms/mean")), (50.0, 10.0));
+    assert_names(&sandbox.refused(&format!("{call},model=m,hardware=g,tp=4")), &["t.csv", "model=m,hardware=g,tp=8"]);
 }
 
 #[test]
 fn policies_loads_and_clusters_run() {
     let sandbox = Sandbox::new();
     sandbox.write("t.csv", "arrival_s,input_tokens,output_tokens\n0,10,4\n0.1,20,5\n0.2,5,1\n");
+    sandbox.write("d.jsonl", "{\"task_id\":0,\"input_ids\":[1,2,3],\"output_tokens\":4}\n{\"task_id\":1,\"input_ids\":[1],\"output_tokens\":2}\n");
     for options in [
         "--rate 50 --policy static --max-batch-size 8",
         "--rate 50 --policy dynamic --max-batch-size 8 --max-queue-delay 5ms --preferred-batch-size 2,4 --priority-levels 2",
@@ -110,6 +138,9 @@ fn policies_loads_and_clusters_run() {
         "--concurrency 4 --think-time 10ms",
         "--rate 5 --turns 3 --shared-prefix 64 --think-time 100ms --kv-cache-reuse enable",
         "--trace t.csv --rate-scale 2",
+        "--dataset t.csv",
+        "--dataset d.jsonl --rate 100",
+        "--dataset d.jsonl --concurrency 2",
         "--rate 100 --replicas 3 --speeds 1,2 --routing power-of-2",
         "--rate 100 --replicas 3 --routing shortest-tokens --prefill-replicas 1 --transfer base=1ms,per_token=1us",
         "--rate 100 --replicas 3 --routing least-outstanding --fail 1@100ms-600ms",
@@ -148,9 +179,14 @@ fn capacity_sweep_and_unstable_loads() {
     assert_names(&over.stderr, &["unstable", "--rate"]);
 
     sandbox.ok(&format!(
-        "simulate sweep --vary rate=10,20 --vary max-batch-size=2,4,8 {small} {COST} --output-csv s.csv --html s.html"
+        "simulate sweep --vary rate=10,20 --vary max-batch-size=2,4,8 {small} {COST} --output-csv s.csv --html s.html --plots s"
     ));
     assert!(sandbox.read("s.html").matches("<svg").count() >= 10);
+    for (plot, said) in
+        [("ttft-p99", "max-batch-size 8"), ("goodput", "rate 20"), ("e2e-cdf", "rate 10, max-batch-size 2")]
+    {
+        assert!(sandbox.read(&format!("s/{plot}.svg")).contains(said), "{plot}");
+    }
     let csv = sandbox.read("s.csv");
     assert_eq!(csv.lines().count(), 7);
     assert!(csv.starts_with("rate,max_batch_size,queue_mean_ms"), "{csv}");
@@ -170,6 +206,7 @@ fn bad_input_is_one_clear_line() {
     let sandbox = Sandbox::new();
     sandbox.write("late.csv", "arrival_s,input_tokens,output_tokens\n5,10,4\n1,20,5\n");
     sandbox.write("foreign.json", "{\"format\":\"other\"}");
+    sandbox.write("d.jsonl", "{\"task_id\":0,\"input_ids\":[1,2,3],\"output_tokens\":4}\n");
     sandbox.write("text.json", "hello");
     for (options, parts) in [
         ("--rate 0", &["--rate", "above 0"][..]),
@@ -199,6 +236,10 @@ fn bad_input_is_one_clear_line() {
         ("--trace late.csv", &["late.csv", "line 3", "before"]),
         ("--trace nothing.csv", &["nothing.csv"]),
         ("--trace late.csv --rate-scale 0", &["--rate-scale"]),
+        ("--trace late.csv --rate 3", &["--rate", "late.csv"]),
+        ("--trace late.csv --input-tokens 3", &["--input-tokens", "late.csv"]),
+        ("--dataset d.jsonl", &["--rate"]),
+        ("--dataset d.jsonl --rate 1 --output-tokens 3", &["--output-tokens", "d.jsonl"]),
     ] {
         assert_names(&sandbox.refused(&format!("simulate {options} {COST}")), parts);
     }

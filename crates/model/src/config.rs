@@ -182,6 +182,10 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
 }
 
+fn is_of_experts(weight: &WeightInfo) -> bool {
+    matches!(weight.id, WeightId::Layer(_, LayerWeight::ExpertGateUp | LayerWeight::ExpertDown))
+}
+
 impl ModelConfig {
     /// Reads `config.json` of a Hugging Face model directory.
     ///
@@ -226,17 +230,20 @@ impl ModelConfig {
         weight_list(self).iter().map(|w| w.elements()).sum()
     }
 
+    /// Parameters of all routed experts.
+    pub fn routed_expert_parameters(&self) -> u64 {
+        weight_list(self).iter().filter(|w| is_of_experts(w)).map(|w| w.elements()).sum()
+    }
+
     /// Parameters that take part in a matrix product for each token: every projection, those of the experts it is sent
     /// to, and the output head, but not the embedding lookup, norms or biases. Twice this is the floating-point work per
     /// token outside attention.
     pub fn active_parameters_per_token(&self) -> u64 {
         let chosen = self.moe.as_ref().map_or(0, |moe| moe.experts_per_token);
-        let of_experts =
-            |w: &WeightInfo| matches!(w.id, WeightId::Layer(_, LayerWeight::ExpertGateUp | LayerWeight::ExpertDown));
         weight_list(self)
             .iter()
             .filter(|w| !w.vector && w.id != WeightId::Embed)
-            .map(|w| if of_experts(w) { w.elements() / w.experts as u64 * chosen as u64 } else { w.elements() })
+            .map(|w| if is_of_experts(w) { w.elements() / w.experts as u64 * chosen as u64 } else { w.elements() })
             .sum()
     }
 

@@ -159,6 +159,27 @@ fn a_heat_map_shows_every_cell_or_a_picture_of_them() {
 }
 
 #[test]
+fn a_grid_shows_every_known_value() {
+    let map = |rows: usize, columns: usize| svg::Grid {
+        title: HOSTILE.into(),
+        row_label: HOSTILE.into(),
+        column_label: "rate".into(),
+        rows: (0..rows).map(|row| format!("{HOSTILE}{row}")).collect(),
+        columns: (0..columns).map(|column| column.to_string()).collect(),
+        unit: Unit::Plain("req/s".into()),
+        values: (0..rows).map(|row| (0..columns).map(|column| (row * column) as f64).collect()).collect(),
+    };
+    let mut small = map(2, 4);
+    small.values[0][1] = f64::NAN;
+    small.values[1].pop();
+    let plot = svg::grid(&small);
+    assert_eq!(count(&check(&plot), "rect"), 6);
+    assert!(plot.as_str().contains("rate 2: 2.00 req/s"));
+    assert_eq!(count(&check(&svg::grid(&map(80, 100))), "rect"), 8000);
+    assert!(svg::grid(&map(0, 3)).as_str().contains("no values"));
+}
+
+#[test]
 fn a_page_is_whole_safe_and_needs_no_network() {
     let table = Table::new([HOSTILE, "n"])
         .title(HOSTILE)

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cost::StepLoad;
 use crate::error::SimError;
@@ -299,10 +299,25 @@ fn sample(record: &Value) -> Option<Sample> {
 /// Fits the cost of all kinds of iterations that the runs hold.
 pub fn fit(runs: &[&Run], version: &str) -> Result<Fitted, SimError> {
     let first = runs.first().ok_or(SimError::Option { option: "RUN", problem: "give at least one run".into() })?;
-    if let Some(other) = runs.iter().find(|run| run.engine.get("model_name") != first.engine.get("model_name")) {
-        let problem = format!("{} and {} are runs of different models", first.path.display(), other.path.display());
-        return Err(SimError::Option { option: "RUN", problem });
-    }
+    let alike = |what: &str, of: &dyn Fn(&Run) -> Value| match runs.iter().find(|run| of(run) != of(first)) {
+        None => Ok(()),
+        Some(other) => {
+            let problem = format!(
+                "{} and {} are runs {what}; calibrate each by itself",
+                first.path.display(),
+                other.path.display()
+            );
+            Err(SimError::Option { option: "RUN", problem })
+        }
+    };
+    alike("of different models", &|run| run.engine["model_name"].clone())?;
+    alike("of engines that were built differently", &|run| {
+        json!([run.engine["pretrained_config"], run.engine["build_config"]])
+    })?;
+    alike("on different machines", &|run| run.machine.clone())?;
+    alike("with different limits", &|run| {
+        json!([run.limits.max_batch_size, run.limits.max_num_tokens, run.limits.tokens_per_block])
+    })?;
     let samples: Vec<Sample> = runs.iter().flat_map(|run| run.samples.iter().copied()).collect();
     let regions: Vec<RegionCost> = Region::ALL.iter().filter_map(|region| fit_region(*region, &samples)).collect();
     if regions.is_empty() {

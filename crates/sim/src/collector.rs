@@ -465,16 +465,26 @@ impl<'a> Collector<'a> {
         (growth > 0.02 + 10.0 / self.expected as f64).then_some(growth)
     }
 
-    /// A latency's value at a limit's percentile, in milliseconds.
-    pub fn value_of(&self, slo: &Slo) -> Option<f64> {
-        let histogram = match slo.metric {
+    fn histogram(&self, metric: SloMetric) -> &Histogram {
+        match metric {
             SloMetric::Queue => &self.queue,
             SloMetric::Ttft => &self.ttft,
             SloMetric::Tpot => &self.tpot,
             SloMetric::Itl => &self.itl,
             SloMetric::E2e => &self.e2e,
-        };
+        }
+    }
+
+    /// A latency's value at a limit's percentile, in milliseconds.
+    pub fn value_of(&self, slo: &Slo) -> Option<f64> {
+        let histogram = self.histogram(slo.metric);
         Some(slo.quantile.map_or(histogram.mean(), |q| histogram.percentile(q))? / 1e6)
+    }
+
+    /// So many evenly spread quantiles of a latency, in milliseconds.
+    pub fn quantiles_ms(&self, metric: SloMetric, count: usize) -> Vec<f64> {
+        let histogram = self.histogram(metric);
+        (0..count).filter_map(|i| Some(histogram.percentile((i as f64 + 0.5) / count as f64)? / 1e6)).collect()
     }
 
     /// The answer. `server_ns` is the time of all servers together, `open` whether requests came whatever became of

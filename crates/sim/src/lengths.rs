@@ -1,11 +1,17 @@
 //! How many tokens prompts and answers have.
 
+use std::sync::Arc;
+
 use strobe_workload::Rng;
 
 use crate::error::SimError;
 
 /// No model reads a longer sequence.
 const LONGEST: u32 = 1 << 24;
+
+fn mean_of(values: &[u32]) -> f64 {
+    values.iter().map(|v| f64::from(*v)).sum::<f64>() / values.len().max(1) as f64
+}
 
 /// A distribution of lengths in tokens, at least 1.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +41,8 @@ pub enum LengthDist {
     },
     /// One of these, each as likely.
     Empirical(Vec<u32>),
+    /// These in their order, and again from the first when they are over.
+    Listed(Arc<[u32]>),
 }
 
 impl LengthDist {
@@ -88,9 +96,8 @@ impl LengthDist {
                 *mean
             }
             LengthDist::Uniform(low, high) => f64::midpoint(f64::from(*low), f64::from(*high)),
-            LengthDist::Empirical(values) => {
-                values.iter().map(|v| f64::from(*v)).sum::<f64>() / values.len().max(1) as f64
-            }
+            LengthDist::Empirical(values) => mean_of(values),
+            LengthDist::Listed(values) => mean_of(values),
         }
     }
 
@@ -103,12 +110,13 @@ impl LengthDist {
             LengthDist::LogNormal { mean, sigma } => mean * (6.0 * sigma).exp(),
             LengthDist::Geometric { mean } => mean * 40.0,
             LengthDist::Empirical(values) => f64::from(values.iter().copied().max().unwrap_or(1)),
+            LengthDist::Listed(values) => f64::from(values.iter().copied().max().unwrap_or(1)),
         };
         longest.ceil().clamp(1.0, f64::from(LONGEST)) as u32
     }
 
-    /// Draws a length.
-    pub fn draw(&self, rng: &mut Rng) -> u32 {
+    /// Draws the length of request `number`.
+    pub fn draw(&self, number: u64, rng: &mut Rng) -> u32 {
         let at_least_one = |value: f64| value.clamp(1.0, f64::from(LONGEST)) as u32;
         match self {
             LengthDist::Fixed(length) => *length,
@@ -123,6 +131,9 @@ impl LengthDist {
             LengthDist::Geometric { .. } => 1,
             LengthDist::Empirical(values) => {
                 values.get(rng.below(values.len() as u64) as usize).copied().unwrap_or(1).max(1)
+            }
+            LengthDist::Listed(values) => {
+                values.get((number % values.len().max(1) as u64) as usize).copied().unwrap_or(1).max(1)
             }
         }
     }
@@ -143,7 +154,7 @@ mod tests {
             ("geometric:40", 40.0),
         ] {
             let dist = LengthDist::parse("--input-tokens", text).unwrap();
-            let found = (0..50_000).map(|_| f64::from(dist.draw(&mut rng))).sum::<f64>() / 50_000.0;
+            let found = (0..50_000).map(|i| f64::from(dist.draw(i, &mut rng))).sum::<f64>() / 50_000.0;
             assert!((found / mean - 1.0).abs() < 0.02, "{text}: {found}");
         }
     }

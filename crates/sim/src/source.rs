@@ -27,17 +27,20 @@ pub struct Lengths {
     output: LengthDist,
     input_rng: Rng,
     output_rng: Rng,
+    drawn: u64,
 }
 
 impl Lengths {
     /// Lengths drawn from two distributions.
     pub fn new(input: LengthDist, output: LengthDist, seed: u64) -> Lengths {
         let (input_rng, output_rng) = (Rng::new(seed, "input lengths"), Rng::new(seed, "output lengths"));
-        Lengths { input, output, input_rng, output_rng }
+        Lengths { input, output, input_rng, output_rng, drawn: 0 }
     }
 
     fn draw(&mut self) -> (u32, u32) {
-        (self.input.draw(&mut self.input_rng), self.output.draw(&mut self.output_rng))
+        let number = self.drawn;
+        self.drawn += 1;
+        (self.input.draw(number, &mut self.input_rng), self.output.draw(number, &mut self.output_rng))
     }
 }
 

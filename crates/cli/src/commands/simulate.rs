@@ -5,6 +5,8 @@ mod calibrate;
 mod capacity;
 mod explain;
 mod files;
+mod gpu;
+mod page;
 mod scenario;
 mod selftest;
 mod sweep;
@@ -29,6 +31,7 @@ const EXAMPLES: &str = "EXAMPLES:
   strobe simulate --rate 20 --arrival gamma --burstiness 0.25 --input-tokens lognormal:512,0.8 --output-tokens geometric:128 \\
       --cost linear:base=5ms,per_context_token=20us --slo ttft:p99:500ms --slo tpot:p99:50ms --json
   strobe simulate --trace AzureLLMInferenceTrace_conv.csv --rate-scale 0.5 --cost linear:base=10ms,per_context_token=30us
+  strobe simulate --dataset d.jsonl --rate 2 --cost cost.json
   strobe simulate --policy dynamic --max-batch-size 8 --max-queue-delay 5ms --rate 100 --output-tokens 1 --cost linear:base=4ms
   strobe simulate --rate 80 --replicas 4 --routing least-outstanding --cost linear:base=10ms,per_request=50us --output-dir RUN";
 
@@ -107,26 +110,25 @@ fn plain(args: &PlainArgs) -> Result<()> {
         staged_dir::check_target(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
     }
     let collector = Collector::new(scenario.keeps_records());
-    let outcome = match &args.output_dir {
-        None => scenario.run(collector)?,
+    let (outcome, intervals) = match &args.output_dir {
+        None => (scenario.run(collector)?, intervals(args, scenario)?),
         Some(dir) => {
             let staged = StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
             let writers = files::Writers::create(staged.path(), &built)?;
-            let outcome = scenario.run(collector.with_writers(writers.requests(), writers.steps()))?;
-            writers.finish(&outcome)?;
+            let mut collector = collector.with_writers(writers.requests(), writers.steps());
+            let outcome = scenario.run_collecting(&mut collector)?;
+            let intervals = intervals(args, scenario)?;
+            writers.finish(&outcome, &collector, intervals.as_ref())?;
+            drop(collector);
             staged.commit()?;
-            outcome
+            (outcome, intervals)
         }
     };
-    let intervals = intervals(args, scenario)?;
     if args.json {
-        let mut report = answer::report(&built, &outcome);
-        if let Some(intervals) = &intervals {
-            report["prediction_intervals"] = json!(intervals);
-        }
+        let report = answer::report(&built, &outcome, intervals.as_ref());
         output::line(&format!("{report:#}"));
     } else {
-        output::print(&answer::text(&built, &outcome, intervals.as_ref()));
+        output::print(&answer::text(&built, &outcome, intervals.as_ref(), output::width()));
         if let Some(dir) = &args.output_dir {
             output::line(&format!("run directory: {}", dir.display()));
         }

@@ -6,6 +6,7 @@
 mod bars;
 mod canvas;
 mod cdf;
+mod grid;
 mod heat;
 mod lines;
 pub(crate) mod palette;
@@ -15,6 +16,7 @@ mod strip;
 
 pub use bars::{BarChart, BarSeries, bars};
 pub use cdf::{CdfChart, CdfSeries, cdf};
+pub use grid::{Grid, grid};
 pub use heat::{HeatMap, heat_map, heat_map_png};
 pub use lines::{LineChart, LinePoint, LineSeries, lines};
 pub use scale::Unit;

@@ -38,6 +38,8 @@ pub(super) const STYLE: &str = concat!(
 .strobe-chart .title{font-size:14px;font-weight:600}
 .strobe-chart .muted{fill:var(--muted);font-size:11px}
 .strobe-chart .inside{fill:#fff;font-size:11px;font-weight:600;pointer-events:none;paint-order:stroke;stroke:rgba(0,0,0,.45);stroke-width:2px}
+.strobe-chart .on-light{fill:#1c2733;pointer-events:none}
+.strobe-chart .on-dark{fill:#fff;pointer-events:none}
 .strobe-chart .grid{stroke:var(--grid);stroke-width:1;fill:none}
 .strobe-chart .axis{stroke:var(--muted);stroke-width:1;fill:none}
 .strobe-chart .mark{stroke:var(--paper);stroke-width:1}

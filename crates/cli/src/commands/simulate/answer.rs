@@ -7,16 +7,18 @@ use strobe_sim::{Outcome, Scenario};
 
 use super::heading;
 use super::scenario::Built;
-use crate::output;
 
 /// The report for machines.
-pub fn report(built: &Built, outcome: &Outcome) -> Value {
+pub fn report(built: &Built, outcome: &Outcome, intervals: Option<&Intervals>) -> Value {
     let mut report = json!({"simulation": heading(built)});
     let answer = serde_json::to_value(&outcome.answer).unwrap_or_default();
     if let (Some(report), Value::Object(answer)) = (report.as_object_mut(), answer) {
         report.extend(answer);
         report.insert("slo".into(), json!(built.scenario.slos));
         report.insert("servers".into(), servers(&built.scenario, outcome));
+        if let Some(intervals) = intervals {
+            report.insert("prediction_intervals".into(), json!(intervals));
+        }
     }
     report
 }
@@ -31,7 +33,7 @@ fn servers(scenario: &Scenario, outcome: &Outcome) -> Value {
 }
 
 /// The report for people.
-pub fn text(built: &Built, outcome: &Outcome, intervals: Option<&Intervals>) -> String {
+pub fn text(built: &Built, outcome: &Outcome, intervals: Option<&Intervals>, width: usize) -> String {
     let answer = &outcome.answer;
     let mut text = format!("workload  {}\nserver    {}\ncost      {}\n\n", built.workload, built.server, built.cost);
     let mut table = Table::new(["ms", "mean", "p50", "p90", "p95", "p99", "max"]).left(0);
@@ -49,7 +51,7 @@ pub fn text(built: &Built, outcome: &Outcome, intervals: Option<&Intervals>) -> 
             None => table.push(std::iter::once(name.to_string()).chain(std::iter::repeat_n("-".to_string(), 6))),
         }
     }
-    text.push_str(&table.render(output::width()));
+    text.push_str(&table.render(width));
     if let Some(intervals) = intervals {
         let of = |name: &str, at: &str| {
             let (low, high) = intervals.latencies.get(name)?.get(at)?;

@@ -9,13 +9,13 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use strobe_engine::recorder::StepTimes;
 use strobe_engine::{IterationLimits, IterationRecord, KeysRead};
-use strobe_sim::collector::{RequestWriter, StepWriter};
-use strobe_sim::{Outcome, Policy, StepRecord};
+use strobe_sim::collector::{Intervals, RequestWriter, StepWriter};
+use strobe_sim::{Collector, Outcome, Policy, StepRecord};
 use strobe_trace::{Device, Iteration, Meta, OpKind, OpRow, Process, RangeKind, RangeRow, Thread, Trace, nsys};
 use strobe_workload::{EngineInfo, ReportContext, WorldInfo, anchor_report};
 
-use super::answer;
 use super::scenario::Built;
+use super::{answer, page};
 use crate::run_dir;
 
 /// A trace of more iterations is larger than anyone reads; the log has them all.
@@ -88,7 +88,7 @@ impl<'a> Writers<'a> {
     }
 
     /// Write what is known at the end.
-    pub fn finish(&self, outcome: &Outcome) -> Result<()> {
+    pub fn finish(&self, outcome: &Outcome, collector: &Collector<'_>, intervals: Option<&Intervals>) -> Result<()> {
         let flush = |file: &RefCell<BufWriter<File>>| -> io::Result<()> { file.borrow_mut().flush() };
         flush(&self.requests).and_then(|()| flush(&self.iterations)).context("cannot write the run directory")?;
         let file = |name: &str| self.dir.join(name);
@@ -103,14 +103,16 @@ impl<'a> Writers<'a> {
         });
         run_dir::write_whole(&file(run_dir::RUN), format!("{run:#}\n").as_bytes())?;
         nsys::write(&self.trace(), &file(run_dir::TRACE))?;
-        let report = self.report(outcome);
+        let report = self.report(outcome, intervals);
+        let html = page::page(self.built, outcome, intervals, collector, &self.traced.borrow(), &report);
+        run_dir::write_whole(&file(run_dir::REPORT_HTML), html.as_bytes())?;
         run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{report:#}\n").as_bytes())?;
         Ok(())
     }
 
     /// The benchmark's report with the simulation's answer in it; the answer alone where records were too many to keep.
-    fn report(&self, outcome: &Outcome) -> serde_json::Value {
-        let mut report = answer::report(self.built, outcome);
+    fn report(&self, outcome: &Outcome, intervals: Option<&Intervals>) -> serde_json::Value {
+        let mut report = answer::report(self.built, outcome, intervals);
         if let (Some(metrics), Some(own)) = (&outcome.metrics, report.as_object_mut()) {
             let context = ReportContext {
                 engine: EngineInfo {

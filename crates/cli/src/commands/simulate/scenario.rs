@@ -1,5 +1,6 @@
 //! From options to a scenario.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -7,7 +8,6 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use strobe_engine::Policy as EnginePolicy;
 use strobe_scheduler::scheduler::SchedulerConfig;
-use strobe_sim::analytic::{Analytic, GPUS, Gpu};
 use strobe_sim::calibrate::{EngineLimits, Fitted};
 use strobe_sim::cluster::{Autoscale, Failure, Transfer};
 use strobe_sim::dynamic::{DynamicConfig, TimeoutAction};
@@ -17,7 +17,7 @@ use strobe_sim::replay::{self, ReplayOptions};
 use strobe_sim::splitwise::PhaseTables;
 use strobe_sim::units::parse_duration_ns;
 use strobe_sim::{ClusterConfig, CostModel, Linear, Load, Policy, ReplicaConfig, Routing, Scenario, Slo};
-use strobe_workload::Arrival;
+use strobe_workload::{Arrival, Prompt, Sample, read_dataset};
 
 use crate::build_args::Switch;
 
@@ -56,22 +56,23 @@ pub struct ScenarioArgs {
     #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = "Load")]
     pub rate: Option<f64>,
     /// poisson, constant, gamma, onoff:on=10s,off=50s, drift:swing=0.5,period=60s or at-once [default: poisson]
-    #[arg(long, value_name = "PROCESS", conflicts_with_all = ["trace", "concurrency"], help_heading = "Load")]
+    #[arg(long, value_name = "PROCESS", conflicts_with = "concurrency", help_heading = "Load")]
     pub arrival: Option<String>,
     /// Shape of gamma arrivals: below 1 bursty, above 1 regular
     #[arg(long, value_name = "B", allow_negative_numbers = true, help_heading = "Load")]
     pub burstiness: Option<f64>,
-    /// How many requests [default: 1000, or all of a trace]
+    /// How many requests [default: 1000, or all of a trace or dataset]
     #[arg(long, value_name = "N", help_heading = "Load")]
     pub num_requests: Option<u64>,
     /// Prompt length: N, normal:MEAN,STDEV, uniform:MIN,MAX, lognormal:MEAN,SIGMA, geometric:MEAN or empirical:FILE
-    #[arg(long, value_name = "LENGTH", default_value = "128", allow_hyphen_values = true, help_heading = "Load")]
-    pub input_tokens: String,
-    /// Output length, in the same ways
-    #[arg(long, value_name = "LENGTH", default_value = "128", allow_hyphen_values = true, help_heading = "Load")]
-    pub output_tokens: String,
+    /// [default: 128]
+    #[arg(long, value_name = "LENGTH", allow_hyphen_values = true, help_heading = "Load")]
+    pub input_tokens: Option<String>,
+    /// Output length, in the same ways [default: 128]
+    #[arg(long, value_name = "LENGTH", allow_hyphen_values = true, help_heading = "Load")]
+    pub output_tokens: Option<String>,
     /// Closed loop: this many clients, each sending when its last request has ended
-    #[arg(long, value_name = "C", conflicts_with_all = ["rate", "trace"], help_heading = "Load")]
+    #[arg(long, value_name = "C", conflicts_with = "rate", help_heading = "Load")]
     pub concurrency: Option<u64>,
     /// Requests per conversation; each turn's prompt repeats all that was said
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["trace", "concurrency"], help_heading = "Load")]
@@ -84,8 +85,12 @@ pub struct ScenarioArgs {
     pub shared_prefix: u32,
     /// Replay arrivals and lengths: Azure CSV, Mooncake or LLMServingSim JSONL, requests.jsonl of a run, or a CSV with
     /// arrival_s,input_tokens,output_tokens; .gz too
-    #[arg(long, value_name = "FILE", visible_alias = "dataset", conflicts_with = "rate", help_heading = "Load")]
+    #[arg(long, value_name = "FILE", help_heading = "Load")]
     pub trace: Option<PathBuf>,
+    /// Take the lengths of a benchmark's dataset, in its order; it has no arrival times, so --rate or --concurrency gives
+    /// them. A file that has some is taken as a --trace
+    #[arg(long, value_name = "FILE", conflicts_with = "trace", help_heading = "Load")]
+    pub dataset: Option<PathBuf>,
     /// Multiply the rate of a trace [default: 1]
     #[arg(long, value_name = "F", allow_negative_numbers = true, help_heading = "Load")]
     pub rate_scale: Option<f64>,
@@ -108,7 +113,8 @@ pub struct ScenarioArgs {
     /// Admission under --policy inflight [default: guaranteed_no_evict]
     #[arg(long, value_enum, help_heading = "Server")]
     pub scheduler_policy: Option<AdmissionChoice>,
-    /// KV cache blocks of each server [default: the cost file's engine's, else enough for a full batch]
+    /// KV cache blocks of each server [default: the cost file's engine's, with --cost analytic what the GPUs have left, else
+    /// enough for a full batch]
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub kv_cache_blocks: Option<usize>,
     /// Tokens per KV cache block [default: the cost file's engine's, else 64]
@@ -148,8 +154,8 @@ pub struct ScenarioArgs {
     /// splitwise:FILE,model=M,hardware=H,tp=N for a published profile, or analytic with --gpu and --model
     #[arg(long, value_name = "COST|FILE", help_heading = "Cost")]
     pub cost: Option<String>,
-    /// With --cost analytic: h200, h100, a100, l40s, a6000, l4, rtx4090, t4, or a TOML file with ops_per_s, bytes_per_s and
-    /// link_bytes_per_s
+    /// With --cost analytic: h200, h100, a100, l40s, a6000, l4, rtx4090, t4, or a TOML file with ops_per_s, bytes_per_s and,
+    /// where they matter, link_bytes_per_s and memory_bytes
     #[arg(long, value_name = "GPU|FILE", help_heading = "Cost")]
     pub gpu: Option<String>,
     /// With --cost analytic: a preset, or a directory with config.json
@@ -218,13 +224,13 @@ pub struct Built {
 impl ScenarioArgs {
     /// The scenario that the options describe.
     pub fn build(&self) -> Result<Built> {
-        let input = length("--input-tokens", &self.input_tokens)?;
-        let output = length("--output-tokens", &self.output_tokens)?;
-        let (load, workload, longest) = self.load(&input, &output)?;
-        let num_requests = match (&load, self.num_requests) {
-            (_, Some(0)) => bail!("--num-requests: expected at least 1, found 0"),
-            (Load::Replay(requests), count) => count.unwrap_or(u64::MAX).min(requests.len() as u64),
-            (_, count) => count.unwrap_or(1000),
+        let (input, output, said) = self.lengths()?;
+        let (load, workload, longest) = self.load(&input, &output, &said)?;
+        let num_requests = match (&load, &input, self.num_requests) {
+            (_, _, Some(0)) => bail!("--num-requests: expected at least 1, found 0"),
+            (Load::Replay(requests), _, count) => count.unwrap_or(u64::MAX).min(requests.len() as u64),
+            (_, LengthDist::Listed(values), None) => values.len() as u64,
+            (_, _, count) => count.unwrap_or(1000),
         };
         if self.warmup_requests >= num_requests {
             bail!("--warmup-requests: {} leaves none of {num_requests} requests to count", self.warmup_requests);
@@ -257,11 +263,57 @@ impl ScenarioArgs {
         })
     }
 
-    fn load(&self, input: &LengthDist, output: &LengthDist) -> Result<(Load, String, usize)> {
+    /// A file with arrival times: the trace, or a dataset that is one.
+    fn recording(&self) -> Option<&PathBuf> {
+        self.trace.as_ref().or(self.dataset.as_ref().filter(|path| !is_dataset(path)))
+    }
+
+    /// Prompt and output lengths, and how a report calls them.
+    fn lengths(&self) -> Result<(LengthDist, LengthDist, String)> {
+        if let Some(path) = self.trace.as_ref().or(self.dataset.as_ref()) {
+            let given = [("--input-tokens", &self.input_tokens), ("--output-tokens", &self.output_tokens)];
+            if let Some((option, _)) = given.iter().find(|(_, given)| given.is_some()) {
+                bail!("{option}: the lengths come from {}; leave it out", path.display());
+            }
+        }
+        if let Some(path) = self.dataset.as_ref().filter(|path| is_dataset(path)) {
+            let samples = read_dataset(path)?;
+            let lengths = |of: &dyn Fn(&Sample) -> Option<u32>| -> Result<LengthDist> {
+                let values = samples.iter().map(of).collect::<Option<Vec<u32>>>().filter(|values| !values.is_empty());
+                let values = values.with_context(|| {
+                    format!(
+                        "--dataset: {} holds text, whose tokens are not known; make it with `strobe prepare-dataset`",
+                        path.display()
+                    )
+                })?;
+                Ok(LengthDist::Listed(values.into()))
+            };
+            let input = lengths(&|sample| match &sample.prompt {
+                Prompt::Ids(ids) => u32::try_from(ids.len()).ok(),
+                Prompt::Text(_) => None,
+            })?;
+            let output = lengths(&|sample| Some(sample.output_tokens))?;
+            return Ok((input, output, format!("lengths of {}", path.display())));
+        }
+        let [input, output] = [&self.input_tokens, &self.output_tokens].map(|text| text.as_deref().unwrap_or("128"));
+        let said = format!("{input} in, {output} out");
+        Ok((length("--input-tokens", input)?, length("--output-tokens", output)?, said))
+    }
+
+    fn load(&self, input: &LengthDist, output: &LengthDist, lengths: &str) -> Result<(Load, String, usize)> {
         let think_ns = time("--think-time", &self.think_time)?;
-        let lengths = format!("{} in, {} out", self.input_tokens, self.output_tokens);
         let longest = (input.nearly_longest() + output.nearly_longest()) as usize;
-        if let Some(path) = &self.trace {
+        if let Some(path) = self.recording() {
+            let own = [
+                ("--rate", self.rate.is_some()),
+                ("--arrival", self.arrival.is_some()),
+                ("--burstiness", self.burstiness.is_some()),
+                ("--concurrency", self.concurrency.is_some()),
+                ("--think-time", think_ns > 0.0),
+            ];
+            if let Some((option, _)) = own.iter().find(|(_, given)| *given) {
+                bail!("{option}: {} has arrival times of its own; leave it out, or use --rate-scale", path.display());
+            }
             let rate_scale = self.rate_scale.unwrap_or(1.0);
             if !(rate_scale > 0.0 && rate_scale.is_finite()) {
                 bail!("--rate-scale: expected a number above 0, found {rate_scale}");
@@ -374,59 +426,27 @@ impl ScenarioArgs {
         }
     }
 
-    fn analytic(&self) -> Result<CostModel> {
-        let names = || GPUS.map(|gpu| gpu.name).join(", ");
-        let (Some(gpu), Some(model)) = (&self.gpu, &self.model) else {
-            bail!("--cost analytic: on which GPU, with which model? Give --gpu ({}) and --model PRESET", names());
-        };
-        let gpu = match GPUS.iter().find(|known| known.name == gpu.as_str()) {
-            Some(known) => *known,
-            None => gpu_file(gpu).with_context(|| format!("--gpu: `{gpu}` is none of {} and no such file", names()))?,
-        };
-        let config = match strobe_model::preset(model) {
-            Some(preset) => preset.config(),
-            None => strobe_model::ModelConfig::from_dir(Path::new(model))
-                .with_context(|| format!("--model: `{model}` is neither a preset nor a directory with config.json"))?,
-        };
-        // 8-bit operations run at twice the 16-bit rate, 32-bit ones (as TF32) at half of it.
-        let (bytes, faster) = match self.dtype.as_str() {
-            "bfloat16" | "float16" => (2.0, 1.0),
-            "fp8" => (1.0, 2.0),
-            "float32" => (4.0, 0.5),
-            other => bail!("--dtype: no such type `{other}`; use bfloat16, float16, float32 or fp8"),
-        };
-        if self.tp == 0 {
-            bail!("--tp: expected at least 1, found 0");
-        }
-        let layers = config.num_hidden_layers as f64;
-        Ok(CostModel::Analytic(Analytic {
-            ops_per_s: gpu.ops_per_s * faster,
-            bytes_per_s: gpu.bytes_per_s,
-            link_bytes_per_s: gpu.link_bytes_per_s,
-            ranks: f64::from(self.tp),
-            weight_bytes: config.parameter_count() as f64 * bytes,
-            active_weights: config.active_parameters_per_token() as f64,
-            kv_bytes: config.kv_bytes_per_token(strobe_model::DType::F16) as f64 / 2.0 * bytes,
-            ops_per_pair: 4.0 * layers * (config.num_attention_heads * config.head_dim) as f64,
-            layers,
-            hidden_bytes: config.hidden_size as f64 * bytes.max(2.0),
-        }))
-    }
-
     /// The limits given, else those of the engine that was measured, else common ones.
     fn limits(&self, cost: &CostModel) -> EngineLimits {
-        let measured =
-            if let CostModel::Fitted { fitted, .. } = cost { fitted.limits.clone() } else { EngineLimits::default() };
+        let measured = match cost {
+            CostModel::Fitted { fitted, .. } => fitted.limits.clone(),
+            _ => EngineLimits::default(),
+        };
         let pick = |given: Option<usize>, measured: usize, common: usize| match (given, measured) {
             (Some(given), _) => given,
             (None, 0) => common,
             (None, measured) => measured,
         };
+        let tokens_per_block = pick(self.tokens_per_block, measured.tokens_per_block, 64);
+        let kv_blocks = match cost {
+            CostModel::Analytic(analytic) => analytic.cache_blocks(tokens_per_block).min(MOST_BLOCKS),
+            _ => measured.kv_blocks,
+        };
         EngineLimits {
             max_batch_size: pick(self.max_batch_size, measured.max_batch_size, 256),
             max_num_tokens: pick(self.max_num_tokens, measured.max_num_tokens, 8192),
-            tokens_per_block: pick(self.tokens_per_block, measured.tokens_per_block, 64),
-            kv_blocks: self.kv_cache_blocks.unwrap_or(measured.kv_blocks),
+            tokens_per_block,
+            kv_blocks: self.kv_cache_blocks.unwrap_or(kv_blocks),
         }
     }
 
@@ -665,20 +685,12 @@ impl ScenarioArgs {
     }
 }
 
-fn gpu_file(path: &str) -> Result<Gpu> {
-    #[derive(serde::Deserialize)]
-    struct File {
-        ops_per_s: f64,
-        bytes_per_s: f64,
-        link_bytes_per_s: Option<f64>,
-    }
-    let text = std::fs::read_to_string(path)?;
-    let file: File = toml::from_str(&text).map_err(|e| anyhow::anyhow!("{}", e.message()))?;
-    let link = file.link_bytes_per_s.unwrap_or(32e9);
-    if ![file.ops_per_s, file.bytes_per_s, link].iter().all(|v| *v > 0.0 && v.is_finite()) {
-        bail!("every rate must be a number above 0");
-    }
-    Ok(Gpu { name: "file", ops_per_s: file.ops_per_s, bytes_per_s: file.bytes_per_s, link_bytes_per_s: link })
+/// Whether a file is a benchmark's dataset, which has no arrival times.
+fn is_dataset(path: &Path) -> bool {
+    let mut line = String::new();
+    let read = std::fs::File::open(path).and_then(|file| BufReader::new(file).read_line(&mut line));
+    let first: Option<serde_json::Value> = read.ok().and_then(|_| serde_json::from_str(&line).ok());
+    first.is_some_and(|value| value.get("output_tokens").is_some())
 }
 
 /// A time in nanoseconds.

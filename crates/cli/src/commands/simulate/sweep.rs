@@ -1,13 +1,13 @@
 //! `strobe simulate sweep`.
 
+mod plots;
+
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use strobe_report::html::Page;
-use strobe_report::svg::{LineChart, LinePoint, LineSeries, Unit, lines};
 use strobe_sim::capacity::{in_parallel, interval};
-use strobe_sim::collector::{Answer, Collector, Summary};
+use strobe_sim::collector::{Answer, Collector, SloMetric, Summary};
 
 use super::scenario::{AdmissionChoice, Built, PolicyChoice, ScenarioArgs};
 use super::threads;
@@ -35,10 +35,27 @@ pub struct Args {
     /// File to write; without it the rows are printed
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     output_csv: Option<PathBuf>,
-    /// Also write plots as one page
+    /// Also write plots as one page: latencies with intervals, goodput maps, distributions
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     html: Option<PathBuf>,
+    /// Also write every plot as an SVG file into this directory
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    plots: Option<PathBuf>,
 }
+
+/// One point of the grid.
+struct Point {
+    /// The values of the axes.
+    chosen: Vec<String>,
+    /// What each replication found.
+    answers: Vec<Answer>,
+    /// Evenly spread quantiles of the first replication.
+    ttft_ms: Vec<f64>,
+    e2e_ms: Vec<f64>,
+}
+
+/// Quantiles that a distribution is drawn from.
+const QUANTILES: usize = 200;
 
 struct Axis {
     option: String,
@@ -72,8 +89,8 @@ fn set(args: &mut ScenarioArgs, option: &str, value: &str) -> Result<()> {
         "replicas" => args.replicas = number(option, value)?,
         "max-queue-delay" => args.max_queue_delay = Some(value.into()),
         "routing" => args.routing = value.into(),
-        "input-tokens" => args.input_tokens = value.into(),
-        "output-tokens" => args.output_tokens = value.into(),
+        "input-tokens" => args.input_tokens = Some(value.into()),
+        "output-tokens" => args.output_tokens = Some(value.into()),
         "policy" => args.policy = PolicyChoice::from_str(value, true).map_err(choice)?,
         "scheduler-policy" => args.scheduler_policy = Some(AdmissionChoice::from_str(value, true).map_err(choice)?),
         other => bail!("--vary: {other} can't be varied; see --help for those that can"),
@@ -88,7 +105,7 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("--vary: {count} points are more than {MOST_POINTS}; vary less");
     }
     [&args.output_csv, &args.html].into_iter().flatten().try_for_each(|path| run_dir::check_writable(path))?;
-    let mut points: Vec<(Vec<String>, Built)> = Vec::with_capacity(count);
+    let mut grid: Vec<(Vec<String>, Built)> = Vec::with_capacity(count);
     for index in 0..count {
         let mut rest = index;
         let mut options = args.scenario.clone();
@@ -102,26 +119,42 @@ pub fn run(args: &Args) -> Result<()> {
         }
         chosen.reverse();
         let built = options.build().with_context(|| format!("point {}", chosen.join(" ")))?;
-        points.push((chosen, built));
+        grid.push((chosen, built));
+    }
+    if let Some(dir) = &args.plots {
+        std::fs::create_dir_all(dir).with_context(|| format!("--plots: cannot create {}", dir.display()))?;
     }
     let bar = progress::kernels(count as u64);
     bar.set_message("points");
-    let answers = in_parallel(&points, threads(), |(_, built)| {
-        let found: Result<Vec<Answer>, _> = (0..args.replications)
-            .map(|number| Ok(built.scenario.replication(number).run(Collector::new(false))?.answer))
-            .collect();
+    let points = in_parallel(&grid, threads(), |(chosen, built)| {
+        let mut point = Point { chosen: chosen.clone(), answers: Vec::new(), ttft_ms: Vec::new(), e2e_ms: Vec::new() };
+        for number in 0..args.replications {
+            let mut collector = Collector::new(false);
+            point.answers.push(built.scenario.replication(number).run_collecting(&mut collector)?.answer);
+            if number == 0 {
+                point.ttft_ms = collector.quantiles_ms(SloMetric::Ttft, QUANTILES);
+                point.e2e_ms = collector.quantiles_ms(SloMetric::E2e, QUANTILES);
+            }
+        }
         bar.inc(1);
-        found
+        Ok(point)
     })?;
     bar.finish_and_clear();
     let mut csv = header(&axes);
-    for ((chosen, _), answers) in points.iter().zip(&answers) {
-        csv.push_str(&row(chosen, answers));
-    }
-    if let Some(path) = &args.html {
-        let chosen: Vec<&[String]> = points.iter().map(|(chosen, _)| chosen.as_slice()).collect();
-        run_dir::write_whole(path, page(&axes, &chosen, &answers).as_bytes())?;
-        output::note(&format!("plots in {}", path.display()));
+    points.iter().for_each(|point| csv.push_str(&row(&point.chosen, &point.answers)));
+    if args.html.is_some() || args.plots.is_some() {
+        let drawn = plots::Plots::new(&axes, &points, !args.scenario.slo.is_empty()).all();
+        if let Some(path) = &args.html {
+            run_dir::write_whole(path, plots::page(&drawn).as_bytes())?;
+            output::note(&format!("plots in {}", path.display()));
+        }
+        if let Some(dir) = &args.plots {
+            for plot in &drawn {
+                let path = dir.join(format!("{}.svg", plot.name));
+                run_dir::write_whole(&path, plot.svg.as_str().as_bytes())?;
+            }
+            output::note(&format!("{} plots in {}", drawn.len(), dir.display()));
+        }
     }
     match &args.output_csv {
         Some(path) => {
@@ -143,54 +176,6 @@ fn latency<'a>(answer: &'a Answer, name: &str) -> Option<&'a Summary> {
         "itl" => answer.itl_ms.as_ref(),
         _ => answer.e2e_ms.as_ref(),
     }
-}
-
-/// Every latency against the first axis that is numbers, a curve for each combination of the others.
-fn page(axes: &[Axis], chosen: &[&[String]], answers: &[Vec<Answer>]) -> String {
-    let across = axes.iter().position(|a| a.values.iter().all(|v| v.parse::<f64>().is_ok())).unwrap_or(0);
-    let number = |point: &[String]| point[across].parse::<f64>().ok();
-    let rest = |point: &[String]| {
-        let others = point.iter().zip(axes).enumerate().filter(|(i, _)| *i != across);
-        let said: Vec<String> = others.map(|(_, (value, axis))| format!("{} {value}", axis.option)).collect();
-        if said.is_empty() { "all".to_string() } else { said.join(", ") }
-    };
-    let x_label = axes[across].option.clone();
-    let chart = |title: &str, unit: Unit, value: &dyn Fn(&Answer) -> Option<f64>| {
-        let mut series: Vec<LineSeries> = Vec::new();
-        for (point, answers) in chosen.iter().zip(answers) {
-            let values: Vec<f64> = answers.iter().filter_map(value).collect();
-            let (Some(x), false) = (number(point), values.is_empty()) else { continue };
-            let (mean, bounds) = interval(&values);
-            let name = rest(point);
-            let index = series.iter().position(|s| s.name == name).unwrap_or_else(|| {
-                series.push(LineSeries { name, points: Vec::new() });
-                series.len() - 1
-            });
-            let interval = (values.len() > 1).then_some(bounds);
-            series[index].points.push(LinePoint { x, y: mean, interval });
-        }
-        lines(&LineChart {
-            title: title.into(),
-            x_label: x_label.clone(),
-            x_unit: Unit::Plain(String::new()),
-            unit,
-            series,
-        })
-    };
-    let mut page = Page::new("Simulated sweep").subtitle(std::env::args().skip(1).collect::<Vec<_>>().join(" "));
-    for name in LATENCIES {
-        page = page.section(name.to_uppercase());
-        for (at, pick) in [("p50", (|s| s.p50) as fn(&Summary) -> f64), ("p99", |s| s.p99)] {
-            let plot = chart(&format!("{name} {at}"), Unit::Time, &|a| latency(a, name).map(|s| pick(s) * 1e6));
-            page = page.svg(&plot);
-        }
-    }
-    page = page.section("Rates");
-    page = page.svg(&chart("requests per second", Unit::Plain("req/s".into()), &|a| Some(a.throughput.requests_per_s)));
-    let goodput = chart("goodput", Unit::Plain("req/s".into()), &|a| Some(a.goodput.requests_per_s));
-    page.svg(&goodput)
-        .svg(&chart("requests per iteration", Unit::Plain(String::new()), &|a| Some(a.batch.mean_requests)))
-        .finish()
 }
 
 fn header(axes: &[Axis]) -> String {
