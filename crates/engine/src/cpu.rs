@@ -155,6 +155,9 @@ impl CpuBackend {
         if !integers || config.moe.is_some() {
             cpu.reserve(widest_step(&config, limits), if integers { config.hidden_size } else { widest });
         }
+        if let Some((rows, inputs)) = latent::largest_product(&config, limits.tokens).filter(|_| !integers) {
+            cpu.reserve(rows, inputs);
+        }
         cpu.reserve_attention(shape, limits.positions);
         Ok(CpuBackend {
             rope: RopeTable { half: shape.head_dim / 2, cos, sin },

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::cpu::{Cpu, SharedMut};
+use crate::linear::check_stack;
 use crate::matrix::Matrix;
 use crate::quant_rows::QuantRows;
 use crate::rows::for_row_ranges;
@@ -185,9 +186,7 @@ impl Cpu {
 /// # Panics
 /// When there are not a weight and a bias for each expert.
 fn check_weights(pairs: &ExpertPairs, w: Matrix<'_>, bias: Option<&[f32]>) {
-    if let Some(last) = pairs.experts().checked_sub(1) {
-        w.nth(last).check();
-    }
+    check_stack(pairs.experts(), w);
     if let Some(bias) = bias {
         assert_eq!(bias.len(), pairs.experts() * w.n, "bias of expert_linear: experts * n");
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::cpu::{Cpu, SharedMut};
 use crate::gemm::{self, BlockedGemm, Gemv, Strips};
 use crate::matrix::{Elems, Layout, Matrix, PANEL};
+use crate::quant_rows::QuantRows;
 use crate::row_major::RowMajorTask;
 use crate::runs::{Runs, threads_for};
 use crate::simd::{Element, dispatch};
@@ -45,6 +46,29 @@ impl Cpu {
             assert_eq!(bias.len(), w.n, "bias of linear: n");
         }
         self.linear_runs(x, Runs::One(m), w, bias, out);
+    }
+
+    /// `out[i] = x[i] . w[i]^T` for `count` matrices `x` of equally many rows, one after the other, as are the weights in the
+    /// data of `w`.
+    ///
+    /// # Panics
+    /// When a length does not fit the shape.
+    pub fn stacked_linear(&mut self, x: &[f32], count: usize, w: Matrix<'_>, out: &mut [f32]) {
+        let rows = x.len() / (count * w.k).max(1);
+        assert_eq!(x.len(), count * rows * w.k, "x of stacked_linear: count * rows * k");
+        assert_eq!(out.len(), count * rows * w.n, "out of stacked_linear: count * rows * n");
+        check_stack(count, w);
+        self.linear_runs(x, Runs::Even { runs: count, rows }, w, None, out);
+    }
+
+    /// [`Cpu::stacked_linear`] of quantised rows and quantised weights.
+    ///
+    /// # Panics
+    /// When a length does not fit the shape, or the weight is not quantised.
+    pub fn stacked_linear_quantized(&mut self, x: &QuantRows, count: usize, w: Matrix<'_>, out: &mut [f32]) {
+        let rows = x.rows() / count.max(1);
+        check_stack(count, w);
+        self.quantized_runs(x, Runs::Even { runs: count, rows }, w, None, out);
     }
 
     /// `linear` of each run with its own weight; data and bias are those of all weights, one after the other. Lengths were
@@ -200,6 +224,14 @@ impl Cpu {
             }
         });
         self.run_tasks = tasks;
+    }
+}
+
+/// # Panics
+/// When there are not as many weights.
+pub(crate) fn check_stack(count: usize, w: Matrix<'_>) {
+    if let Some(last) = count.checked_sub(1) {
+        w.nth(last).check();
     }
 }
 

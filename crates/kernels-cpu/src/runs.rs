@@ -1,4 +1,4 @@
-//! Runs of rows that share a weight: all rows of an ordinary product, or those of each expert. The tasks of all runs are one
+//! Runs of rows that share a weight: all rows of an ordinary product, or those of each expert or head. The tasks of all runs are one
 //! region of the pool, so that no worker waits at the end of an expert.
 
 use std::ops::Range;
@@ -10,6 +10,8 @@ use crate::experts::ExpertPairs;
 pub(crate) enum Runs<'a> {
     /// So many rows, one weight.
     One(usize),
+    /// So many runs of as many rows each.
+    Even { runs: usize, rows: usize },
     /// The pairs of each expert.
     Experts(&'a ExpertPairs),
 }
@@ -19,6 +21,7 @@ impl Runs<'_> {
     pub(crate) fn count(&self) -> usize {
         match self {
             Runs::One(_) => 1,
+            Runs::Even { runs, .. } => *runs,
             Runs::Experts(pairs) => pairs.experts(),
         }
     }
@@ -27,6 +30,7 @@ impl Runs<'_> {
     pub(crate) fn rows(&self) -> usize {
         match self {
             Runs::One(rows) => *rows,
+            Runs::Even { runs, rows } => runs * rows,
             Runs::Experts(pairs) => pairs.len(),
         }
     }
@@ -35,6 +39,7 @@ impl Runs<'_> {
     pub(crate) fn within(&self, run: usize, block: &Range<usize>) -> Range<usize> {
         let rows = match self {
             Runs::One(rows) => 0..*rows,
+            Runs::Even { rows, .. } => run * rows..(run + 1) * rows,
             Runs::Experts(pairs) => pairs.of_expert(run),
         };
         let start = rows.start.clamp(block.start, block.end);

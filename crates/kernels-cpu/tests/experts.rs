@@ -212,3 +212,50 @@ fn a_tokens_answers_are_weighed_and_added_in_its_own_order() {
         }
     }
 }
+
+#[test]
+fn stacked_products_give_the_bits_of_single_ones() {
+    let (count, n, k) = (5, 45, 70);
+    let mut rng = Rng(11);
+    let weights: Vec<Vec<f32>> = (0..count).map(|_| rng.floats(n * k)).collect();
+    for rows in [1, 2, 13, 120] {
+        let x = rng.floats(count * rows * k);
+        for tier in Tier::available() {
+            let mut cpu = Cpu::new(tier, 2);
+            let mut out = vec![f32::NAN; count * rows * n];
+            let mut alone = vec![f32::NAN; rows * n];
+            for kind in KINDS {
+                let data = stacked(&weights, n, k, kind, Layout::Packed);
+                let elems = match kind {
+                    KvType::F32 => Elems::F32(&data.0),
+                    KvType::F16 => Elems::F16(&data.1),
+                    _ => Elems::Bf16(&data.2),
+                };
+                let matrix = Matrix { data: elems, n, k, layout: Layout::Packed };
+                cpu.stacked_linear(&x, count, matrix, &mut out);
+                for (i, x) in x.chunks_exact(rows * k).enumerate() {
+                    cpu.linear(x, rows, matrix.nth(i), None, &mut alone);
+                    assert_same_bits(
+                        &out[i * rows * n..][..rows * n],
+                        &alone,
+                        &format!("{tier:?} {kind:?} {rows} rows"),
+                    );
+                }
+            }
+            let one = packed_bytes(QuantKind::Int8, n, k);
+            let mut bytes = AlignedBuf::<u8>::zeroed(count * one);
+            for (values, bytes) in weights.iter().zip(bytes.chunks_exact_mut(one)) {
+                let row = |row: usize, out: &mut [f32]| out.copy_from_slice(&values[row * k..(row + 1) * k]);
+                cpu.quantize(QuantKind::Int8, row, n, k, bytes);
+            }
+            let matrix = Matrix { data: Elems::Int8(&bytes), n, k, layout: Layout::Packed };
+            let mut codes = QuantRows::new();
+            cpu.quantize_rows(&x, k, &mut codes);
+            cpu.stacked_linear_quantized(&codes, count, matrix, &mut out);
+            for (i, x) in x.chunks_exact(rows * k).enumerate() {
+                cpu.linear(x, rows, matrix.nth(i), None, &mut alone);
+                assert_same_bits(&out[i * rows * n..][..rows * n], &alone, &format!("{tier:?} int8 {rows} rows"));
+            }
+        }
+    }
+}
