@@ -132,7 +132,7 @@ impl ExpertTiles {
 }
 
 /// Pairs of each expert on average up to which each shape wins, measured by `microbench moe` with the shapes of Mixtral,
-/// GPT-OSS and Qwen3-MoE: those for 16 bits on any GPU, and on Hopper; beyond the last number it is the last shape.
+/// GPT-OSS and Qwen3-MoE (`bench/results/cuda-moe-tiles.txt`): those for 16 bits on any GPU, and on Hopper; beyond the last number it is the last shape.
 const ANY_ROWS: [(usize, ExpertTiles); 4] = {
     let [a, b, c, d] = ExpertTiles::TENSOR;
     [(12, a), (20, b), (180, c), (usize::MAX, d)]
