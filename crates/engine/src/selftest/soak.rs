@@ -280,6 +280,9 @@ pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     Ok(soak(&device, &alive, setups, requests, &mut rig.random, rig.cpu.threads()))
 }
 
+/// A model and the type of its weights.
+type Kind = (&'static str, DType);
+
 /// Makes a device with or without graphs that starts from GEMM choices made before.
 type MakeDevice<'a> = &'a dyn Fn(bool, Option<GemmChoices>) -> Device;
 
@@ -293,8 +296,8 @@ fn soak(
 ) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     // Choosing takes longer than the soak itself, and engines of one type choose the same.
-    let mut chosen: Vec<((&str, DType), GemmChoices)> = Vec::new();
-    let mut known: Vec<((&str, DType), LoadedModel, Vec<Visitor>, Heard)> = Vec::new();
+    let mut chosen: Vec<(Kind, GemmChoices)> = Vec::new();
+    let mut known: Vec<(Kind, LoadedModel, Vec<Visitor>, Heard)> = Vec::new();
     for setup in setups {
         let kind = (setup.model, setup.dtype);
         if !alive() {
