@@ -86,6 +86,8 @@ pub struct RegionCost {
     pub p90_error: f64,
     /// Standard deviation of the relative error, without the outermost twentieth.
     pub residual: f64,
+    /// What the median of them takes, in nanoseconds.
+    pub typical_ns: f64,
     /// Measured over predicted, in the order of time, in blocks of [`BLOCK`] neighbours: slow spells are kept whole.
     pub disturbances: Vec<f64>,
 }
@@ -181,10 +183,10 @@ impl Fitted {
         found.map_or(1.0, |r| (r.device.of(load) + r.host.of(load)).max(1.0))
     }
 
-    /// Measured over predicted of iterations of this kind, with the kind's number.
-    pub fn disturbances(&self, load: &StepLoad) -> (usize, &[f64]) {
+    /// How iterations of this kind are priced, where they were seen.
+    pub fn region(&self, load: &StepLoad) -> Option<&RegionCost> {
         let wanted = Region::of(load);
-        self.regions.iter().find(|r| r.region == wanted).map_or((0, &[]), |r| (wanted as usize, &r.disturbances))
+        self.regions.iter().find(|r| r.region == wanted)
     }
 
     /// Reads a cost file.
@@ -404,6 +406,12 @@ fn blocks(ratios: &[f64]) -> Vec<f64> {
     chosen.iter().map(|ratio| (ratio / mean * 1e4).round() / 1e4).collect()
 }
 
+fn typical(durations: impl Iterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = durations.collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
+
 fn quantile_abs(errors: &[f64], q: f64) -> f64 {
     let mut sorted: Vec<f64> = errors.iter().map(|e| e.abs()).collect();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -481,6 +489,7 @@ fn fit_region(region: Region, samples: &[Sample]) -> Option<RegionCost> {
         median_error: quantile_abs(&errors, 0.5),
         p90_error: quantile_abs(&errors, 0.9),
         residual: variance.sqrt(),
+        typical_ns: typical(wall.iter().map(|(load, _)| total.of(load))),
         disturbances: blocks(
             &wall.iter().map(|(load, t)| (t / total.of(load).max(1.0)).min(DISTURBED)).collect::<Vec<_>>(),
         ),

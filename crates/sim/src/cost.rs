@@ -6,7 +6,7 @@ use strobe_scheduler::scheduler::{Phase, Plan};
 use strobe_workload::Rng;
 
 use crate::analytic::Analytic;
-use crate::calibrate::{BLOCK, Fitted};
+use crate::calibrate::{BLOCK, Fitted, RegionCost};
 use crate::error::SimError;
 use crate::profile::OperatorTables;
 use crate::splitwise::PhaseTables;
@@ -152,25 +152,52 @@ pub enum CostModel {
 /// What is random in the costs of one server.
 pub struct Draws {
     rng: Rng,
-    /// For each kind of iterations the next of its measured disturbances.
-    walks: [usize; 3],
+    /// For each kind of iterations where its walk through the measured disturbances is.
+    walks: [Walk; 3],
 }
+
+/// A walk once around a block of neighbours, from anywhere in it.
+#[derive(Clone, Copy, Default)]
+struct Walk {
+    block: usize,
+    at: usize,
+    left: usize,
+}
+
+/// Longer iterations than so many usual ones are hardly disturbed.
+const MOST_AVERAGED: f64 = 32.0;
 
 impl Draws {
     /// The draws of server `number`.
     pub fn new(number: u32, seed: u64) -> Draws {
-        Draws { rng: Rng::new(seed, &format!("costs of replica {number}")), walks: [0; 3] }
+        Draws { rng: Rng::new(seed, &format!("costs of replica {number}")), walks: Default::default() }
     }
 
-    /// The next disturbance of a kind: neighbours follow each other until their block ends, then comes any other block.
-    fn disturbance(&mut self, (kind, ratios): (usize, &[f64])) -> f64 {
-        let (Some(next), false) = (self.walks.get_mut(kind), ratios.is_empty()) else { return 1.0 };
-        if next.is_multiple_of(BLOCK) || *next >= ratios.len() {
-            *next = self.rng.below(ratios.len().div_ceil(BLOCK) as u64) as usize * BLOCK;
+    /// The next disturbance of a kind: neighbours follow each other until their block was seen, then comes any other one.
+    fn disturbance(&mut self, kind: usize, ratios: &[f64]) -> f64 {
+        let Some(walk) = self.walks.get_mut(kind) else { return 1.0 };
+        if walk.left == 0 {
+            walk.block = self.rng.below(ratios.len().div_ceil(BLOCK) as u64) as usize;
+            walk.left = BLOCK.min(ratios.len() - walk.block * BLOCK);
+            walk.at = self.rng.below(walk.left as u64) as usize;
         }
-        let ratio = ratios.get(*next).copied().unwrap_or(1.0);
-        *next += 1;
+        let length = BLOCK.min(ratios.len() - walk.block * BLOCK);
+        let ratio = ratios[walk.block * BLOCK + walk.at % length];
+        walk.at += 1;
+        walk.left -= 1;
         ratio
+    }
+
+    /// How much longer than usual an iteration is that usually takes `ns`. One that is longer than those measured goes
+    /// through several disturbances, which even out.
+    fn slowness(&mut self, region: &RegionCost, ns: f64) -> f64 {
+        if region.disturbances.is_empty() {
+            return 1.0;
+        }
+        let several = (ns / region.typical_ns.max(1.0)).round().clamp(1.0, MOST_AVERAGED);
+        let sum: f64 =
+            (0..several as usize).map(|_| self.disturbance(region.region as usize, &region.disturbances)).sum();
+        sum / several
     }
 }
 
@@ -180,8 +207,9 @@ impl CostModel {
         match self {
             CostModel::Linear(linear) => linear.ns(load),
             CostModel::Fitted { fitted, noise, scale } => {
-                let ratio = if *noise { draws.disturbance(fitted.disturbances(load)) } else { 1.0 };
-                fitted.ns(load) * ratio * scale
+                let ns = fitted.ns(load);
+                let region = if *noise { fitted.region(load) } else { None };
+                ns * scale * region.map_or(1.0, |region| draws.slowness(region, ns))
             }
             CostModel::Tables(tables) => tables.ns(load),
             CostModel::Phases(tables) => tables.ns(load),
@@ -197,6 +225,32 @@ impl CostModel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::calibrate::Region;
+    use crate::fit::Form;
+
+    #[test]
+    fn disturbances_come_in_blocks_and_long_iterations_are_disturbed_less() {
+        let mut draws = Draws::new(0, 1);
+        let ratios: Vec<f64> = (0..80).map(f64::from).collect();
+        let drawn: Vec<f64> = (0..800).map(|_| draws.disturbance(0, &ratios)).collect();
+        let neighbours = drawn.windows(2).filter(|pair| pair[1] == pair[0] + 1.0).count();
+        assert!(neighbours > 700, "{neighbours}");
+        assert!(ratios.iter().all(|ratio| drawn.contains(ratio)));
+        let region = RegionCost {
+            region: Region::Prompts,
+            device: Form::default(),
+            host: Form::default(),
+            samples: 2,
+            median_error: 0.0,
+            p90_error: 0.0,
+            residual: 0.0,
+            typical_ns: 1e6,
+            disturbances: vec![0.5, 1.5],
+        };
+        let usual: Vec<f64> = (0..10).map(|_| draws.slowness(&region, 1e6)).collect();
+        assert!(usual.contains(&0.5) && usual.contains(&1.5));
+        assert_eq!(draws.slowness(&region, 20e6), 1.0);
+    }
 
     #[test]
     fn linear_costs_are_read_and_bad_ones_named() {
