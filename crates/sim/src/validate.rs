@@ -49,7 +49,7 @@ pub struct LoadComparison {
     pub load: String,
     /// Whether the cost was fitted on these runs.
     pub fitted: bool,
-    /// The run directories.
+    /// The names of the run directories.
     pub runs: Vec<String>,
     /// Completed requests.
     pub requests: usize,
@@ -161,6 +161,10 @@ fn scenario_of(run: &Run, fitted: &Arc<Fitted>) -> Result<Scenario, SimError> {
     })
 }
 
+fn run_name(path: &Path) -> String {
+    path.file_name().map_or(path.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
 /// Mean, median and p99.
 fn three(distribution: &Distribution) -> [f64; 3] {
     [distribution.average, distribution.p50, distribution.p99]
@@ -210,7 +214,7 @@ fn compare(load: &str, runs: &[&Run], is_fitted: bool, fitted: &Arc<Fitted>) -> 
     Ok(LoadComparison {
         load: load.to_string(),
         fitted: is_fitted,
-        runs: runs.iter().map(|run| run.path.display().to_string()).collect(),
+        runs: runs.iter().map(|run| run_name(&run.path)).collect(),
         requests: real.num_requests,
         slowness: runs.iter().map(|run| calibrate::slowness(fitted, run)).collect(),
         metrics: compared,
