@@ -645,3 +645,35 @@ const FEW_TOKENS: usize = 16;
 const MOST_SHARED: usize = 64 << 10;
 /// Elements of a row that a thread sums, where rows have whole groups of them.
 const SUM_GROUP: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_for_the_tiles_of_any_load() {
+        let shapes = ExpertTiles::TENSOR.iter().chain(&ExpertTiles::HOPPER).chain([&ExpertTiles::PAIRS]);
+        for tiles in shapes {
+            for (pairs, experts) in [(1, 8), (7, 8), (8, 8), (100, 8), (1000, 3), (129, 128), (5000, 1)] {
+                let of = |loads: &[usize]| loads.iter().map(|load| load.div_ceil(tiles.rows)).sum::<usize>();
+                let most = tiles.most(pairs, experts);
+                let mut skewed = vec![1; experts.min(pairs)];
+                skewed[0] = pairs - (skewed.len() - 1);
+                let even: Vec<usize> = (0..experts).map(|e| (pairs + e) / experts).collect();
+                for loads in [&skewed, &even] {
+                    assert_eq!(loads.iter().sum::<usize>(), pairs);
+                    assert!(of(loads) <= most, "{tiles:?}: {loads:?} make {} tiles, room for {most}", of(loads));
+                }
+                // Not much more than can happen.
+                assert!(most <= pairs.div_ceil(tiles.rows) + experts.min(pairs), "{tiles:?} {pairs} {experts}");
+            }
+        }
+    }
+
+    #[test]
+    fn shared_memory_fits_every_architecture() {
+        // The least of all is 99 KiB for a block of compute capability 8.6 and 8.9; Hopper has 227.
+        assert!(ExpertTiles::TENSOR.iter().all(|tiles| tiles.shared_bytes() <= 99 << 10));
+        assert!(ExpertTiles::HOPPER.iter().all(|tiles| tiles.shared_bytes() <= 227 << 10));
+    }
+}
