@@ -18,10 +18,10 @@ git diff --quiet HEAD -- crates Cargo.toml || commit="$commit with local changes
 # validate MODEL DTYPE TURNS SECONDS
 validate() {
   [[ "$1" =~ ${ONLY:-.} ]] || return 0
-  local engine="$work/$1" options="--turns $3 --seconds $4"
+  local engine="$work/$1" runs="$work/$1-runs" options="--turns $3 --seconds $4"
   [ -d "$engine" ] || "$strobe" build --model "$1" --dtype "$2" --output-dir "$engine"
   # A prediction that misses its limits ends with 1, and is a result all the same.
-  "$strobe" simulate validate --engine-dir "$engine" $options --json > "$work/$1.json" || [ -s "$work/$1.json" ]
+  "$strobe" simulate validate --engine-dir "$engine" $options --output-dir "$runs" --json > "$work/$1.json" || [ -s "$work/$1.json" ]
   { printf '{"name": "sim-validate-%s",\n"commit": "%s",\n"command": "strobe simulate validate --engine-dir %s %s",\n"dtype": "%s",\n"report": ' \
       "$1" "$commit" "$1" "$options" "$2"
     cat "$work/$1.json"; printf '}\n'; } > "$root/bench/results/sim-validate-$1.json"

@@ -1,4 +1,4 @@
-"""Puts bench/results/cpu-peers*.json into the README."""
+"""Puts bench/results/cpu-peers*.json into the README, and moe-peers.json into docs/moe.md."""
 
 import json
 import sys
@@ -44,22 +44,33 @@ def scaling(result):
     return f"\nMatrix products on {result['threads']} threads against one, median and range over the shapes: {', '.join(words)}."
 
 
+HEAD = ["| | type | strobe | of the limit | peer | strobe is faster by |", "|---|---|---|---|---|---|"]
+
+
+def conditions(results):
+    turns = sorted({result["repeats"] for result in results})
+    commits = sorted({result["commit"][:7] for result in results})
+    threads = sorted({result["threads"] for result in results})
+    several = [" or ".join(map(str, values)) for values in (turns, threads, commits)]
+    return ("\nMedians of {} turns in which the machine was steady (peaks are read around every run), {} threads, commit "
+            "{}.".format(*several))
+
+
 def main():
     files = sorted((ROOT / "bench/results").glob("cpu-peers*.json"), key=lambda path: (len(path.name), path.name))
     results = [json.loads(path.read_text()) for path in files]
-    lines = ["| | type | strobe | of the limit | peer | strobe is faster by |", "|---|---|---|---|---|---|"]
-    lines += [row for result in results for row in rows(result)]
+    lines = HEAD + [row for result in results for row in rows(result)]
     for depth in (result["depth"] for result in results if "depth" in result):
         near, far = depth["context"]
         lines.append(f"\nDecoding at {far:,} tokens of context takes {depth['slowdown']['median']:.2f} times as long as at {near}; the "
                      f"bytes alone would make it {depth['bytes_implied_slowdown']:.2f}.")
     lines += [scaling(result) for result in results if "scaling" in result]
-    turns = sorted({result["repeats"] for result in results})
-    commits = sorted({result["commit"][:7] for result in results})
-    threads = sorted({result["threads"] for result in results})
-    several = [" or ".join(map(str, values)) for values in (turns, threads, commits)]
-    lines.append("\nMedians of {} turns in which the machine was steady (peaks are read around every run), {} threads, commit {}.".format(*several))
+    lines.append(conditions(results))
     replace(ROOT / "README.md", "cpu-peers", "\n".join(lines))
+    experts = ROOT / "bench/results/moe-peers.json"
+    if experts.exists():
+        result = json.loads(experts.read_text())
+        replace(ROOT / "docs/moe.md", "moe-peers", "\n".join([*HEAD, *rows(result), conditions([result])]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """strobe beside the other CPU engines of PyPI: same shapes, same machine, turn about.
 
-    bench/peers/run.py [--only NAME,..] [--peers NAME,..] [--repeats 7] [--strobe target/release/strobe]
+    bench/peers/run.py [--model NAME] [--only NAME,..] [--peers NAME,..] [--repeats 7] [--strobe target/release/strobe]
 
 Makes a private virtual environment (--venv), installs the engines there by name, makes a TinyLlama of random weights in
 each format (--work, about 20 GB; what an earlier call left there is used again), and lets strobe and one engine at a
@@ -10,6 +10,9 @@ which it changed by more than 15 % is repeated, and shares of a limit stand agai
 over the turns, their spread, and the median of the ratios of each turn go to bench/results/cpu-peers.json and
 cpu-peers.svg; what could not run is listed there with its reason. Needs Python 3.10 or later, a C++ compiler for
 llama.cpp, and a machine that has nothing else to do: half an hour on 2 cores, once models and engines are there.
+
+--model mixtral-small lets llama.cpp run a small mixture of experts instead, prefill and decode; that result is
+bench/results/moe-peers.json.
 
 --rehearse takes a model of two small layers and two repeats: it tests this script and measures nothing worth keeping.
 """
@@ -26,7 +29,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-TINYLLAMA = dict(vocab=32000, hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4, context=16384)
+SHAPES = {
+    "tinyllama-1.1b": dict(vocab=32000, hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4, context=16384),
+    "mixtral-small": dict(vocab=32000, hidden=512, intermediate=1024, layers=8, heads=8, kv_heads=4, context=4096,
+                          experts=8, experts_per_token=2),
+}
 REHEARSAL = dict(vocab=512, hidden=256, intermediate=512, layers=2, heads=8, kv_heads=2, context=16384)
 
 # strobe's type, how it is built, and the formats of the peers that stand beside it.
@@ -75,7 +82,8 @@ def arguments():
     parser.add_argument("--venv", type=Path, default=cache_dir() / "venv", help="environment of the peers")
     parser.add_argument("--torch-python", type=Path, help="a Python with torch and transformers instead of --venv's")
     parser.add_argument("--work", type=Path, default=cache_dir() / "work", help="where models and engines go")
-    parser.add_argument("--output", type=Path, default=ROOT / "bench/results/cpu-peers.json")
+    parser.add_argument("--output", type=Path, help="default: cpu-peers.json or moe-peers.json in bench/results")
+    parser.add_argument("--model", choices=SHAPES, default="tinyllama-1.1b")
     parser.add_argument("--only", default="", help=f"some of {', '.join([*WORKLOADS, *OWN])}")
     parser.add_argument("--types", default="", help=f"some of {', '.join(TYPES)}")
     parser.add_argument("--peers", default="", help=f"some of {', '.join(PEERS)}")
@@ -89,14 +97,24 @@ def arguments():
         if unknown:
             parser.error(f"--{option}: there is no `{unknown[0]}`; there are {', '.join(known)}")
         setattr(args, option, names or list(known))
+    args.shape = REHEARSAL if args.rehearse else SHAPES[args.model]
+    args.name = "moe-peers" if "experts" in args.shape else "cpu-peers"
+    if "experts" in args.shape:
+        args.only = [name for name in args.only if name in ("prefill", "decode")]
+        args.peers = [name for name in args.peers if name == "llama.cpp"]
+        if not args.only or not args.peers:
+            parser.error(f"{args.model} has the workloads prefill and decode, and the peer llama.cpp")
+        args.work = args.work / args.model
+    if args.rehearse:
+        args.work = args.work / "rehearsal"
+    results = args.work if args.rehearse else ROOT / "bench/results"
+    args.output = args.output or results / f"{args.name}.json"
     # Programs run in --work.
     args.strobe, args.work, args.output = args.strobe.resolve(), args.work.resolve(), args.output.resolve()
     if not args.strobe.is_file():
         parser.error(f"{args.strobe} is not there; build it with `cargo build --release`, or name it with --strobe")
     if args.rehearse:
         args.repeats = 2
-        if args.output == parser.get_default("output"):
-            args.output = args.work / "rehearsal/cpu-peers.json"
     elif args.repeats < 7:
         parser.error("--repeats must be at least 7: the machine is never quiet")
     return args
@@ -177,8 +195,9 @@ class Strobe:
         engine = f"engine-{kind}"
         if not (self.args.work / engine / "config.json").exists():
             print(f"building {engine}", flush=True)
-            self.call("build", "--model", "model-bf16.gguf", *TYPES[kind][0], "--max-seq-len", "8448", "--output-dir",
-                      engine, "--device", "cpu")
+            # An engine of experts is made from strobe's own preset of the same shapes.
+            model = [self.args.model] if "experts" in self.shape else ["model-bf16.gguf", "--max-seq-len", "8448"]
+            self.call("build", "--model", *model, *TYPES[kind][0], "--output-dir", engine, "--device", "cpu")
         return engine
 
     def peak(self, kind, limit):
@@ -385,21 +404,20 @@ def make_model(args, peer, file_type, shape, found):
 
 def main():
     args = arguments()
-    shape = REHEARSAL if args.rehearse else TINYLLAMA
-    if args.rehearse:
-        args.work = args.work / "rehearsal"
+    shape = args.shape
     args.work.mkdir(parents=True, exist_ok=True)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     found = install(args)
     skip("onnxruntime", "it runs graphs that other tools export from a trained checkpoint, and there is none here")
-    make_model(args, "llama.cpp", "bf16", shape, found)  # what strobe builds its engines from
+    if "experts" not in shape:
+        make_model(args, "llama.cpp", "bf16", shape, found)  # what strobe builds its engines from
     strobe = Strobe(args, shape)
     git = ["git", "-C", ROOT]
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     if subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "crates", "Cargo.toml"]).returncode:
         commit += " with local changes"
     result = {
-        "name": "cpu-peers", "commit": commit, "command": " ".join(["bench/peers/run.py", *sys.argv[1:]]),
+        "name": args.name, "commit": commit, "command": " ".join(["bench/peers/run.py", *sys.argv[1:]]),
         "machine": json.loads(strobe.call("doctor", "--json", "--threads", str(args.threads))), "shape": shape,
         "threads": args.threads, "repeats": args.repeats,
         "peers": {peer: version for peer, (_, version) in found.items()},
