@@ -113,20 +113,20 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> 
         // Send what is due and fits.
         let in_flight = next - ended;
         let mut due = Vec::new();
-        let now = clock.now(); // what is due goes out together
+        let now = clock.now(); // what is due arrives together
         while next < jobs.len() && in_flight + due.len() < load.concurrency {
             let arrival = start.saturating_add(load.arrivals_ns.get(next).copied().unwrap_or(0));
             if load.open_loop && arrival > now {
                 break;
             }
-            let job = &jobs[next];
+            let (job, sent) = (&jobs[next], clock.now());
             run.records.push(RequestRecord {
                 id: next as u64,
                 task_id: job.task_id,
                 num_input_tokens: job.prompt.len() as u32,
                 arrival_ns: if load.open_loop { arrival } else { now },
-                sent_ns: now,
-                queued_ns: now,
+                sent_ns: sent,
+                queued_ns: sent,
                 first_scheduled_ns: None,
                 token_times_ns: Vec::with_capacity(job.output_tokens as usize),
                 output_ids: Vec::with_capacity(job.output_tokens as usize),
