@@ -404,13 +404,20 @@ impl ScenarioArgs {
         let Some(cost) = &self.cost else {
             bail!("--cost: how long does an iteration take? Give {FORMS}, or a file of `strobe simulate calibrate`");
         };
+        let path = Path::new(cost);
+        let fitted = if path.is_file() { Some(Fitted::read(path)?) } else { None };
+        if let (Some(fitted), Some(model)) = (&fitted, &self.model) {
+            let own = fitted.engine.get("model_name").and_then(|name| name.as_str()).unwrap_or("another engine");
+            bail!(
+                "--model: {cost} was measured on {own} and prices that engine only; leave --model out, or calibrate on runs of {model}"
+            );
+        }
         if cost != "analytic" && (self.gpu.is_some() || self.model.is_some()) {
             bail!("--gpu and --model: only --cost analytic asks for them; leave them out");
         }
-        let path = Path::new(cost);
-        if path.is_file() {
+        if let Some(fitted) = fitted {
             let noise = self.cost_noise.is_none_or(|switch| switch.on());
-            return Ok(CostModel::Fitted { fitted: Arc::new(Fitted::read(path)?), noise, scale: 1.0 });
+            return Ok(CostModel::Fitted { fitted: Arc::new(fitted), noise, scale: 1.0 });
         }
         if self.cost_noise.is_some() {
             bail!("--cost-noise: only a cost file knows how much iterations vary");
