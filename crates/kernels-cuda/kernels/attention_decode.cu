@@ -20,6 +20,7 @@ struct DecodeParams {
     float *partials; // [span][kv head and chunk of its group][split][HEADS * (D + 2)]
     u32 *counters;   // [span][kv head and chunk of its group], all 0 between launches
     const float *sinks; // of each query head; null: none
+    u8 *spent;       // `spent_lines` lines of 128 bytes that nobody reads any more
     u64 qkv_stride;  // elements
     u64 out_stride;
     u32 heads;
@@ -32,7 +33,16 @@ struct DecodeParams {
     u32 splits;
     u32 min_keys;    // no split gets fewer keys than about this
     float scale;     // of scores, times log2(e)
+    u32 spent_lines; // 0 where the launch before may still run
 };
+
+// What earlier kernels left behind in L2 would be written to memory as the cache streams through, though nobody reads it.
+DEVICE void drop_spent(u8 *spent, u32 lines) {
+    u32 blocks = gridDim.x * gridDim.y * gridDim.z, each = (lines + blocks - 1) / blocks;
+    u32 block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x, end = min(lines, (block + 1) * each);
+    for (u32 line = block * each + threadIdx.x; line < end; line += blockDim.x)
+        asm volatile("discard.global.L2 [%0], 128;" ::"l"(spent + (u64)line * 128) : "memory");
+}
 
 // What the tensor cores multiply: e4m3 is exact in f16.
 template <typename T, typename KV> struct Product {
@@ -233,6 +243,7 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
     float *sums = totals + warps * HEADS;     // [warps][HEADS][STRIDE]
     u8 *fresh = (u8 *)(sums + warps * HEADS * STRIDE); // [4][2 * D]: the new key, its value, cosines and sines
 
+    if (p.spent_lines > 0) drop_spent(p.spent, p.spent_lines);
     SeqSpan span = p.spans[blockIdx.y];
     u32 kv_head = blockIdx.x, chunk = 0;
     if (p.chunks > 1) {

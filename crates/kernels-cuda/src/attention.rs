@@ -15,6 +15,8 @@ const ROWS: &str = "attention_rows.cu";
 const MIN_KEYS_PER_SPLIT: u32 = 256;
 /// Most splits of a span: the lanes of a warp, which weigh them against each other.
 const MAX_SPLITS: usize = 32;
+/// Bytes of a line of L2.
+const LINE: usize = 128;
 /// Blocks per multiprocessor that splitting aims at: with many warps each they keep the memory busy.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 /// Where spans can be longer than this, more blocks than that, so that a long one among short ones is no straggler.
@@ -141,6 +143,7 @@ struct DecodeParams {
     partials: u64,
     counters: u64,
     sinks: u64,
+    spent: u64,
     qkv_stride: u64,
     out_stride: u64,
     heads: u32,
@@ -153,6 +156,7 @@ struct DecodeParams {
     splits: u32,
     min_keys: u32,
     scale: f32,
+    spent_lines: u32,
 }
 
 /// Kernels of one shape of heads.
@@ -161,12 +165,21 @@ enum Kernels {
     Plain(Function),
 }
 
+/// See [`Attention::set_spent`].
+#[derive(Clone, Copy, Default)]
+struct Spent {
+    memory: DevicePtr,
+    bytes: usize,
+    row: usize,
+}
+
 /// Fused attention for one shape of heads.
 pub struct Attention {
     config: AttentionConfig,
     shape: Shape,
     multiprocessors: usize,
     warps: Option<usize>,
+    spent: Option<Spent>,
     kernels: Kernels,
 }
 
@@ -265,7 +278,13 @@ impl Attention {
                 counters,
             }
         };
-        Ok(Attention { config, shape, multiprocessors, warps: None, kernels })
+        Ok(Attention { config, shape, multiprocessors, warps: None, spent: None, kernels })
+    }
+
+    /// Of `memory` of so many bytes, `row` for each span, what is there when `decode` begins is never read again. So L2
+    /// need not write it to memory while keys and values stream through.
+    pub fn set_spent(&mut self, memory: DevicePtr, bytes: usize, row: usize) {
+        self.spent = memory.is_multiple_of(LINE as u64).then_some(Spent { memory, bytes, row });
     }
 
     /// Let blocks of `decode` have this many warps, instead of as many as suit the number of spans. For measurements.
@@ -408,6 +427,10 @@ impl Attention {
                 pairs * splits
             )));
         }
+        let warps = self.warps.unwrap_or_else(|| warps_for(pairs, self.multiprocessors, self.shape.max_warps));
+        // Where blocks wait for places anyway there is nothing to begin early, and those that do slow the launch down.
+        let at_once = runs_at_once(pairs, warps, self.multiprocessors, self.shape.max_warps);
+        let spent = self.spent.filter(|_| !at_once).unwrap_or_default();
         let params = DecodeParams {
             qkv: args.qkv,
             kv: args.kv,
@@ -419,6 +442,7 @@ impl Attention {
             partials: partials.ptr(),
             counters: counters.ptr(),
             sinks: args.sinks,
+            spent: spent.memory,
             qkv_stride: args.q_stride as u64,
             out_stride: args.out_stride as u64,
             heads: self.config.heads as u32,
@@ -431,14 +455,12 @@ impl Attention {
             splits: splits as u32,
             min_keys: MIN_KEYS_PER_SPLIT,
             scale: self.scale(),
+            spent_lines: ((args.span_count * spent.row).min(spent.bytes) / LINE) as u32,
         };
-        let warps = self.warps.unwrap_or_else(|| warps_for(pairs, self.multiprocessors, self.shape.max_warps));
         // Splits that a span has no keys for come last, where they hold nothing up.
         let grid = (self.blocks_per_span() as u32, args.span_count as u32, splits as u32);
         let launch = Launch { grid, ..Launch::grid(1, 32 * warps as u32) };
         let launch = launch.shared(self.shape.decode_shared(warps));
-        // Where blocks wait for places anyway there is nothing to begin early, and those that do slow the launch down.
-        let at_once = runs_at_once(pairs, warps, self.multiprocessors, self.shape.max_warps);
         gpu.launch(function, if at_once { launch.overlapping() } else { launch }, kernel_args![params])
     }
 

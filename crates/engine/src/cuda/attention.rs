@@ -47,6 +47,13 @@ impl AttentionOps {
         LatentOps::new(gpu, latent).map(AttentionOps::Latent)
     }
 
+    /// See [`Attention::set_spent`]; latent attention reads too little for it to matter.
+    pub fn set_spent(&mut self, memory: DevicePtr, bytes: usize, row: usize) {
+        if let AttentionOps::Heads(ops) = self {
+            ops.set_spent(memory, bytes, row);
+        }
+    }
+
     /// Query tokens of one tile of [`AttentionOps::prefill`].
     pub fn tokens_per_tile(&self) -> usize {
         match self {

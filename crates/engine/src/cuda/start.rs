@@ -97,7 +97,7 @@ impl CudaBackend {
         let kv_dtype = if build.kv_cache == KvCacheType::Fp8 { KvDtype::Fp8 } else { KvDtype::Same };
         let block_tokens = build.cache_block_tokens();
         let before = gpu.memory()?.0;
-        let attention = AttentionOps::new(&gpu, &config, precision, kv_dtype, block_tokens, 2 * limits.requests)?;
+        let mut attention = AttentionOps::new(&gpu, &config, precision, kv_dtype, block_tokens, 2 * limits.requests)?;
         let through_memory = unfused_config(&config, precision, kv_dtype, block_tokens);
         let unfused = if build.context_fmha { None } else { Some(UnfusedAttention::new(&gpu, through_memory)?) };
         let sample = SampleOps::new(&gpu, limits.sampled)?;
@@ -112,6 +112,8 @@ impl CudaBackend {
             build.context_fmha,
             words,
         )?;
+        // The activation of the layer before: its product has read it.
+        attention.set_spent(buffers.act.ptr(), buffers.act.bytes(), buffers.act.bytes() / limits.tokens.max(1));
         let experts = Experts::new(&gpu, &config, limits, precision, options.perfect_router)?;
         let expert_bytes = experts.as_ref().map_or(0, Experts::bytes);
         let counts = experts.as_ref().map_or(0, Experts::count);
