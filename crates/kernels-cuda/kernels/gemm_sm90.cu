@@ -16,6 +16,7 @@ struct GemmParams {
     const float *bias;     // [n], or null
     const float *x_scales; // e4m3 only: one per row, or one in all
     const float *w_scales; // e4m3 only: one per column, or one in all
+    u64 *maxima;           // [m][tiles of columns]: the largest value of each row in each tile and its column; or null
     u32 x_scale_stride;    // 1 or 0
     u32 w_scale_stride;
     u32 m, n;
@@ -486,6 +487,37 @@ DEVICE void gemm(const TensorMap &x_map, const TensorMap &w_map, const TensorMap
     }
 }
 
+// The first of the largest values of each row of 64 x N sums, as the sampler keeps them: a value's bits, then its column.
+// Where there is none above minus infinity the column is that of nobody.
+template <int N> DEVICE void keep_maxima(const GemmParams &p, const float (&d)[N / 2], u32 row, u32 column, u32 lane, u32 tile, u32 tiles) {
+    const u32 first = column + 2 * (lane & 3);
+#pragma unroll
+    for (int high = 0; high < 2; high++) {
+        float best = -infinity();
+        u32 at = ~0u;
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) {
+            const float value = d[4 * (i / 2) + 2 * high + i % 2];
+            const u32 id = first + 8 * (i / 2) + i % 2;
+            if (value > best && id < p.n) {
+                best = value;
+                at = id;
+            }
+        }
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2) {
+            const float other = __shfl_xor_sync(FULL_WARP, best, step);
+            const u32 other_at = __shfl_xor_sync(FULL_WARP, at, step);
+            if (other > best || (other == best && other_at < at)) {
+                best = other;
+                at = other_at;
+            }
+        }
+        const u32 mine = row + 8 * high + (lane >> 2);
+        if ((lane & 3) == 0 && mine < p.m) p.maxima[(u64)mine * tiles + tile] = ((u64)__float_as_uint(best) << 32) | at;
+    }
+}
+
 // The same with the two warpgroups taking turns: each multiplies whole tiles, and while it writes one, the other has the
 // tensor cores. Worth it where a multiprocessor has several tiles to do; no clusters.
 DEVICE void wait_for_turn(u32 group) { asm volatile("bar.sync %0, 256;" ::"r"(2 + group) : "memory"); }
@@ -601,6 +633,10 @@ DEVICE void gemm_in_turns(const TensorMap &x_map, const TensorMap &w_map, const 
             if (lane == 0) barrier_arrive(empty + 8 * before);
             skip_tile();
             const u32 column = at.column_tile * tile_width, row = at.row_tile * Shape::ROWS + warp * 16;
+            if (p.maxima) {
+                keep_maxima<N>(p, upper, row, column, lane, at.column_tile, column_tiles);
+                keep_maxima<N>(p, lower, row + 64, column, lane, at.column_tile, column_tiles);
+            }
             Epilogue<N, false, false> rest{p, &out_map, staging, 0, 0, row, column, width + column, lane, turn, 1.0f, 1.0f};
             rest.run(upper, column);
             rest.row += 64;

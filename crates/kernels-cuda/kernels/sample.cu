@@ -399,6 +399,22 @@ KERNEL __launch_bounds__(ARGMAX_THREADS) argmax_f32(const float *logits, u32 voc
     take_maximum(Row{logits + (u64)blockIdx.y * vocab, vocab, 0}, Tokens{out, host}, partials, counters, s);
 }
 
+// The same where a product has kept the maximum of each of its tiles; a warp for each row.
+KERNEL __launch_bounds__(ARGMAX_THREADS) argmax_tiles(const u64 *maxima, u32 tiles, u32 rows, u32 *out, u32 *host) {
+    allow_next();
+    wait_for_previous();
+    u32 row = blockIdx.x * (ARGMAX_THREADS / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    Best best = {-infinity(), NOBODY};
+    for (u32 tile = lane; tile < tiles; tile += WARP) {
+        u64 kept = maxima[(u64)row * tiles + tile];
+        Best other = {__uint_as_float((u32)(kept >> 32)), (u32)kept};
+        if (beats(other, best)) best = other;
+    }
+    best = warp_best(best);
+    if (lane == 0) Tokens{out, host}.put(row, best.id == NOBODY ? 0 : best.id);
+}
+
 // Only the first block of a row draws; all of them look for a maximum. Dynamic shared memory: scratch, a bit per id.
 KERNEL __launch_bounds__(THREADS)
     sample_f32(const float *logits, u32 vocab, const Draw *draws, const u32 *banned, u32 *out, u32 *host, u64 *partials,

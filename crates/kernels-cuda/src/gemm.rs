@@ -65,6 +65,9 @@ pub struct GemmArgs {
     pub epilogue: GemmEpilogue,
     /// f32 `[n]`, added before anything else.
     pub bias: Option<DevicePtr>,
+    /// u64 `[m][n / columns of the tile]`, rounded up: gets the largest value of each row in each tile, and its column, for
+    /// [`crate::SampleOps::argmax_tiles`]. Only where [`OwnGemm::keeps_maxima`].
+    pub maxima: Option<DevicePtr>,
     /// Rows of the input.
     pub m: usize,
     /// Rows of the weights.
@@ -248,6 +251,7 @@ struct HopperParams {
     bias: DevicePtr,
     x_scales: DevicePtr,
     w_scales: DevicePtr,
+    maxima: DevicePtr,
     x_scale_stride: u32,
     w_scale_stride: u32,
     m: u32,
@@ -416,6 +420,12 @@ impl OwnGemm {
         if together > 1 { all * 1.02 } else { all }
     }
 
+    /// Tiles whose maxima a variant keeps for each row of the product, where it can.
+    pub fn keeps_maxima(&self, args: &GemmArgs, variant: GemmVariant) -> Option<usize> {
+        let plain = args.input == GemmInput::Same && args.epilogue == GemmEpilogue::StoreF32 && args.bias.is_none();
+        (variant.turns && plain && self.hopper_fits(args)).then(|| args.n.div_ceil(variant.columns as usize))
+    }
+
     /// Compute it in the way that should be fastest.
     pub fn run(&self, gpu: &Gpu, args: &GemmArgs) -> Result<(), CudaError> {
         self.run_variant(gpu, args, self.choose(args))
@@ -428,6 +438,9 @@ impl OwnGemm {
                 "no own matrix product of {} x {} x {} ({:?})",
                 args.m, args.n, args.k, args.epilogue
             )));
+        }
+        if args.maxima.is_some() && self.keeps_maxima(args, variant).is_none() {
+            return Err(no_variant(args, variant));
         }
         if variant.hopper { self.run_hopper(gpu, args, variant) } else { self.run_any(gpu, args, variant) }
     }
@@ -477,6 +490,7 @@ impl OwnGemm {
             bias: args.bias.unwrap_or(0),
             x_scales: x_scales.pointer,
             w_scales: w_scales.pointer,
+            maxima: args.maxima.unwrap_or(0),
             x_scale_stride: u32::from(x_scales.per_row),
             w_scale_stride: u32::from(w_scales.per_row),
             m: args.m as u32,

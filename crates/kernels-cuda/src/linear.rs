@@ -17,6 +17,7 @@ use crate::lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
 use crate::memory::{DeviceBuffer, DevicePtr};
 use crate::module::Function;
 use crate::rows::RowOps;
+use crate::sample::Maxima;
 use crate::skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput};
 use crate::tune::{BUCKETS, bucket_index};
 
@@ -46,8 +47,10 @@ impl GemmPlugin {
 pub enum Epilogue {
     /// Stored in the activations' type, with a bias where there is one.
     Store,
-    /// Stored as f32: logits.
+    /// Stored as f32.
     StoreF32,
+    /// Stored as f32, for a search of each row's maximum, which a kernel may prepare.
+    Logits,
     /// Added to the f32 residual stream.
     AddResidual,
     /// The weights are gate rows, then up rows; `silu(gate) * up` is stored in the activations' type, n / 2 wide.
@@ -140,6 +143,9 @@ pub struct Route {
     /// It applies the activation itself. Where it does not, `out` gets gate and up, `[m][n]`, and the caller runs
     /// [`RowOps::silu_mul`]. Always false for shapes that have no activation.
     pub folds_silu: bool,
+    /// It keeps the maxima of its tiles, of which the caller may take each row's, instead of looking through all of
+    /// [`Epilogue::Logits`].
+    pub maxima: Option<Maxima>,
 }
 
 /// A kernel that can run a shape.
@@ -196,6 +202,7 @@ pub struct Linear {
     scale_store_f32: Function,
     scale_add: Function,
     scratch: Option<DeviceBuffer>,
+    maxima: Option<DeviceBuffer>,
     plan: HashMap<LinearShape, Vec<Option<Candidate>>>,
 }
 
@@ -222,6 +229,7 @@ impl Linear {
             scale_store_f32: gpu.function("linear.cu", "scale_store_f32")?,
             scale_add: gpu.function("linear.cu", "scale_add")?,
             scratch: None,
+            maxima: None,
             plan: HashMap::new(),
         })
     }
@@ -243,6 +251,24 @@ impl Linear {
 
     pub(crate) fn row_ops(&self) -> &RowOps {
         &self.rows
+    }
+
+    /// Take the memory for maxima of tiles: of products of up to `m` rows and `n` columns.
+    pub fn reserve_maxima(&mut self, m: usize, n: usize) -> Result<(), CudaError> {
+        let bytes = m * n.div_ceil(NARROWEST_TILE) * 8;
+        self.maxima = Some(DeviceBuffer::new(bytes, "maxima of logits")?);
+        Ok(())
+    }
+
+    /// Where a kernel keeps the maxima of its tiles, if it does and there is room.
+    fn maxima_of(&self, shape: &LinearShape, m: usize, variant: Option<GemmVariant>) -> Option<Maxima> {
+        if shape.epilogue != Epilogue::Logits {
+            return None;
+        }
+        let args = self.gemm_args(&LinearArgs::unbound(*shape, m), 0, 0);
+        let tiles = self.own.keeps_maxima(&args, variant.unwrap_or_else(|| self.own.choose(&args)))?;
+        let kept = self.maxima.as_ref().filter(|buffer| buffer.bytes() >= m * tiles * 8)?;
+        Some(Maxima { kept: kept.ptr(), tiles })
     }
 
     /// Run these winners from now on. What is not among them runs as it would without a plan.
@@ -279,18 +305,21 @@ impl Linear {
 
     /// What the caller has to run around [`Linear::run`] with this shape and these rows.
     pub fn route(&self, shape: &LinearShape, m: usize) -> Route {
-        self.route_of(shape, &self.kernel(shape, m))
+        self.route_of(shape, m, &self.kernel(shape, m))
     }
 
     /// [`Linear::route`] of a kernel that need not be the planned one.
-    pub fn route_of(&self, shape: &LinearShape, candidate: &Candidate) -> Route {
+    pub fn route_of(&self, shape: &LinearShape, m: usize, candidate: &Candidate) -> Route {
         let (fp8_input, silu) = (shape.weights == Weights::Fp8, shape.epilogue == Epilogue::SiluMul);
+        let bare = Route { folds_norm: false, fp8_input, folds_silu: false, maxima: None };
         match candidate {
-            Candidate::CublasLt { .. } | Candidate::CublasLtScaled { .. } => {
-                Route { folds_norm: false, fp8_input, folds_silu: false }
+            Candidate::CublasLt { .. } | Candidate::CublasLtScaled { .. } => bare,
+            Candidate::Own { variant } => {
+                Route { folds_silu: silu, maxima: self.maxima_of(shape, m, *variant), ..bare }
             }
-            Candidate::Own { .. } => Route { folds_norm: false, fp8_input, folds_silu: silu },
-            Candidate::Skinny { folds_norm } => Route { folds_norm: *folds_norm, fp8_input: false, folds_silu: silu },
+            Candidate::Skinny { folds_norm } => {
+                Route { folds_norm: *folds_norm, fp8_input: false, folds_silu: silu, ..bare }
+            }
         }
     }
 
@@ -384,7 +413,7 @@ impl Linear {
         let output = match shape.epilogue {
             _ if bare_codes => Precision::F32,
             Epilogue::Store | Epilogue::SiluMul => self.precision,
-            Epilogue::StoreF32 | Epilogue::AddResidual => Precision::F32,
+            Epilogue::StoreF32 | Epilogue::Logits | Epilogue::AddResidual => Precision::F32,
         };
         let accumulate = shape.epilogue == Epilogue::AddResidual && !bare_codes;
         LtShape { n: shape.n, k: shape.k, input, output, accumulate }
@@ -392,7 +421,8 @@ impl Linear {
 
     fn run_own(&self, gpu: &Gpu, args: &LinearArgs, variant: Option<GemmVariant>) -> Result<(), CudaError> {
         let (x, x_scales) = input_pointers(args)?;
-        let args = self.gemm_args(args, x, x_scales);
+        let maxima = self.maxima_of(&args.shape, args.m, variant).map(|maxima| maxima.kept);
+        let args = GemmArgs { maxima, ..self.gemm_args(args, x, x_scales) };
         self.own.run_variant(gpu, &args, variant.unwrap_or_else(|| self.own.choose(&args)))
     }
 
@@ -410,11 +440,12 @@ impl Linear {
             out: args.out,
             epilogue: match epilogue {
                 Epilogue::Store => GemmEpilogue::Store,
-                Epilogue::StoreF32 => GemmEpilogue::StoreF32,
+                Epilogue::StoreF32 | Epilogue::Logits => GemmEpilogue::StoreF32,
                 Epilogue::AddResidual => GemmEpilogue::AddResidual,
                 Epilogue::SiluMul => GemmEpilogue::SiluMul,
             },
             bias: bias.then_some(args.bias),
+            maxima: None,
             m: args.m,
             n,
             k,
@@ -439,7 +470,7 @@ impl Linear {
         let (n, bias) = (shape.n, if shape.bias { args.bias } else { 0 });
         let (kernel, element) = match shape.epilogue {
             Epilogue::Store | Epilogue::SiluMul => (self.scale_store, self.precision.bytes()),
-            Epilogue::StoreF32 => (self.scale_store_f32, 4),
+            Epilogue::StoreF32 | Epilogue::Logits => (self.scale_store_f32, 4),
             Epilogue::AddResidual => (self.scale_add, 4),
         };
         let at_once = (scratch.bytes() / (n * 4)).min(MOST_GRID_ROWS);
@@ -470,7 +501,7 @@ fn skinny_args(args: &LinearArgs, input: SkinnyInput) -> SkinnyArgs {
         bias: bias.then_some(args.bias),
         out: match epilogue {
             Epilogue::Store => SkinnyOutput::Store(args.out),
-            Epilogue::StoreF32 => SkinnyOutput::StoreF32(args.out),
+            Epilogue::StoreF32 | Epilogue::Logits => SkinnyOutput::StoreF32(args.out),
             Epilogue::AddResidual => SkinnyOutput::AddResidual(args.out),
             Epilogue::SiluMul => SkinnyOutput::SiluMul(args.out),
         },
@@ -486,6 +517,8 @@ const LIKELY_FEW: usize = 16;
 const ALGORITHMS: usize = 16;
 /// Own variants for Hopper that are tried, of up to fifty: those that arithmetic favours.
 const VARIANTS: usize = 12;
+/// Columns of the narrowest tile whose maxima are kept.
+const NARROWEST_TILE: usize = 128;
 /// Blocks in a grid's second dimension.
 const MOST_GRID_ROWS: usize = 65_535;
 /// Threads of a block that scales.

@@ -45,6 +45,15 @@ pub struct SampleArgs {
     pub host: DevicePtr,
 }
 
+/// What a product has kept besides its logits: the largest of each row in each tile of columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Maxima {
+    /// u64 `[rows][tiles]`: the bits of a value, then its column.
+    pub kept: DevicePtr,
+    /// Tiles of a row.
+    pub tiles: usize,
+}
+
 /// Blocks that may share the search for one row's maximum.
 const MOST_SPLITS: usize = 16;
 /// Logits below which a further block is not worth it.
@@ -59,6 +68,7 @@ const LARGEST_VOCAB: usize = 1 << 18;
 /// Drawing tokens.
 pub struct SampleOps {
     argmax: Function,
+    argmax_tiles: Function,
     sample: Function,
     /// A maximum for each block, then a counter for each row.
     scratch: DeviceBuffer,
@@ -72,6 +82,7 @@ impl SampleOps {
         scratch.fill(0)?;
         Ok(SampleOps {
             argmax: gpu.function("sample.cu", "argmax_f32")?,
+            argmax_tiles: gpu.function("sample.cu", "argmax_tiles")?,
             sample: gpu.function("sample.cu", "sample_f32")?,
             scratch,
             max_rows,
@@ -92,6 +103,23 @@ impl SampleOps {
         let (columns, partials, counters) = (vocab as u32, self.scratch.ptr(), self.counters());
         let shape = Launch { block: ARGMAX_THREADS, ..shape };
         gpu.launch(self.argmax, shape, kernel_args![logits, columns, out, host, partials, counters])
+    }
+
+    /// [`SampleOps::argmax`] of rows whose product has kept the maxima of its tiles, see [`Maxima`].
+    pub fn argmax_tiles(
+        &self,
+        gpu: &Gpu,
+        maxima: Maxima,
+        rows: usize,
+        out: DevicePtr,
+        host: DevicePtr,
+    ) -> Result<(), CudaError> {
+        if rows == 0 {
+            return Ok(());
+        }
+        let shape = Launch::grid(rows.div_ceil(ARGMAX_THREADS as usize / 32), ARGMAX_THREADS).overlapping();
+        let (kept, tiles, rows) = (maxima.kept, maxima.tiles as u32, rows as u32);
+        gpu.launch(self.argmax_tiles, shape, kernel_args![kept, tiles, rows, out, host])
     }
 
     /// A token for each row, as its [`Draw`] says.

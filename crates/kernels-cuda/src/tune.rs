@@ -14,6 +14,7 @@ use crate::linear::{Candidate, Epilogue, GemmPlugin, Linear, LinearArgs, LinearI
 use crate::memory::{DeviceBuffer, DevicePtr};
 use crate::module::SOURCES;
 use crate::rows::NormArgs;
+use crate::sample::SampleOps;
 
 /// Name of the file in an engine directory.
 pub const CHOICES_FILE: &str = "gemm_choices.cuda.json";
@@ -100,7 +101,7 @@ pub struct GemmChoice {
     pub rows: usize,
     /// The fastest.
     pub winner: Candidate,
-    /// Its time, with a norm or an activation that it does not fold in.
+    /// Its time, with a norm, an activation or a search for each row's maximum that it does not fold in.
     pub microseconds: f64,
     /// Its arithmetic, in 1e12 operations per second.
     pub tflops: f64,
@@ -250,6 +251,7 @@ struct Bench {
     constants: DeviceBuffer,
     out: DeviceBuffer,
     act: DeviceBuffer,
+    sample: SampleOps,
 }
 
 impl Bench {
@@ -276,6 +278,7 @@ impl Bench {
             constants: buffer(most(&|s, _| s.n.max(s.k) * 4))?,
             out: buffer(most(&|s, m| m * s.n * 4))?,
             act: buffer(most(&|s, m| m * s.n / 2 * element))?,
+            sample: SampleOps::new(gpu, most(&|s, m| if s.epilogue == Epilogue::Logits { m } else { 0 }))?,
         };
         let mut random = 0x9e37_79b9_7f4a_7c15u64;
         let mut uniform = move || {
@@ -408,7 +411,7 @@ impl Bench {
         candidate: &Candidate,
         turn: usize,
     ) -> Result<(), CudaError> {
-        let route = linear.route_of(shape, candidate);
+        let route = linear.route_of(shape, rows, candidate);
         let ops = linear.row_ops();
         let (eps, constants, scales): (f32, DevicePtr, DevicePtr) = (1e-5, self.constants.ptr(), self.x_scales.ptr());
         let norm = |out, scales| NormArgs {
@@ -452,6 +455,15 @@ impl Bench {
         linear.run_candidate(gpu, &args, candidate)?;
         if !route.folds_silu && shape.epilogue == Epilogue::SiluMul {
             ops.silu_mul(gpu, self.out.ptr(), self.act.ptr(), rows, shape.n / 2)?;
+        }
+        // Whoever wants logits looks for the largest, which costs less after some kernels.
+        let tokens = self.x_scales.ptr();
+        match route.maxima {
+            Some(maxima) => self.sample.argmax_tiles(gpu, maxima, rows, tokens, 0)?,
+            None if shape.epilogue == Epilogue::Logits => {
+                self.sample.argmax(gpu, self.out.ptr(), shape.n, rows, tokens, 0)?;
+            }
+            None => {}
         }
         Ok(())
     }

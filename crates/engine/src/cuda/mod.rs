@@ -320,7 +320,10 @@ impl CudaBackend {
         // Kernels write page-locked memory of the host as if it were their own: no copy waits for its turn.
         let host = self.stages[self.next].tokens.as_ptr() as DevicePtr;
         match packed.draws {
-            None => self.sample.argmax(&self.gpu, logits, vocab, rows, out, host)?,
+            None => match self.kept_maxima(packed) {
+                Some(maxima) => self.sample.argmax_tiles(&self.gpu, maxima, rows, out, host)?,
+                None => self.sample.argmax(&self.gpu, logits, vocab, rows, out, host)?,
+            },
             Some(draws) => {
                 let (draws, banned) = (at(base, draws), self.buffers.banned.ptr());
                 self.sample.sample(&self.gpu, &SampleArgs { logits, vocab, rows, draws, banned, out, host })?;

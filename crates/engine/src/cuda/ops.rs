@@ -2,7 +2,7 @@
 
 use strobe_kernels_cuda::{
     CudaError, DecodeArgs, DeviceBuffer, DevicePtr, EmbedArgs, Epilogue, LinearArgs, LinearInput, LinearShape,
-    LinearSite, NormArgs, PrefillArgs, RopeAngles, RopeArgs, UnfusedArgs, Weights,
+    LinearSite, Maxima, NormArgs, PrefillArgs, RopeAngles, RopeArgs, UnfusedArgs, Weights,
 };
 use strobe_model::program::{Buf, Node, OpKind, ProgramOptions, Rows, after_experts_norm, program};
 use strobe_model::{LayerWeight, ModelConfig, WeightId};
@@ -341,6 +341,13 @@ impl CudaBackend {
         self.shape_of(next, packed).map(|shape| (shape, rows))
     }
 
+    /// What the product of the logits keeps of each row's maximum.
+    pub(super) fn kept_maxima(&self, packed: &Packed) -> Option<Maxima> {
+        let lm_head = self.nodes.iter().rev().find(|node| matches!(node.kind, OpKind::Linear { .. }))?;
+        let shape = self.shape_of(lm_head, packed)?;
+        self.linear.route(&shape, packed.layout.sampled_padded()).maxima
+    }
+
     fn shape_of(&self, node: &Node, packed: &Packed) -> Option<LinearShape> {
         let OpKind::Linear { x, weight, bias, out } = node.kind else { return None };
         Some(linear_shape(&self.config, self.fp8, x, weight, bias.is_some(), out, packed.all_sampled))
@@ -372,7 +379,8 @@ fn linear_shape(
     let epilogue = match out {
         Buf::GateUp if !bias => Epilogue::SiluMul,
         Buf::Proj if !bias => Epilogue::AddResidual,
-        Buf::Logits | Buf::RouterLogits => Epilogue::StoreF32,
+        Buf::Logits => Epilogue::Logits,
+        Buf::RouterLogits => Epilogue::StoreF32,
         _ => Epilogue::Store,
     };
     let weights = if fp8 && matches!(weight, WeightId::Layer(..)) { Weights::Fp8 } else { Weights::Same };

@@ -84,6 +84,7 @@ impl CudaBackend {
 
         let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
         let mut linear = Linear::new(&gpu, precision, plugin)?;
+        linear.reserve_maxima(limits.sampled, config.vocab_size)?;
         let sites = match options.device.measure {
             true => sites(&config, limits, build.quantization == Quantization::Fp8),
             false => Vec::new(),
@@ -266,6 +267,7 @@ pub fn choose_gemms(index: u32, config: &EngineConfig, go_on: impl FnMut() -> bo
     let batch = build.max_batch_size.min(build.max_num_tokens);
     let limits =
         StepLimits { tokens: build.max_num_tokens, sampled: batch, requests: batch, positions: build.max_seq_len };
+    linear.reserve_maxima(limits.sampled, config.model.vocab_size)?;
     Ok(tune(&gpu, &mut linear, &sites(&config.model, limits, build.quantization == Quantization::Fp8), None, go_on)?)
 }
 

@@ -1,6 +1,8 @@
 //! Own matrix products: every variant that can compute a case, with everything that may follow a product.
 
-use strobe_kernels_cuda::{CudaError, GemmArgs, GemmEpilogue, GemmInput, OwnGemm, Precision, Scales};
+use strobe_kernels_cuda::{
+    CudaError, GemmArgs, GemmEpilogue, GemmInput, Maxima, OwnGemm, Precision, SampleOps, Scales,
+};
 
 use super::rig::fp8_value;
 use super::{Outcome, Rig};
@@ -15,7 +17,7 @@ const KINDS: [(&str, Precision, bool); 4] = [
 
 /// Every type, shapes that the copy engine takes and shapes that it does not.
 pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
-    let own = OwnGemm::new(rig.gpu)?;
+    let (own, sample) = (OwnGemm::new(rig.gpu)?, SampleOps::new(rig.gpu, 1)?);
     let mut outcomes = Vec::new();
     for kind in KINDS {
         for round in 0..8 {
@@ -24,7 +26,7 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
                 1..6 => (rig.random.between(2, 400), 8 * rig.random.between(1, 80), 16 * rig.random.between(1, 64)),
                 _ => (rig.random.between(1, 90), rig.random.between(1, 90) * 2, rig.random.between(1, 200)),
             };
-            case(rig, &own, kind, (m, n, k), round % 2 == 0, &mut outcomes)?;
+            case(rig, (&own, &sample), kind, (m, n, k), round % 2 == 0, &mut outcomes)?;
         }
     }
     Ok(outcomes)
@@ -32,7 +34,7 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
 
 fn case(
     rig: &mut Rig,
-    own: &OwnGemm,
+    (own, sample): (&OwnGemm, &SampleOps),
     (dtype, precision, fp8): (&str, Precision, bool),
     (m, n, k): (usize, usize, usize),
     per_row: bool,
@@ -108,6 +110,7 @@ fn case(
             out: out.ptr(),
             epilogue,
             bias: biased.then(|| bias_device.ptr()),
+            maxima: None,
             m,
             n,
             k,
@@ -121,10 +124,21 @@ fn case(
                 out.poison()?;
                 &out
             };
-            own.run_variant(rig.gpu, &GemmArgs { out: out.ptr(), ..args }, variant)?;
+            let tiles = own.keeps_maxima(&args, variant);
+            let kept = rig.output(m * tiles.unwrap_or(0), 8)?;
+            let maxima = tiles.map(|_| kept.ptr());
+            own.run_variant(rig.gpu, &GemmArgs { out: out.ptr(), maxima, ..args }, variant)?;
             let found = out.read(rig.gpu, out_precision)?;
             let name = format!("own gemm {epilogue:?}{}", if biased { " + bias" } else { "" });
             let text = format!("{variant}, {m} x {n} x {k}{}", if per_row { "" } else { ", one scale" });
+            if let Some(tiles) = tiles {
+                let tokens = rig.output(m, 4)?;
+                sample.argmax_tiles(rig.gpu, Maxima { kept: kept.ptr(), tiles }, m, tokens.ptr(), 0)?;
+                let mut largest = vec![0; m];
+                rig.cpu.argmax_rows(&found, n, &mut largest);
+                let found = tokens.read_u32(rig.gpu)?;
+                outcomes.push(Outcome::exact(("own gemm, maxima", dtype), &*text, &found, &largest));
+            }
             outcomes.push(Outcome::compared((&name, dtype), text, &found, &expected, tolerance));
         }
     }

@@ -26,6 +26,9 @@ const SIZES: [(usize, usize, usize); 12] = [
     (70, 66, 100),
 ];
 
+const EPILOGUES: [Epilogue; 5] =
+    [Epilogue::Store, Epilogue::StoreF32, Epilogue::Logits, Epilogue::AddResidual, Epilogue::SiluMul];
+
 /// All candidates of all sizes, then a plan made by tuning.
 pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut outcomes = Vec::new();
@@ -37,7 +40,7 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
             if weights == Weights::Fp8 && (rig.gpu.arch().number() < 89 || precision == Precision::F32) {
                 continue;
             }
-            for epilogue in [Epilogue::Store, Epilogue::StoreF32, Epilogue::AddResidual, Epilogue::SiluMul] {
+            for epilogue in EPILOGUES {
                 for (m, n, k) in SIZES {
                     // What is tuned for a bucket runs every number of rows down to the next one.
                     let bias = epilogue == Epilogue::Store && rig.random.below(2) == 0;
@@ -164,7 +167,8 @@ impl Case {
         name: &str,
     ) -> Result<Outcome, CudaError> {
         let (gpu, shape, m) = (rig.gpu, self.shape, self.m);
-        let route = candidate.map_or_else(|| linear.route(&shape, m), |candidate| linear.route_of(&shape, candidate));
+        let route =
+            candidate.map_or_else(|| linear.route(&shape, m), |candidate| linear.route_of(&shape, m, candidate));
         let input = if route.folds_norm {
             LinearInput::Norm { hidden: self.hidden.ptr(), weight: self.norm_weight.ptr(), eps: EPS }
         } else if route.fp8_input {
@@ -173,7 +177,7 @@ impl Case {
             LinearInput::Plain(self.x.ptr())
         };
         let silu = shape.epilogue == Epilogue::SiluMul;
-        let f32_out = matches!(shape.epilogue, Epilogue::StoreF32 | Epilogue::AddResidual);
+        let f32_out = matches!(shape.epilogue, Epilogue::StoreF32 | Epilogue::Logits | Epilogue::AddResidual);
         let out_type = if f32_out { Precision::F32 } else { self.precision };
         let gate_up = rig.output_of(if silu && !route.folds_silu { m * shape.n } else { 0 }, out_type)?;
         let out: Output = if shape.epilogue == Epilogue::AddResidual {
@@ -274,7 +278,7 @@ fn expected(x: &[f32], w: &[f32], bias: &[f32], before: &[f32], shape: &LinearSh
             products.sum::<f64>() + if shape.bias { f64::from(bias[j]) } else { 0.0 }
         };
         match epilogue {
-            Epilogue::Store | Epilogue::StoreF32 => all.extend((0..n).map(|j| dot(j) as f32)),
+            Epilogue::Store | Epilogue::StoreF32 | Epilogue::Logits => all.extend((0..n).map(|j| dot(j) as f32)),
             Epilogue::AddResidual => all.extend((0..n).map(|j| (f64::from(before[j]) + dot(j)) as f32)),
             Epilogue::SiluMul => all.extend((0..n / 2).map(|j| {
                 let gate = dot(j);

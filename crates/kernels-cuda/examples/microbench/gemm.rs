@@ -152,6 +152,8 @@ fn check_all(gpu: &Gpu, own: &OwnGemm) -> Result<usize, CudaError> {
                     out: out.ptr(),
                     epilogue,
                     bias: biased.then(|| bias.device.ptr()),
+
+                    maxima: None,
                     m,
                     n,
                     k,
@@ -286,6 +288,8 @@ fn time(gpu: &Gpu, own: &OwnGemm, fp8: bool) -> Result<(), CudaError> {
                 out: out.ptr(),
                 epilogue,
                 bias: None,
+
+                maxima: None,
                 m,
                 n,
                 k,
