@@ -16,7 +16,7 @@ use strobe_kernels_cuda::{
     UnfusedAttention,
 };
 use strobe_model::ModelConfig;
-use strobe_model::program::Node;
+use strobe_model::program::{Cost, Node, OpKind};
 
 use crate::clock::Clock;
 use crate::cpu::MemoryByPool;
@@ -261,8 +261,12 @@ impl CudaBackend {
         if let (Some((recorder, clock, iteration)), Some(start)) = (trace, begun) {
             // What each op costs; when it ran on the GPU is the timeline's business.
             let (shape, end) = (step.shape(), clock.now());
+            let maxima = packed.draws.is_none().then(|| self.kept_maxima(&packed)).flatten();
             for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.rows(&shape) > 0) {
-                let cost = node.cost(&self.config, &shape);
+                let mut cost = node.cost(&self.config, &shape);
+                if let (OpKind::Sample, Some(maxima)) = (node.kind, maxima) {
+                    cost = maxima_cost(shape.sampled, maxima.tiles as u64);
+                }
                 recorder.op(OpEvent { node: index as u32, iteration, start, end, cost });
             }
         }
@@ -339,6 +343,11 @@ impl CudaBackend {
         }
         self.gpu.synchronize().map_err(|error| fault(error, || format!("op {op}")))
     }
+}
+
+/// What greedy sampling costs where the product before it has kept the maxima of its tiles.
+fn maxima_cost(rows: u64, tiles: u64) -> Cost {
+    Cost { shape: [rows, tiles, 0], flops: rows * tiles, bytes: rows * tiles * size_of::<u64>() as u64 }
 }
 
 /// Whether the driver's error is a kernel's doing: it sticks to the context from then on.

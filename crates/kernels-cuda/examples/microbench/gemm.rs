@@ -152,7 +152,6 @@ fn check_all(gpu: &Gpu, own: &OwnGemm) -> Result<usize, CudaError> {
                     out: out.ptr(),
                     epilogue,
                     bias: biased.then(|| bias.device.ptr()),
-
                     maxima: None,
                     m,
                     n,
@@ -288,7 +287,6 @@ fn time(gpu: &Gpu, own: &OwnGemm, fp8: bool) -> Result<(), CudaError> {
                 out: out.ptr(),
                 epilogue,
                 bias: None,
-
                 maxima: None,
                 m,
                 n,
