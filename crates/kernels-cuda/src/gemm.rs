@@ -400,16 +400,20 @@ impl OwnGemm {
         let blocks = (tiles * split).min(self.multiprocessors);
         // Two small blocks on a multiprocessor take turns: one multiplies while the other loads or writes.
         let places = self.multiprocessors * tile.resident() / split;
-        let shared = if tile.small && tiles * 2 > places { 1.6 } else { 1.0 };
+        let shared = if tile.small && tiles * 2 > places { 1.9 } else { 1.0 };
         let waves = tiles.div_ceil(places) as f64 * shared;
         let begin = if tile.small { 800.0 } else { 1500.0 };
         let steps = k_steps(args).div_ceil(split) as f64;
         // 2048 multiply-adds of 16 bits in a cycle, or twice as many of 8; narrow tiles wait for shared memory.
-        let narrow = if tile.worker_columns < 128 { 1.3 } else { 1.1 };
+        let narrow = match tile.worker_columns {
+            ..128 => 1.5,
+            128..160 => 1.2,
+            _ => 1.1,
+        };
         let area = (tile.rows * tile.columns) as f64;
         let multiply = area / 32.0 * narrow;
         let bytes = ((tile.rows + tile.columns / together) * 128) as f64;
-        let load = (bytes / 64.0).max(bytes * blocks as f64 / 4500.0);
+        let load = (bytes / 64.0).max(bytes * blocks as f64 / 6000.0);
         // A split's partial sums pass from block to block.
         let finish = area / 16.0 / split as f64 + if split > 1 { 1000.0 + area / 4.0 } else { 0.0 };
         let each = steps * multiply.max(load);

@@ -516,7 +516,7 @@ const LIKELY_FEW: usize = 16;
 /// Algorithms of cuBLASLt that are tried.
 const ALGORITHMS: usize = 16;
 /// Own variants for Hopper that are tried, of up to fifty: those that arithmetic favours.
-const VARIANTS: usize = 12;
+const VARIANTS: usize = 18;
 /// Columns of the narrowest tile whose maxima are kept.
 const NARROWEST_TILE: usize = 128;
 /// Blocks in a grid's second dimension.
