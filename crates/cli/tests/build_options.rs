@@ -5,6 +5,7 @@ mod common;
 use common::trace::TraceFile;
 use common::{Sandbox, assert_names, int, outputs};
 use serde_json::Value;
+use strobe_kernels_cpu::Tier;
 
 /// A profiled run: its ops, its outputs, its iterations and its report.
 struct Run {
@@ -55,6 +56,13 @@ fn gemm_plugin_selects_the_gemm() {
         );
     }
     assert_eq!(plain.report["strobe"]["build_config"]["plugin_config"]["gemm_plugin"], "disable");
+    // Only the tuned product takes the activation in, and only its op says so.
+    let activates = Tier::from_env().unwrap().activated_multiple().is_some();
+    for (run, activates) in [(&packed, activates), (&plain, false)] {
+        let gate_up = run.trace.kernels("gate_up_proj");
+        assert!(gate_up.iter().all(|k| k.contains("_silu_") == activates), "{gate_up:?}");
+        assert_eq!(run.trace.kernels("silu_mul").is_empty(), activates);
+    }
 }
 
 #[test]
@@ -71,7 +79,10 @@ fn quantization_selects_integer_products_and_every_report_says_so() {
         };
         kernel("lm_head", "gemm_packed_int8");
         kernel("post_norm", "add_rms_norm_int8");
-        kernel("silu_mul", "silu_mul_int8");
+        match Tier::from_env().unwrap().activated_multiple() {
+            Some(_) => kernel("gate_up_proj", &format!("{layers}_silu_")),
+            None => kernel("silu_mul", "silu_mul_int8"),
+        }
         kernel("attention", "paged_attention_int8");
         let report = &run.report;
         assert_eq!(report["engine"]["quantization"], algorithm);

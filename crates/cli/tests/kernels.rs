@@ -7,11 +7,13 @@ use std::os::unix::fs::PermissionsExt;
 
 use common::{Sandbox, assert_names, num};
 use serde_json::Value;
+use strobe_kernels_cpu::Tier;
 
 /// Odd sizes of every op.
 const SHAPES: &str = r#"[
     {"op": "gemm", "m": 5, "n": 33, "k": 70, "name": "odd"},
     {"op": "gemv", "n": 65, "k": 35},
+    {"op": "gate-up", "m": 5, "n": 192, "k": 70},
     {"op": "attention", "q_len": 7, "kv_len": 7, "heads": 4, "kv_heads": 2, "head_dim": 16},
     {"op": "attention", "q_len": 1, "kv_len": 40, "heads": 6, "kv_heads": 2, "head_dim": 24, "sequences": 3},
     {"op": "attention", "q_len": 3, "kv_len": 40, "heads": 2, "kv_heads": 1, "head_dim": 8, "dtype": "float32"},
@@ -39,7 +41,8 @@ fn every_op_is_timed_checked_and_held_against_the_roofline() {
     assert_eq!(result["machine"]["threads"], 2);
     let kernels = result["kernels"].as_array().unwrap();
     // Products in five types, attention in four unless one is named, the others in one.
-    assert_eq!(kernels.len(), 5 + 5 + 4 + 4 + 1 + 1 + 4);
+    let activates = Tier::from_env().unwrap().activated_multiple().is_some();
+    assert_eq!(kernels.len(), 5 + 5 + if activates { 5 } else { 0 } + 4 + 4 + 1 + 1 + 4);
     for kernel in kernels {
         assert_eq!(kernel["passes"], true, "{kernel}");
         assert!(number(kernel, "error") <= number(kernel, "tolerance"), "{kernel}");
@@ -47,7 +50,8 @@ fn every_op_is_timed_checked_and_held_against_the_roofline() {
         let time = &kernel["time_s"];
         assert!(number(time, "runs") >= 5.0, "{time}");
         assert!(number(time, "min") <= number(time, "median") && number(time, "median") <= number(time, "max"));
-        assert_eq!(kernel["fused_speedup"].is_number(), kernel["op"] == "attention", "{kernel}");
+        let both_ways = kernel["op"] == "attention" || kernel["op"] == "gate-up";
+        assert_eq!(kernel["fused_speedup"].is_number(), both_ways, "{kernel}");
     }
     let of = |op: &str, dtype: &str| kernels.iter().find(|k| k["op"] == op && k["dtype"] == dtype).unwrap();
     assert_eq!(of("gemm", "int4")["flops"], 2.0 * 5.0 * 33.0 * 70.0);
@@ -79,6 +83,20 @@ fn a_table_for_people_and_csv_for_programs() {
     let csv = sandbox.ok("bench kernels --shapes s.toml --op gemm --repeat 5 --csv").stdout;
     assert_eq!(csv.lines().count(), 2, "{csv}");
     assert!(csv.lines().nth(1).unwrap().starts_with("gemm,gemm,2x32x32,float16,"), "{csv}");
+}
+
+#[test]
+fn gates_and_ups_are_measured_where_a_product_activates_them() {
+    let sandbox = Sandbox::new();
+    sandbox.write("s.json", r#"[{"op": "gate-up", "m": 2, "n": 64, "k": 9, "dtype": "int8"}]"#);
+    if Tier::from_env().unwrap().activated_multiple().is_some() {
+        let text = sandbox.ok("bench kernels --shapes s.json --repeat 5").stdout;
+        assert_names(&text, &["gate-up", "2x64x9", "Gates and ups with their activation", "pass"]);
+    }
+    let message = sandbox.refused_with(&[("STROBE_CPU", "scalar")], "bench kernels --shapes s.json");
+    assert_names(&message, &["gate-up", "scalar"]);
+    sandbox.write("s.json", r#"[{"op": "gate-up", "m": 2, "n": 96, "k": 9}]"#);
+    assert_names(&sandbox.refused("bench kernels --shapes s.json"), &["gate-up", "`n`", "64", "96"]);
 }
 
 #[test]

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use memmap2::MmapMut;
 use strobe_kernels_cpu::{
     Activation, AttnBatch, Cpu, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind,
-    QuantRows, RopeTable,
+    QuantRows, RopeTable, Tier,
 };
-use strobe_model::program::{Buf, Node, OpKind, Rows, after_experts_norm};
+use strobe_model::program::{Buf, Node, OpKind, ProgramOptions, Rows, after_experts_norm};
 use strobe_model::{DType, LayerWeight, ModelConfig, MoeConfig, PerfectRouter, SwigluClamp, WeightId};
 
 use crate::engine_config::BuildConfig;
@@ -46,11 +46,14 @@ pub struct CpuBackend {
     qkv: Vec<f32>,
     attn: Vec<f32>,
     proj: Vec<f32>,
+    /// Gates and ups of products that leave the activation to the next op.
     gate_up: Vec<f32>,
     act: Vec<f32>,
     /// The input of the next product, in an engine of integer matrices: ops that make such an input write it here, other
     /// inputs are brought here by the product itself.
     codes: QuantRows,
+    /// In place of `act` in such an engine. A product reads `codes` while it writes these.
+    act_codes: QuantRows,
     experts: Option<ExpertState>,
     latent: Option<LatentState>,
     sampled: Vec<f32>,
@@ -118,8 +121,8 @@ pub struct CpuBackendOptions {
     pub dtype: DType,
     /// Type of the cache.
     pub kv: KvType,
-    /// Fused attention in context.
-    pub context_fmha: bool,
+    /// How the list of ops was put together that will be run.
+    pub program: ProgramOptions,
 }
 
 impl CpuBackend {
@@ -144,16 +147,26 @@ impl CpuBackend {
             .collect::<Result<Vec<_>, _>>()?;
         let (cos, sin) = config.rope_tables(limits.positions);
         let rows = |width: usize| vec![0f32; limits.tokens * width];
-        let scores =
-            if options.context_fmha { None } else { Some(aligned_bytes(unfused_score_bytes(&config, limits))?) };
-        let widest = widest_input(&config);
+        let scores = if options.program.context_fmha {
+            None
+        } else {
+            Some(aligned_bytes(unfused_score_bytes(&config, limits))?)
+        };
         let integers = weights.matrix(WeightId::LmHead).is_some_and(|head| head.data.quant_kind().is_some());
-        let mut codes = QuantRows::new();
+        let (mut codes, mut act_codes) = (QuantRows::new(), QuantRows::new());
         if integers {
-            codes.reserve(widest_step(&config, limits), widest);
+            codes.reserve(widest_step(&config, limits), widest_input(&config));
+            for block in feed_forwards(&config) {
+                act_codes.reserve(limits.tokens * block.per_token, block.width);
+                if options.program.activates(block.width) {
+                    cpu.reserve_activated(limits.tokens * block.per_token, block.width);
+                }
+            }
         }
         if !integers || config.moe.is_some() {
-            cpu.reserve(widest_step(&config, limits), if integers { config.hidden_size } else { widest });
+            let activated = feed_forwards(&config).map(|block| block.width).max().unwrap_or(0);
+            let widest = if integers { config.hidden_size } else { widest_input(&config).max(activated) };
+            cpu.reserve(widest_step(&config, limits), widest);
         }
         if let Some((rows, inputs)) = latent::largest_product(&config, limits.tokens).filter(|_| !integers) {
             cpu.reserve(rows, inputs);
@@ -166,11 +179,12 @@ impl CpuBackend {
             qkv: rows((shape.heads + 2 * shape.kv_heads) * shape.head_dim),
             attn: rows(shape.heads * shape.head_dim),
             proj: rows(config.hidden_size),
-            gate_up: rows(2 * activated_width(&config)),
+            gate_up: rows(gate_up_width(&config, options.program)),
             act: if integers { Vec::new() } else { rows(activated_width(&config)) },
             experts: ExpertState::new(&config, limits.tokens),
             latent: LatentState::new(&config, limits.tokens, integers),
             codes,
+            act_codes,
             integers,
             sampled: vec![0f32; limits.sampled * config.hidden_size],
             logits: vec![0f32; limits.sampled * config.vocab_size],
@@ -212,8 +226,10 @@ impl CpuBackend {
         MemoryByPool {
             weights_bytes: self.weights.total_bytes(),
             kv_cache_bytes: (self.geometry.bytes_per_layer() * self.cache.len()) as u64,
-            activation_bytes: (activation_bytes + self.codes.bytes() + self.scores.as_ref().map_or(0, |s| s.len()))
-                as u64,
+            activation_bytes: (activation_bytes
+                + self.codes.bytes()
+                + self.act_codes.bytes()
+                + self.scores.as_ref().map_or(0, |s| s.len())) as u64,
             ..MemoryByPool::default()
         }
     }
@@ -270,16 +286,23 @@ impl CpuBackend {
     }
 }
 
+/// What experts make of gates and ups.
+fn expert_activation(moe: &MoeConfig) -> Activation {
+    match moe.clamp {
+        None => Activation::Silu,
+        Some(SwigluClamp { alpha, limit }) => Activation::ClampedSwiglu { alpha, limit },
+    }
+}
+
 /// Heads of a model.
 pub fn qkv_shape(config: &ModelConfig) -> QkvShape {
     QkvShape { heads: config.num_attention_heads, kv_heads: config.num_key_value_heads, head_dim: config.head_dim }
 }
 
-/// The widest input of a layer's product.
+/// The widest input of a layer's product, but for activated values.
 fn widest_input(config: &ModelConfig) -> usize {
-    let inter = config.moe.as_ref().map_or(0, |moe| moe.intermediate_size).max(config.intermediate_size);
     let latent = config.latent.map_or(0, |latent| latent.kv_lora_rank.max(latent.q_lora_rank.unwrap_or(0)));
-    config.hidden_size.max(inter).max(config.num_attention_heads * config.head_dim).max(latent)
+    config.hidden_size.max(config.num_attention_heads * config.head_dim).max(latent)
 }
 
 /// Rows of the largest product of a step.
@@ -288,17 +311,33 @@ fn widest_step(config: &ModelConfig, limits: StepLimits) -> usize {
     (limits.tokens * pairs).max(limits.sampled)
 }
 
+/// A kind of feed-forward block.
+struct FeedForward {
+    /// Gates, and activated values.
+    width: usize,
+    /// How many of them a token passes.
+    per_token: usize,
+}
+
+/// The feed-forward blocks that a model's layers have: dense ones, experts, and what experts share.
+fn feed_forwards(config: &ModelConfig) -> impl Iterator<Item = FeedForward> {
+    let moe = config.moe.as_ref();
+    let dense = moe.is_none_or(|moe| !moe.dense_layers.is_empty()).then_some((config.intermediate_size, 1));
+    let experts = moe.map(|moe| (moe.intermediate_size, moe.experts_per_token));
+    let shared = moe.map(|moe| (moe.shared_intermediate_size, 1)).filter(|(width, _)| *width > 0);
+    let blocks = [dense, experts, shared].into_iter().flatten();
+    blocks.map(|(width, per_token)| FeedForward { width, per_token })
+}
+
 /// Activated values of a token: of its dense block, or of all its experts.
 fn activated_width(config: &ModelConfig) -> usize {
-    let dense = match &config.moe {
-        Some(moe) if moe.dense_layers.is_empty() => 0,
-        _ => config.intermediate_size,
-    };
-    let experts = config
-        .moe
-        .as_ref()
-        .map_or(0, |moe| (moe.experts_per_token * moe.intermediate_size).max(moe.shared_intermediate_size));
-    experts.max(dense)
+    feed_forwards(config).map(|block| block.width * block.per_token).max().unwrap_or(0)
+}
+
+/// Gates and ups of a token that are kept in memory: none of those that their product activates.
+fn gate_up_width(config: &ModelConfig, program: ProgramOptions) -> usize {
+    let kept = feed_forwards(config).filter(|block| !program.activates(block.width));
+    kept.map(|block| 2 * block.width * block.per_token).max().unwrap_or(0)
 }
 
 /// Bytes of what only a model of experts has.
@@ -313,18 +352,25 @@ pub fn unfused_score_bytes(config: &ModelConfig, limits: StepLimits) -> usize {
 }
 
 /// Bytes that a step of `limits` needs besides weights and cache: activations, logits, block tables, rotary tables.
-pub fn activation_bytes(config: &ModelConfig, limits: StepLimits, build: &BuildConfig) -> u64 {
+pub fn activation_bytes(config: &ModelConfig, limits: StepLimits, build: &BuildConfig, tier: Tier) -> u64 {
     let [tokens, sampled, requests, positions] =
         [limits.tokens, limits.sampled, limits.requests, limits.positions].map(|n| n as u64);
     let heads = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim;
     let codes = build.quantization.is_integer();
-    let inter = if codes { 2 } else { 3 } * activated_width(config);
+    let gate_up = gate_up_width(config, build.program_options(Some(tier)));
+    let inter = gate_up + if codes { 0 } else { activated_width(config) };
     let width = (3 * config.hidden_size + heads + inter) as u64;
     let rows = tokens * width + sampled * (config.hidden_size + config.vocab_size) as u64;
     let tables =
         2 * requests * positions.div_ceil(build.cache_block_tokens() as u64) + positions * config.head_dim as u64;
     let scores = if build.context_fmha { 0 } else { unfused_score_bytes(config, limits) as u64 };
-    let codes = if codes { QuantRows::bytes_of(widest_step(config, limits), widest_input(config)) as u64 } else { 0 };
+    let codes = if codes {
+        let activated = feed_forwards(config).map(|f| QuantRows::bytes_of(limits.tokens * f.per_token, f.width));
+        let inputs = QuantRows::bytes_of(widest_step(config, limits), widest_input(config));
+        (inputs + activated.max().unwrap_or(0)) as u64
+    } else {
+        0
+    };
     let experts = config.moe.as_ref().map_or(0, |moe| expert_bytes(config, moe, limits.tokens) as u64);
     let latent = latent::bytes(config, limits.tokens, build.quantization.is_integer()) as u64;
     (rows + tables) * 4 + scores + codes + experts + latent
@@ -378,6 +424,18 @@ impl Backend for CpuBackend {
                 let rows = if x == Buf::Sampled { step.sampled.len() } else { m };
                 let made = matches!(x, Buf::Normed | Buf::Act)
                     && !(x == Buf::Normed && after_experts_norm(&self.config, weight));
+                if out == Buf::Act {
+                    let x = &self.normed[..rows * matrix.k];
+                    if !self.integers {
+                        let out = &mut self.act[..rows * matrix.n / 2];
+                        return self.cpu.linear_activated(x, rows, matrix, bias, Activation::Silu, out);
+                    }
+                    if !made {
+                        self.cpu.quantize_rows(x, matrix.k, &mut self.codes);
+                    }
+                    let (codes, out) = (&self.codes, &mut self.act_codes);
+                    return self.cpu.linear_activated_quantized(codes, matrix, bias, Activation::Silu, out);
+                }
                 // Each head's values are read where its queries are written, so they step aside meanwhile.
                 let values = match &mut self.latent {
                     Some(latent) if x == Buf::PerHead => std::mem::take(&mut latent.per_head),
@@ -411,7 +469,8 @@ impl Backend for CpuBackend {
                     if !made {
                         self.cpu.quantize_rows(&x[..rows * matrix.k], matrix.k, &mut self.codes);
                     }
-                    self.cpu.linear_quantized(&self.codes, matrix, bias, out);
+                    let codes = if from == Buf::Act { &self.act_codes } else { &self.codes };
+                    self.cpu.linear_quantized(codes, matrix, bias, out);
                 } else {
                     self.cpu.linear(&x[..rows * matrix.k], rows, matrix, bias, out);
                 }
@@ -463,7 +522,7 @@ impl Backend for CpuBackend {
                 let inter = self.config.dense_width(layer);
                 let gate_up = &self.gate_up[..m * 2 * inter];
                 match self.integers {
-                    true => self.cpu.silu_mul_quantized(gate_up, inter, &mut self.codes),
+                    true => self.cpu.silu_mul_quantized(gate_up, inter, &mut self.act_codes),
                     false => self.cpu.silu_mul(gate_up, inter, &mut self.act[..m * inter]),
                 }
             }
@@ -480,36 +539,48 @@ impl Backend for CpuBackend {
                 });
                 state.count(layer);
             }
-            OpKind::ExpertLinear { x, weight, bias, .. } => {
+            OpKind::ExpertLinear { x, weight, bias, out } => {
                 let bias = bias.map(|id| Self::vector(weights, id));
-                let Some(state) = &mut self.experts else { return };
+                let (Some(state), Some(moe)) = (&mut self.experts, &self.config.moe) else { return };
                 let (matrix, pairs) = (Self::matrix(weights, weight), &state.pairs);
                 let rows = &mut state.rows[..pairs.len() * hidden];
+                let cpu = &mut self.cpu;
                 if x == Buf::Normed {
-                    let (x, out) = (&self.normed[..m * hidden], &mut self.gate_up[..pairs.len() * matrix.n]);
-                    if self.integers {
-                        self.cpu.quantize_gathered_rows(x, hidden, pairs.tokens(), &mut self.codes);
-                        self.cpu.expert_linear_quantized(&self.codes, pairs, matrix, bias, out);
-                    } else {
-                        self.cpu.gather_rows(x, hidden, pairs.tokens(), rows);
-                        self.cpu.expert_linear(rows, pairs, matrix, bias, out);
+                    let x = &self.normed[..m * hidden];
+                    match self.integers {
+                        true => cpu.quantize_gathered_rows(x, hidden, pairs.tokens(), &mut self.codes),
+                        false => cpu.gather_rows(x, hidden, pairs.tokens(), rows),
                     }
-                } else if self.integers {
-                    self.cpu.expert_linear_quantized(&self.codes, pairs, matrix, bias, rows);
-                } else {
-                    self.cpu.expert_linear(&self.act[..pairs.len() * matrix.k], pairs, matrix, bias, rows);
+                }
+                let activation = expert_activation(moe);
+                match (out, self.integers) {
+                    (Buf::ExpertAct, true) => {
+                        let (x, out) = (&self.codes, &mut self.act_codes);
+                        cpu.expert_linear_activated_quantized(x, pairs, matrix, bias, activation, out);
+                    }
+                    (Buf::ExpertAct, false) => {
+                        let out = &mut self.act[..pairs.len() * matrix.n / 2];
+                        cpu.expert_linear_activated(rows, pairs, matrix, bias, activation, out);
+                    }
+                    (Buf::ExpertGateUp, integers) => {
+                        let out = &mut self.gate_up[..pairs.len() * matrix.n];
+                        match integers {
+                            true => cpu.expert_linear_quantized(&self.codes, pairs, matrix, bias, out),
+                            false => cpu.expert_linear(rows, pairs, matrix, bias, out),
+                        }
+                    }
+                    (_, true) => cpu.expert_linear_quantized(&self.act_codes, pairs, matrix, bias, rows),
+                    (_, false) => {
+                        cpu.expert_linear(&self.act[..pairs.len() * matrix.k], pairs, matrix, bias, rows);
+                    }
                 }
             }
             OpKind::ExpertSiluMul => {
                 let (Some(state), Some(moe)) = (&self.experts, &self.config.moe) else { return };
                 let (inter, pairs) = (moe.intermediate_size, state.pairs.len());
-                let gate_up = &self.gate_up[..pairs * 2 * inter];
-                let activation = match moe.clamp {
-                    None => Activation::Silu,
-                    Some(SwigluClamp { alpha, limit }) => Activation::ClampedSwiglu { alpha, limit },
-                };
+                let (gate_up, activation) = (&self.gate_up[..pairs * 2 * inter], expert_activation(moe));
                 match self.integers {
-                    true => self.cpu.activate_quantized(gate_up, inter, activation, &mut self.codes),
+                    true => self.cpu.activate_quantized(gate_up, inter, activation, &mut self.act_codes),
                     false => self.cpu.activate(gate_up, inter, activation, &mut self.act[..pairs * inter]),
                 }
             }
@@ -575,7 +646,11 @@ impl Backend for CpuBackend {
                 };
                 let layout = if matrix.layout == Layout::Packed { "packed" } else { "plain" };
                 let grouped = if matches!(node.kind, OpKind::Linear { .. }) { "" } else { "grouped_" };
-                format!("{grouped}gemm_{layout}_{dtype}_{tier}")
+                let activated = match node.kind {
+                    OpKind::Linear { out: Buf::Act, .. } | OpKind::ExpertLinear { out: Buf::ExpertAct, .. } => "_silu",
+                    _ => "",
+                };
+                format!("{grouped}gemm_{layout}_{dtype}{activated}_{tier}")
             }
             OpKind::Embed { .. } => format!("embed_{dtype}"),
             OpKind::RmsNorm { .. } => format!("rms_norm{codes}_{tier}"),

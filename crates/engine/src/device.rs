@@ -14,6 +14,16 @@ pub enum Device {
     Cuda(CudaDevice),
 }
 
+impl Device {
+    /// The instruction set, of a CPU.
+    pub(crate) fn cpu_tier(&self) -> Option<Tier> {
+        match self {
+            Device::Cpu(cpu) => Some(cpu.tier()),
+            Device::Cuda(_) => None,
+        }
+    }
+}
+
 impl From<Cpu> for Device {
     fn from(cpu: Cpu) -> Device {
         Device::Cpu(cpu)

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
+use strobe_kernels_cpu::Tier;
 use strobe_model::program::ProgramOptions;
 use strobe_model::{DType, ModelConfig, ModelError};
 
@@ -122,9 +123,14 @@ impl BuildConfig {
         if self.paged_kv_cache { self.tokens_per_block } else { self.max_seq_len.next_power_of_two() }
     }
 
-    /// How the model's list is put together.
-    pub fn program_options(&self) -> ProgramOptions {
-        ProgramOptions { context_fmha: self.context_fmha, own_table: self.quantization.is_integer() }
+    /// How the model's list is put together for a CPU of this tier, or for a GPU, which folds ops step by step.
+    pub fn program_options(&self, cpu: Option<Tier>) -> ProgramOptions {
+        ProgramOptions {
+            context_fmha: self.context_fmha,
+            own_table: self.quantization.is_integer(),
+            // Only tuned products have it.
+            activated_multiple: cpu.and_then(Tier::activated_multiple).filter(|_| self.gemm_plugin),
+        }
     }
 
     /// Name of the GEMM option's value.

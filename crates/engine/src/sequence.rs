@@ -39,7 +39,8 @@ impl<'a> Sequence<'a> {
         let limits = StepLimits { tokens, sampled: tokens, requests: 1, positions };
         let block_tokens = build.cache_block_tokens();
         let blocks: Vec<u32> = (0..positions.div_ceil(block_tokens) as u32).collect();
-        let nodes = program(config, build.program_options());
+        let program_options = build.program_options(device.cpu_tier());
+        let nodes = program(config, program_options);
         let (runner, operands) = match device {
             Device::Cpu(cpu) => {
                 build.check_cpu()?;
@@ -49,7 +50,7 @@ impl<'a> Sequence<'a> {
                     blocks: blocks.len(),
                     dtype: build.dtype,
                     kv: build.cpu_kv_type(cpu.tier())?,
-                    context_fmha: build.context_fmha,
+                    program: program_options,
                 };
                 let backend = CpuBackend::new(cpu, config.clone(), model.weights.clone(), &options)?;
                 (Runner::Cpu(Box::new(backend)), build.cpu_operands())

@@ -110,7 +110,7 @@ impl StoredWeight {
 
 /// Every weight of a model as an engine keeps it, in the order a forward pass uses them.
 pub fn stored_weights(config: &ModelConfig, build: &BuildConfig) -> Vec<StoredWeight> {
-    let own_table = config.tie_word_embeddings && build.program_options().own_table;
+    let own_table = config.tie_word_embeddings && build.program_options(None).own_table;
     let table = own_table.then(|| embedding_table(config));
     table.into_iter().chain(weight_list(config)).map(|info| StoredWeight::new(info, build)).collect()
 }

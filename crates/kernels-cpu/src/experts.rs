@@ -140,7 +140,7 @@ impl Cpu {
         assert_eq!(x.len(), pairs.len() * w.k, "x of expert_linear: pairs * k");
         assert_eq!(out.len(), pairs.len() * w.n, "out of expert_linear: pairs * n");
         check_weights(pairs, w, bias);
-        self.linear_runs(x, Runs::Experts(pairs), w, bias, out);
+        self.linear_runs(x, Runs::Experts(pairs), w, bias, None, out);
     }
 
     /// [`Cpu::expert_linear`] of quantised rows and quantised weights.
@@ -158,7 +158,7 @@ impl Cpu {
         assert_eq!(x.rows(), pairs.len(), "rows of expert_linear: pairs");
         assert_eq!(out.len(), pairs.len() * w.n, "out of expert_linear: pairs * n");
         check_weights(pairs, w, bias);
-        self.quantized_runs(x, Runs::Experts(pairs), w, bias, out);
+        self.quantized_runs(x, Runs::Experts(pairs), w, bias, None, out);
     }
 
     /// `out[token] = sum of weight * x[pair]` over the pairs of the token, the best expert first, for rows of `width`; with

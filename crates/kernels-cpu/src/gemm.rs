@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use crate::gated::{Gated, Panels};
 use crate::matrix::PANEL;
 use crate::simd::{Element, Kernel, Simd};
 use crate::tier::Tier;
@@ -163,10 +164,13 @@ pub(crate) struct BlockedGemm<'a, W> {
     pub(crate) k: usize,
     pub(crate) data: &'a [W],
     pub(crate) bias: Option<&'a [f32]>,
-    pub(crate) panels: Range<usize>,
+    pub(crate) gated: Option<Gated<'a>>,
+    pub(crate) panels: Panels,
     /// One panel block as f32, `K_BLOCK * PANEL` long.
     pub(crate) expanded: &'a mut [f32],
-    /// The whole output, `[m][n]`.
+    /// Sums of gates and ups, `[panels][rows][PANEL]`; others are kept in the output.
+    pub(crate) sums: &'a mut [f32],
+    /// The whole output, `[m][n]`, half as wide where it is activated.
     pub(crate) out: *mut f32,
 }
 
@@ -176,27 +180,27 @@ impl<W: Element> Kernel for BlockedGemm<'_, W> {
     }
 
     #[inline(always)]
-    unsafe fn simd<S: Simd>(self) {
+    unsafe fn simd<S: Simd>(mut self) {
         let k_block = if self.is_blocked::<S>() { K_BLOCK } else { self.k };
         // Converting on the way costs once per strip, converting beforehand once, but through the cache.
         let expand_first = !W::IS_F32 && self.strips.count > 2;
         let mut k_start = 0;
         while k_start < self.k {
             let k_len = k_block.min(self.k - k_start);
-            for panel in self.panels.clone() {
-                let b = self.block(panel, k_start);
-                let next = if panel + 1 < self.panels.end {
-                    self.block(panel + 1, k_start)
+            for index in 0..self.panels.len {
+                let b = self.block(self.panels.nth(index), k_start);
+                let next = if index + 1 < self.panels.len {
+                    self.block(self.panels.nth(index + 1), k_start)
                 } else {
-                    self.block(self.panels.start, k_start + k_len)
+                    self.block(self.panels.nth(0), k_start + k_len)
                 };
                 // SAFETY: the caller's promise; `expanded` holds one block.
                 unsafe {
                     if expand_first {
                         expand::<S, W>(b, k_len * PANEL, self.expanded.as_mut_ptr());
-                        self.panel::<S, f32>(panel, k_start, k_len, self.expanded.as_ptr(), next.cast());
+                        self.panel::<S, f32>(index, k_start, k_len, self.expanded.as_ptr(), next.cast());
                     } else {
-                        self.panel::<S, W>(panel, k_start, k_len, b, next.cast());
+                        self.panel::<S, W>(index, k_start, k_len, b, next.cast());
                     }
                 }
             }
@@ -221,16 +225,18 @@ impl<W: Element> BlockedGemm<'_, W> {
     /// All strips of one panel over one block of k, whose weights are at `b`. Meanwhile, the block at `next` is fetched.
     #[inline(always)]
     unsafe fn panel<S: Simd, B: Element>(
-        &self,
-        panel: usize,
+        &mut self,
+        index: usize,
         k_start: usize,
         k_len: usize,
         b: *const B,
         next: *const u8,
     ) {
-        let column = panel * PANEL;
+        let column = self.panels.nth(index) * PANEL;
         let width = PANEL.min(self.n - column);
         let (resume, last) = (k_start > 0, k_start + k_len == self.k);
+        let first_row = self.strips.rows(self.strip_range.start).start;
+        let task_rows = self.strips.rows(self.strip_range.end - 1).end - first_row;
         let mut edge = [[0.0f32; PANEL]; MAX_TILE_ROWS];
         let (row_bytes, blocked) = (PANEL * size_of::<W>(), self.is_blocked::<S>());
         for (done, strip) in self.strip_range.clone().enumerate() {
@@ -249,6 +255,17 @@ impl<W: Element> BlockedGemm<'_, W> {
             // last column goes through `edge`.
             unsafe {
                 let a = self.packed_rows.as_ptr().add(rows.start * self.k + k_start * rows.len());
+                if let Some(gated) = self.gated {
+                    let sums = self.sums.as_mut_ptr().add((index * task_rows + rows.start - first_row) * PANEL);
+                    panel_tile::<S, B>(rows.len(), k_len, a, b, sums, PANEL, resume, ahead);
+                    if last && index >= self.panels.gates() {
+                        let before = self.panels.gates();
+                        let (panel, gates) = (self.panels.nth(index - before), sums.sub(before * task_rows * PANEL));
+                        let out = self.out.add(rows.start * gated.width + panel * PANEL);
+                        gated.write::<S>(panel, rows.len(), gates, sums, out, gated.width);
+                    }
+                    continue;
+                }
                 let c = self.out.add(rows.start * self.n + column);
                 let (tile, stride) = if width == PANEL { (c, self.n) } else { (edge.as_mut_ptr().cast(), PANEL) };
                 if width < PANEL && resume {
@@ -297,8 +314,9 @@ pub(crate) struct Gemv<'a, W> {
     pub(crate) k: usize,
     pub(crate) data: &'a [W],
     pub(crate) bias: Option<&'a [f32]>,
-    pub(crate) panels: Range<usize>,
-    /// The whole output, `[n]`.
+    pub(crate) gated: Option<Gated<'a>>,
+    pub(crate) panels: Panels,
+    /// The whole output, `[n]`, or half of that where it is activated.
     pub(crate) out: *mut f32,
 }
 
@@ -309,24 +327,24 @@ impl<W: Element> Kernel for Gemv<'_, W> {
 
     #[inline(always)]
     unsafe fn simd<S: Simd>(self) {
-        let mut panel = self.panels.start;
+        let mut index = 0;
         // SAFETY: the panels lie within weight and output.
         unsafe {
-            while panel + GEMV_PANELS <= self.panels.end {
+            while index + GEMV_PANELS <= self.panels.len {
                 if S::LANES == 16 {
-                    self.group::<S, GEMV_PANELS, 2>(panel);
+                    self.group::<S, GEMV_PANELS, 2>(index);
                 } else {
-                    self.group::<S, GEMV_PANELS, 4>(panel);
+                    self.group::<S, GEMV_PANELS, 4>(index);
                 }
-                panel += GEMV_PANELS;
+                index += GEMV_PANELS;
             }
-            while panel < self.panels.end {
+            while index < self.panels.len {
                 if S::LANES == 16 {
-                    self.group::<S, 1, 2>(panel);
+                    self.group::<S, 1, 2>(index);
                 } else {
-                    self.group::<S, 1, 4>(panel);
+                    self.group::<S, 1, 4>(index);
                 }
-                panel += 1;
+                index += 1;
             }
         }
     }
@@ -335,8 +353,14 @@ impl<W: Element> Kernel for Gemv<'_, W> {
 impl<W: Element> Gemv<'_, W> {
     /// `P` panels of `VP` vectors side by side: several streams keep more memory requests in flight.
     #[inline(always)]
-    unsafe fn group<S: Simd, const P: usize, const VP: usize>(&self, panel: usize) {
-        let panel_len = self.k * PANEL;
+    unsafe fn group<S: Simd, const P: usize, const VP: usize>(&self, index: usize) {
+        // Gates together with their ups are still in registers when the activation needs them.
+        let (first, second) = match self.gated {
+            Some(_) => (index / 2, index / 2 + self.panels.gates()),
+            None => (index, index + P - 1),
+        };
+        let (panel, panel_len) = (self.panels.nth(first), self.k * PANEL);
+        let stride = (self.panels.nth(second) - panel) * panel_len;
         // SAFETY: the panels lie within weight and output; a prefetch may point anywhere.
         unsafe {
             let mut b = self.data.as_ptr().add(panel * panel_len);
@@ -344,7 +368,7 @@ impl<W: Element> Gemv<'_, W> {
             for &x in self.x {
                 let x = S::splat(x);
                 for p in 0..P {
-                    let b = b.add(p * panel_len);
+                    let b = b.add(p * stride);
                     let ahead = b.cast::<u8>().wrapping_add(GEMV_PREFETCH_BYTES);
                     let mut line = 0;
                     while line < PANEL * size_of::<W>() {
@@ -357,15 +381,21 @@ impl<W: Element> Gemv<'_, W> {
                 }
                 b = b.add(PANEL);
             }
+            let mut rows = [[0.0f32; PANEL]; P];
             for p in 0..P {
-                let mut row = [0.0f32; PANEL];
                 for v in 0..VP {
-                    S::store(row.as_mut_ptr().add(v * S::LANES), acc[p][v]);
+                    S::store(rows[p].as_mut_ptr().add(v * S::LANES), acc[p][v]);
                 }
+            }
+            if let Some(gated) = self.gated {
+                let out = self.out.add(panel * PANEL);
+                return gated.write::<S>(panel, 1, rows[0].as_ptr(), rows[P - 1].as_ptr(), out, gated.width);
+            }
+            for p in 0..P {
                 let column = (panel + p) * PANEL;
                 let width = PANEL.min(self.n - column);
                 let out = std::slice::from_raw_parts_mut(self.out.add(column), width);
-                out.copy_from_slice(&row[..width]);
+                out.copy_from_slice(&rows[p][..width]);
                 if let Some(bias) = self.bias {
                     add_bias(out, &bias[column..column + width]);
                 }

@@ -15,6 +15,7 @@ mod buffer;
 mod cores;
 mod cpu;
 mod experts;
+mod gated;
 mod gemm;
 mod kv;
 mod linear;

@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use crate::cpu::{Cpu, SharedMut};
+use crate::gated::{Gated, Panels};
 use crate::gemm::{self, BlockedGemm, Gemv, Strips};
 use crate::matrix::{Elems, Layout, Matrix, PANEL};
 use crate::quant_rows::QuantRows;
 use crate::row_major::RowMajorTask;
+use crate::rows::Activation;
 use crate::runs::{Runs, threads_for};
 use crate::simd::{Element, dispatch};
 use crate::tier::Tier;
@@ -45,7 +47,7 @@ impl Cpu {
         if let Some(bias) = bias {
             assert_eq!(bias.len(), w.n, "bias of linear: n");
         }
-        self.linear_runs(x, Runs::One(m), w, bias, out);
+        self.linear_runs(x, Runs::One(m), w, bias, None, out);
     }
 
     /// `out[i] = x[i] . w[i]^T` for `count` matrices `x` of equally many rows, one after the other, as are the weights in the
@@ -58,7 +60,7 @@ impl Cpu {
         assert_eq!(x.len(), count * rows * w.k, "x of stacked_linear: count * rows * k");
         assert_eq!(out.len(), count * rows * w.n, "out of stacked_linear: count * rows * n");
         check_stack(count, w);
-        self.linear_runs(x, Runs::Even { runs: count, rows }, w, None, out);
+        self.linear_runs(x, Runs::Even { runs: count, rows }, w, None, None, out);
     }
 
     /// [`Cpu::stacked_linear`] of quantised rows and quantised weights.
@@ -68,33 +70,34 @@ impl Cpu {
     pub fn stacked_linear_quantized(&mut self, x: &QuantRows, count: usize, w: Matrix<'_>, out: &mut [f32]) {
         let rows = x.rows() / count.max(1);
         check_stack(count, w);
-        self.quantized_runs(x, Runs::Even { runs: count, rows }, w, None, out);
+        self.quantized_runs(x, Runs::Even { runs: count, rows }, w, None, None, out);
     }
 
-    /// `linear` of each run with its own weight; data and bias are those of all weights, one after the other. Lengths were
-    /// checked.
+    /// `linear` of each run with its own weight, or with an activation [`Cpu::linear_activated`]; data and bias are those of
+    /// all weights, one after the other. Lengths were checked.
     pub(crate) fn linear_runs(
         &mut self,
         x: &[f32],
         runs: Runs<'_>,
         w: Matrix<'_>,
         bias: Option<&[f32]>,
+        activation: Option<Activation>,
         out: &mut [f32],
     ) {
         if runs.rows() == 0 || w.n == 0 {
             return;
         }
         match w.data {
-            Elems::F32(data) => self.linear_of(x, runs, w, data, bias, out),
-            Elems::F16(data) => self.linear_of(x, runs, w, data, bias, out),
+            Elems::F32(data) => self.linear_of(x, runs, w, data, bias, activation, out),
+            Elems::F16(data) => self.linear_of(x, runs, w, data, bias, activation, out),
             Elems::Bf16(data) if self.tier.multiplies_pairs() && w.layout == Layout::Packed && w.k > 0 => {
-                self.linear_pairs(x, runs, w, data, bias, out);
+                self.linear_pairs(x, runs, w, data, bias, activation, out);
             }
-            Elems::Bf16(data) => self.linear_of(x, runs, w, data, bias, out),
+            Elems::Bf16(data) => self.linear_of(x, runs, w, data, bias, activation, out),
             Elems::Int8(_) | Elems::Int4(_) => {
                 let mut rows = std::mem::take(&mut self.quant_rows);
                 self.quantize_rows(x, w.k, &mut rows);
-                self.quantized_runs(&rows, runs, w, bias, out);
+                self.quantized_runs(&rows, runs, w, bias, activation, out);
                 self.quant_rows = rows;
             }
         }
@@ -107,6 +110,7 @@ impl Cpu {
         w: Matrix<'_>,
         data: &[W],
         bias: Option<&[f32]>,
+        activation: Option<Activation>,
         out: &mut [f32],
     ) {
         let (m, n, k) = (runs.rows(), w.n, w.k);
@@ -121,7 +125,7 @@ impl Cpu {
         let blocks = m.div_ceil(ROW_BLOCK);
         for block in 0..blocks {
             let rows = m * block / blocks..m * (block + 1) / blocks;
-            self.gemm_rows(x, rows, runs, w, data, bias, out);
+            self.gemm_rows(x, rows, runs, w, data, bias, activation, out);
         }
     }
 
@@ -156,16 +160,17 @@ impl Cpu {
         w: Matrix<'_>,
         data: &[W],
         bias: Option<&[f32]>,
+        activation: Option<Activation>,
         out: &mut [f32],
     ) {
         let (tier, threads, n, k) = (self.tier, self.threads(), w.n, w.k);
+        let out_width = if activation.is_some() { n / 2 } else { n };
         let m = block.len();
         // A single row is multiplied as it is.
         let packed_strips = |rows: &Range<usize>| if rows.len() > 1 { Strips::new(rows.len(), tier).count } else { 0 };
         if m > 1 {
             self.reserve_packed_rows(m * k);
         }
-        self.reserve_worker_scratch(gemm::K_BLOCK * PANEL);
 
         let mut tasks = std::mem::take(&mut self.run_tasks);
         tasks.fill(runs.count(), |run| packed_strips(&runs.within(run, &block)));
@@ -185,28 +190,34 @@ impl Cpu {
             self.pool.run(tasks.total(), &pack);
         }
 
-        let shares = |rows: usize| Shares::new(Strips::new(rows, tier).count, n, k, threads_for(rows, m, threads));
+        let gated = activation.is_some();
+        let shares =
+            |rows: usize| Shares::new(Strips::new(rows, tier).count, n, k, gated, threads_for(rows, m, threads));
+        let sums = if gated { most_sums(runs, &block, &shares) } else { 0 };
         tasks.fill(runs.count(), |run| match runs.within(run, &block).len() {
             0 => 0,
             rows => shares(rows).tasks(),
         });
+        self.reserve_worker_scratch(gemm::K_BLOCK * PANEL + sums);
         let scratch = SharedMut::new(&mut self.worker_scratch);
         let (packed_rows, out) = (&self.packed_rows[..], SharedMut::new(out));
         self.pool.run(tasks.total(), &|task, worker| {
             let (run, task) = tasks.locate(task);
             let rows = runs.within(run, &block);
             let (data, bias) = (part(data, run, w.len_of_one()), bias_of(bias, run, n));
+            let gated = activation.map(|activation| Gated { activation, bias, width: out_width });
             let shares = shares(rows.len());
             let panels = shares.panels(task);
             // SAFETY: lengths were checked, each task writes its own tiles, and a worker runs one task at a time.
             unsafe {
-                let out = out.ptr().add(rows.start * n);
+                let out = out.ptr().add(rows.start * out_width);
                 if rows.len() == 1 {
                     let x = &x[rows.start * k..rows.end * k];
-                    dispatch(tier, Gemv { x, n, k, data, bias, panels, out });
+                    dispatch(tier, Gemv { x, n, k, data, bias, gated, panels, out });
                     return;
                 }
                 let scratch = &mut scratch.slice(worker, 1)[0];
+                let (expanded, rest) = scratch.split_at_mut(gemm::K_BLOCK * PANEL);
                 let packed = rows.start - block.start..rows.end - block.start;
                 let task = BlockedGemm {
                     packed_rows: &packed_rows[packed.start * k..packed.end * k],
@@ -216,8 +227,10 @@ impl Cpu {
                     k,
                     data,
                     bias,
+                    gated,
                     panels,
-                    expanded: &mut scratch[..gemm::K_BLOCK * PANEL],
+                    expanded,
+                    sums: &mut rest[..sums],
                     out,
                 };
                 dispatch(tier, task);
@@ -245,41 +258,49 @@ pub(crate) fn bias_of(bias: Option<&[f32]>, run: usize, n: usize) -> Option<&[f3
     bias.map(|bias| part(bias, run, n))
 }
 
-/// How a product is shared out: tasks of some panels, and where there are few columns, of some strips of rows.
+/// Sums that a task of any run within a block of rows keeps at most.
+pub(crate) fn most_sums(runs: Runs<'_>, block: &Range<usize>, shares: &impl Fn(usize) -> Shares) -> usize {
+    let rows = (0..runs.count()).map(|run| runs.within(run, block).len());
+    rows.filter(|rows| *rows > 0).map(|rows| shares(rows).sums(rows)).max().unwrap_or(0)
+}
+
+/// How a product is shared out: tasks of some panels, and where there are few columns, of some strips of rows. Gates count
+/// together with their ups.
 #[derive(Clone, Copy)]
 pub(crate) struct Shares {
     strips: usize,
-    panels: usize,
-    panels_per_task: usize,
+    /// Panels, or pairs of gates and ups.
+    units: usize,
+    gated: bool,
+    units_per_task: usize,
     column_tasks: usize,
     row_tasks: usize,
 }
 
 impl Shares {
-    pub(crate) fn new(strips: usize, n: usize, k: usize, threads: usize) -> Shares {
-        let panels = n.div_ceil(PANEL);
-        let panels_per_task = if strips == 1 {
-            stream_panels(k, panels, threads)
+    pub(crate) fn new(strips: usize, n: usize, k: usize, gated: bool, threads: usize) -> Shares {
+        let panels_each = 1 + usize::from(gated);
+        let units = n.div_ceil(PANEL) / panels_each;
+        let units_per_task = if strips == 1 {
+            // Enough to stream, few enough to share out evenly.
+            let by_size = STREAM_ELEMENTS.div_ceil(PANEL * k).next_multiple_of(gemm::GEMV_PANELS);
+            by_size.min(units.div_ceil(threads)).max(1)
         } else {
-            panels.div_ceil(4 * threads).clamp(1, PANELS_PER_TASK)
+            (units / (4 * threads)).clamp(1, PANELS_PER_TASK / panels_each)
         };
-        let column_tasks = panels.div_ceil(panels_per_task);
+        let column_tasks = units.div_ceil(units_per_task);
         let row_tasks = (2 * threads).div_ceil(column_tasks).clamp(1, strips);
-        Shares { strips, panels, panels_per_task, column_tasks, row_tasks }
+        Shares { strips, units, gated, units_per_task, column_tasks, row_tasks }
     }
 
     pub(crate) fn tasks(&self) -> usize {
         self.column_tasks * self.row_tasks
     }
 
-    /// Most panels of a task.
-    pub(crate) fn panels_per_task(&self) -> usize {
-        self.panels_per_task
-    }
-
-    /// Most strips of a task.
-    pub(crate) fn strips_per_task(&self) -> usize {
-        self.strips.div_ceil(self.row_tasks)
+    /// Most sums of a task, of which the rows are part of `rows`.
+    pub(crate) fn sums(&self, rows: usize) -> usize {
+        let panels = self.units_per_task * (1 + usize::from(self.gated));
+        panels * rows.min(self.strips.div_ceil(self.row_tasks) * gemm::MAX_TILE_ROWS) * PANEL
     }
 
     pub(crate) fn strips(&self, task: usize) -> Range<usize> {
@@ -287,14 +308,9 @@ impl Shares {
         self.strips * row_task / self.row_tasks..self.strips * (row_task + 1) / self.row_tasks
     }
 
-    pub(crate) fn panels(&self, task: usize) -> Range<usize> {
-        let first = task / self.row_tasks * self.panels_per_task;
-        first..self.panels.min(first + self.panels_per_task)
+    pub(crate) fn panels(&self, task: usize) -> Panels {
+        let first = task / self.row_tasks * self.units_per_task;
+        let units = first..self.units.min(first + self.units_per_task);
+        if self.gated { Panels::gated(units, self.units) } else { Panels::plain(units) }
     }
-}
-
-/// Panels per task of a product that is bound by memory: enough to stream, few enough to share out evenly.
-pub(crate) fn stream_panels(k: usize, panels: usize, threads: usize) -> usize {
-    let by_size = STREAM_ELEMENTS.div_ceil(PANEL * k).next_multiple_of(gemm::GEMV_PANELS);
-    by_size.min(panels.div_ceil(threads)).max(1)
 }

@@ -10,9 +10,11 @@ use std::ops::Range;
 use half::bf16;
 
 use crate::cpu::{Cpu, SharedMut};
+use crate::gated::{Gated, Panels};
 use crate::gemm::{GEMV_PANELS, GEMV_PREFETCH_BYTES, K_BLOCK, MAX_TILE_ROWS, Strips, add_bias};
-use crate::linear::{PACK_ALONE, Shares, bias_of, part};
+use crate::linear::{PACK_ALONE, Shares, bias_of, most_sums, part};
 use crate::matrix::{Matrix, PANEL};
+use crate::rows::Activation;
 use crate::runs::{Runs, threads_for};
 use crate::simd::{PairKernel, Simd, SimdPairs, dispatch_pairs};
 
@@ -37,13 +39,14 @@ impl Cpu {
         w: Matrix<'_>,
         data: &[bf16],
         bias: Option<&[f32]>,
+        activation: Option<Activation>,
         out: &mut [f32],
     ) {
         let m = runs.rows();
         let blocks = m.div_ceil(ROW_BLOCK);
         for block in 0..blocks {
             let rows = m * block / blocks..m * (block + 1) / blocks;
-            self.pair_rows(x, rows, runs, w, data, bias, out);
+            self.pair_rows(x, rows, runs, w, data, bias, activation, out);
         }
     }
 
@@ -56,6 +59,7 @@ impl Cpu {
         w: Matrix<'_>,
         data: &[bf16],
         bias: Option<&[f32]>,
+        activation: Option<Activation>,
         out: &mut [f32],
     ) {
         let (tier, threads, n, k) = (self.tier, self.threads(), w.n, w.k);
@@ -83,16 +87,10 @@ impl Cpu {
             self.pool.run(tasks.total(), &round);
         }
 
-        let shares = |rows: usize| Shares::new(Strips::new(rows, tier).count, n, k, threads_for(rows, m, threads));
-        let sums_of = |rows: usize| {
-            let shares = shares(rows);
-            shares.panels_per_task() * rows.min(shares.strips_per_task() * MAX_TILE_ROWS) * PANEL
-        };
-        let mut sums = 0;
-        for run in 0..runs.count() {
-            let rows = runs.within(run, &block).len();
-            sums = if rows > 0 { sums_of(rows).max(sums) } else { sums };
-        }
+        let (gated, out_width) = (activation.is_some(), if activation.is_some() { n / 2 } else { n });
+        let shares =
+            |rows: usize| Shares::new(Strips::new(rows, tier).count, n, k, gated, threads_for(rows, m, threads));
+        let sums = most_sums(runs, &block, &shares);
         tasks.fill(runs.count(), |run| match runs.within(run, &block).len() {
             0 => 0,
             rows => shares(rows).tasks(),
@@ -108,6 +106,7 @@ impl Cpu {
             // SAFETY: a worker runs one task at a time.
             let scratch = unsafe { &mut scratch.slice(worker, 1)[0] };
             let (paired, rest) = scratch.split_at_mut(paired);
+            let bias = bias_of(bias, run, n);
             // SAFETY: lengths were checked, and each task writes its own tiles.
             unsafe {
                 let task = PairGemm {
@@ -118,11 +117,12 @@ impl Cpu {
                     n,
                     k,
                     data: part(data, run, w.len_of_one()),
-                    bias: bias_of(bias, run, n),
+                    bias,
+                    gated: activation.map(|activation| Gated { activation, bias, width: out_width }),
                     panels: shares.panels(task),
                     paired: bytemuck::cast_slice_mut(paired),
                     sums: &mut rest[..sums],
-                    out: out.ptr().add(rows.start * n),
+                    out: out.ptr().add(rows.start * out_width),
                 };
                 dispatch_pairs(tier, task);
             }
@@ -170,8 +170,8 @@ impl PairKernel for RoundRows<'_> {
 /// Where a tile finds its weights, and what it asks the memory for meanwhile.
 #[derive(Clone, Copy)]
 enum Source {
-    /// As stored, panels of `panel_len` elements side by side: weights are paired on the way.
-    Stored { b: *const bf16, panel_len: usize },
+    /// As stored, panels `stride` elements apart side by side: weights are paired on the way.
+    Stored { b: *const bf16, stride: usize },
     /// One block whose rows are already paired; meanwhile, memory from `ahead` on is fetched, `step` bytes with each pair.
     Paired { b: *const bf16, ahead: *const u8, step: usize },
 }
@@ -220,11 +220,11 @@ unsafe fn tile<S: SimdPairs, const R: usize, const P: usize>(
         }
         let mut a = a;
         match source {
-            Source::Stored { mut b, panel_len } => {
+            Source::Stored { mut b, stride } => {
                 for _ in 0..k_len / 2 {
                     let mut weights = [[S::zero(); 2]; P];
                     for p in 0..P {
-                        let b = b.add(p * panel_len);
+                        let b = b.add(p * stride);
                         let ahead = b.cast::<u8>().wrapping_add(GEMV_PREFETCH_BYTES);
                         S::F::prefetch(ahead);
                         S::F::prefetch(ahead.wrapping_add(PANEL * size_of::<bf16>()));
@@ -237,7 +237,7 @@ unsafe fn tile<S: SimdPairs, const R: usize, const P: usize>(
                 if k_len % 2 == 1 {
                     let mut weights = [[S::zero(); 2]; P];
                     for p in 0..P {
-                        weights[p] = S::zip(S::load(b.add(p * panel_len)), S::zero());
+                        weights[p] = S::zip(S::load(b.add(p * stride)), S::zero());
                     }
                     multiply::<S, R, P>(&mut acc, weights, a);
                 }
@@ -273,13 +273,14 @@ struct PairGemm<'a> {
     k: usize,
     data: &'a [bf16],
     bias: Option<&'a [f32]>,
-    panels: Range<usize>,
+    gated: Option<Gated<'a>>,
+    panels: Panels,
     /// One block of paired weights.
     paired: &'a mut [bf16],
     /// What blocks of k leave to the next one, `[panels][rows][PANEL]`. In the output, whose rows may lie a power of two
     /// apart, they would drive each other out of the caches.
     sums: &'a mut [f32],
-    /// The whole output, `[m][n]`.
+    /// The whole output, `[m][n]`, half as wide where it is activated.
     out: *mut f32,
 }
 
@@ -303,19 +304,21 @@ impl PairGemm<'_> {
     unsafe fn stream<S: SimdPairs>(&mut self) {
         // The blocks of a single row lie end to end.
         let k_block = if self.m == 1 { self.k } else { K_BLOCK };
-        let mut panel = self.panels.start;
-        while panel < self.panels.end {
+        let mut index = 0;
+        while index < self.panels.len {
             // Several streams keep more memory requests in flight.
-            let together = if self.m == 1 && panel + GEMV_PANELS <= self.panels.end { GEMV_PANELS } else { 1 };
+            let together = if self.m == 1 && index + GEMV_PANELS <= self.panels.len { GEMV_PANELS } else { 1 };
+            let (panel, next) = self.side_by_side(index, together);
+            let stride = (next - panel) * self.k * PANEL;
             for k_start in (0..self.k).step_by(k_block) {
                 let block = k_start..self.k.min(k_start + k_block);
                 for strip in self.strip_range.clone() {
-                    let source = Source::Stored { b: self.block(panel, k_start), panel_len: self.k * PANEL };
+                    let source = Source::Stored { b: self.block(panel, k_start), stride };
                     // SAFETY: the caller's promise.
-                    unsafe { self.strip::<S>(strip, panel, together, block.clone(), source) };
+                    unsafe { self.strip::<S>(strip, index, together, block.clone(), source) };
                 }
             }
-            panel += together;
+            index += together;
         }
     }
 
@@ -324,25 +327,36 @@ impl PairGemm<'_> {
     unsafe fn blocked<S: SimdPairs>(&mut self) {
         for k_start in (0..self.k).step_by(K_BLOCK) {
             let k_len = K_BLOCK.min(self.k - k_start);
-            for panel in self.panels.clone() {
-                let next = if panel + 1 < self.panels.end {
-                    self.block(panel + 1, k_start)
+            for index in 0..self.panels.len {
+                let next = if index + 1 < self.panels.len {
+                    self.block(self.panels.nth(index + 1), k_start)
                 } else {
-                    self.block(self.panels.start, k_start + k_len)
+                    self.block(self.panels.nth(0), k_start + k_len)
                 };
                 // SAFETY: the caller's promise; `paired` holds one block.
                 unsafe {
-                    pair::<S>(self.block(panel, k_start), k_len, self.paired.as_mut_ptr());
+                    pair::<S>(self.block(self.panels.nth(index), k_start), k_len, self.paired.as_mut_ptr());
                     let step = 2 * PANEL * size_of::<bf16>() / self.strip_range.len();
                     let mut ahead = next.cast::<u8>();
                     for strip in self.strip_range.clone() {
                         let source = Source::Paired { b: self.paired.as_ptr(), ahead, step };
-                        self.strip::<S>(strip, panel, 1, k_start..k_start + k_len, source);
+                        self.strip::<S>(strip, index, 1, k_start..k_start + k_len, source);
                         ahead = ahead.wrapping_add(k_len / 2 * step);
                     }
                 }
             }
         }
+    }
+
+    /// The panels that are multiplied together: of a single row, gates with their ups, which are then still in the first
+    /// cache when the activation needs them.
+    #[inline(always)]
+    fn side_by_side(&self, index: usize, together: usize) -> (usize, usize) {
+        let (first, second) = match self.gated {
+            Some(_) if together == GEMV_PANELS => (index / 2, index / 2 + self.panels.gates()),
+            _ => (index, index + together - 1),
+        };
+        (self.panels.nth(first), self.panels.nth(second))
     }
 
     /// Where a block of weights starts (which may be beyond the last one).
@@ -356,7 +370,7 @@ impl PairGemm<'_> {
     unsafe fn strip<S: SimdPairs>(
         &mut self,
         strip: usize,
-        panel: usize,
+        index: usize,
         together: usize,
         block: Range<usize>,
         source: Source,
@@ -364,20 +378,23 @@ impl PairGemm<'_> {
         let rows = self.strips.rows(strip);
         let first = self.strips.rows(self.strip_range.start).start;
         let end = self.strips.rows(self.strip_range.end - 1).end;
-        let (column, k_len) = (panel * PANEL, block.len());
+        let (panel, k_len) = (self.side_by_side(index, together).0, block.len());
+        let column = panel * PANEL;
         let width = (together * PANEL).min(self.n - column);
         let last = block.end == self.k;
         // A panel that sticks out over the last column goes through here.
         let mut edge = [const { MaybeUninit::<f32>::uninit() }; MAX_TILE_ROWS * PANEL];
         let is_edge = last && width < together * PANEL;
+        let task_rows = end - first;
         // SAFETY: the strip's rows and the panels' columns lie within rows, sums and out.
         unsafe {
             let a = self.rows.as_ptr().add((block.start / K_BLOCK * self.m + rows.start) * K_BLOCK);
-            let c = self.out.add(rows.start * self.n + column);
-            let place = (panel - self.panels.start) * (end - first) + rows.start - first;
+            let c = self.out.wrapping_add(rows.start * self.n + column);
+            let place = index * task_rows + rows.start - first;
             let sums = self.sums.as_mut_ptr().add(place * PANEL);
             let resumed = (block.start > 0).then_some(sums.cast_const());
             let (to, stride) = match (last, is_edge) {
+                _ if self.gated.is_some() => (sums, PANEL * together),
                 (false, _) => (sums, PANEL),
                 (true, true) => (edge.as_mut_ptr().cast(), together * PANEL),
                 (true, false) => (c, self.n),
@@ -400,6 +417,18 @@ impl PairGemm<'_> {
             }
             if !last {
                 return;
+            }
+            if let Some(gated) = self.gated {
+                let before = self.panels.gates();
+                let (panel, gates, ups) = if together == GEMV_PANELS {
+                    (panel, sums, sums.add(PANEL))
+                } else if index >= before {
+                    (self.panels.nth(index - before), sums.sub(before * task_rows * PANEL), sums)
+                } else {
+                    return;
+                };
+                let out = self.out.add(rows.start * gated.width + panel * PANEL);
+                return gated.write::<S::F>(panel, rows.len(), gates, ups, out, gated.width);
             }
             for row in 0..rows.len() {
                 if is_edge {

@@ -10,13 +10,19 @@
 
 use std::ops::Range;
 
+use crate::buffer::AlignedBuf;
 use crate::cpu::{Cpu, SharedMut};
+use crate::gated::{Gated, Panels};
 use crate::linear::{bias_of, part};
 use crate::matrix::{Elems, Matrix, PANEL};
 use crate::quant::{BLOCK, GROUP, INT4_GROUP, INT8_OFFSET, QuantKind, block_stride, panel_bytes};
 use crate::quant::{int4_code, int4_scale_at, int8_scale_at};
-use crate::quant_rows::{GROUPS, QuantRows};
-use crate::quant_tile::{Ahead, BlockRows, BlockWeights, Results, UNPACKED_GROUP, int4, int8, unpack_int4};
+use crate::quant_rows::{GROUPS, QuantRows, SharedRows};
+use crate::quant_tile::{
+    Ahead, BlockRows, BlockWeights, Results, UNPACKED_GROUP, int4_panels, int4_tile, int8_panels, int8_tile,
+    unpack_int4,
+};
+use crate::rows::Activation;
 use crate::runs::{Runs, threads_for};
 use crate::simd::{IntKernel, Simd, SimdInt, dispatch_int};
 
@@ -25,14 +31,16 @@ use crate::simd::{IntKernel, Simd, SimdInt, dispatch_int};
 const ROW_BLOCK: usize = 132;
 /// Panels that a task of many rows takes together: each block of the rows is then fetched once for all of them.
 const PANELS_PER_TASK: usize = 4;
+/// Panels of gates whose activated columns share a scale.
+const PANELS_PER_SCALE: usize = BLOCK / PANEL;
+/// Tasks of whole scales that each thread has at least: fewer would leave threads waiting at the end.
+const SCALE_TASKS_PER_THREAD: usize = 8;
 /// Tasks that each thread has at least, where there are panels enough: the last ones keep no thread waiting for long.
 const TASKS_PER_THREAD: usize = 16;
 /// Weight bytes that a task of a bandwidth-bound product takes.
 const STREAM_BYTES: usize = 256 * 1024;
 /// Rows up to which the product is bound by memory.
 const STREAM_ROWS: usize = 12;
-/// Results that the tiles of a bandwidth-bound product hold at most: rows times panels.
-const STREAM_RESULTS: usize = 12;
 
 impl Cpu {
     /// `out[m][n] = x[m][k] . w^T (+ bias)` of quantised rows and a quantised weight, where m is how many rows `x` has.
@@ -44,22 +52,73 @@ impl Cpu {
         if let Some(bias) = bias {
             assert_eq!(bias.len(), w.n, "bias of linear: n");
         }
-        self.quantized_runs(x, Runs::One(x.rows()), w, bias, out);
+        self.quantized_runs(x, Runs::One(x.rows()), w, bias, None, out);
     }
 
-    /// [`Cpu::linear_quantized`] of each run with its own weight; data and bias are those of all weights, one after the
-    /// other, and their lengths were checked.
+    /// [`Cpu::linear_quantized`] of each run with its own weight, activated where there is an activation; data and bias are
+    /// those of all weights, one after the other, and their lengths were checked.
     pub(crate) fn quantized_runs(
         &mut self,
         x: &QuantRows,
         runs: Runs<'_>,
         w: Matrix<'_>,
         bias: Option<&[f32]>,
+        activation: Option<Activation>,
         out: &mut [f32],
+    ) {
+        let width = if activation.is_some() { w.n / 2 } else { w.n };
+        assert_eq!(out.len(), x.rows() * width, "out of linear: rows of {width}, with m = {}", x.rows());
+        let columns = if activation.is_some() { Columns::Gated } else { Columns::Plain };
+        self.quantized_tasks(x, runs, w, bias, activation, columns, Output::Floats(SharedMut::new(out)));
+    }
+
+    /// [`Cpu::linear_activated_quantized`] of each run with its own weight.
+    ///
+    /// A scale belongs to 256 columns. Tasks of that many make the codes as well. They are so large that few rows, whose
+    /// product is a matter of streaming weights evenly, do better with finer ones and codes made afterwards, from
+    /// floats that the caches still hold.
+    pub(crate) fn activated_runs(
+        &mut self,
+        x: &QuantRows,
+        runs: Runs<'_>,
+        w: Matrix<'_>,
+        bias: Option<&[f32]>,
+        activation: Activation,
+        out: &mut QuantRows,
+    ) {
+        let (m, width) = (x.rows(), w.n / 2);
+        let scales = width.div_ceil(BLOCK);
+        if m > ROW_BLOCK || (m > STREAM_ROWS && scales >= SCALE_TASKS_PER_THREAD * self.threads()) {
+            let codes = out.shared(m, width);
+            self.quantized_tasks(x, runs, w, bias, Some(activation), Columns::Scales, Output::Codes(codes));
+        } else {
+            self.reserve_activated(m, width);
+            // Such products repack nothing.
+            let mut floats = std::mem::replace(&mut self.packed_rows, AlignedBuf::zeroed(0));
+            self.quantized_runs(x, runs, w, bias, Some(activation), &mut floats[..m * width]);
+            self.quantize_rows(&floats[..m * width], width, out);
+            self.packed_rows = floats;
+        }
+    }
+
+    /// Makes room for [`Cpu::linear_activated_quantized`] of up to `max_rows` rows and `max_width` activated columns, so that it
+    /// never allocates.
+    pub fn reserve_activated(&mut self, max_rows: usize, max_width: usize) {
+        self.reserve_packed_rows(max_rows.min(ROW_BLOCK) * max_width);
+    }
+
+    fn quantized_tasks(
+        &mut self,
+        x: &QuantRows,
+        runs: Runs<'_>,
+        w: Matrix<'_>,
+        bias: Option<&[f32]>,
+        activation: Option<Activation>,
+        columns: Columns,
+        out: Output,
     ) {
         assert_eq!(x.rows(), runs.rows(), "rows of linear");
         assert_eq!(x.k(), w.k, "k of the rows and of the weight of linear");
-        assert_eq!(out.len(), x.rows() * w.n, "out of linear: m * n with m = {}, n = {}", x.rows(), w.n);
         let (kind, data) = match w.data {
             Elems::Int8(data) => (QuantKind::Int8, data),
             Elems::Int4(data) => (QuantKind::Int4, data),
@@ -69,7 +128,10 @@ impl Cpu {
         if m == 0 || w.n == 0 {
             return;
         }
-        let shares = |rows: usize| QuantShares::new(kind, rows, w, threads_for(rows, m, threads));
+        let shares = |rows: usize| {
+            let least = (SCALE_TASKS_PER_THREAD * threads * rows).div_ceil(m);
+            QuantShares::new(kind, rows, w, columns, least, threads_for(rows, m, threads))
+        };
         let mut results = 0;
         let mut tasks = std::mem::take(&mut self.run_tasks);
         for run in 0..runs.count() {
@@ -81,7 +143,7 @@ impl Cpu {
             rows => shares(rows).tasks(),
         });
         self.reserve_worker_scratch(results + UNPACKED_FLOATS);
-        let (scratch, out) = (SharedMut::new(&mut self.worker_scratch), SharedMut::new(out));
+        let scratch = SharedMut::new(&mut self.worker_scratch);
         self.pool.run(tasks.total(), &|task, worker| {
             let (run, task) = tasks.locate(task);
             let rows = runs.within(run, &(0..m));
@@ -90,17 +152,19 @@ impl Cpu {
             let scratch = unsafe { &mut scratch.slice(worker, 1)[0] };
             let (results, rest) = scratch.split_at_mut(results);
             let own = shares.rows(task);
+            let bias = bias_of(bias, run, w.n);
             let task = QuantGemm {
                 x,
                 rows: rows.start + own.start..rows.start + own.end,
                 kind,
                 data: part(data, run, w.len_of_one()),
                 n: w.n,
-                bias: bias_of(bias, run, w.n),
+                bias,
+                gated: activation.map(|activation| Gated { activation, bias, width: w.n / 2 }),
                 panels: shares.panels(task),
                 results,
                 unpacked: &mut rest[..UNPACKED_FLOATS],
-                out: out.ptr(),
+                out,
             };
             // SAFETY: lengths were checked, and each task writes its own part of the output.
             unsafe { dispatch_int(tier, task) };
@@ -109,29 +173,64 @@ impl Cpu {
     }
 }
 
+/// How columns are put together to tasks.
+#[derive(Clone, Copy, PartialEq)]
+enum Columns {
+    /// As they are.
+    Plain,
+    /// Gates with their ups.
+    Gated,
+    /// The same, and all that share a scale in the output.
+    Scales,
+}
+
+/// Where results go.
+#[derive(Clone, Copy)]
+enum Output {
+    /// `[m][n]`, half as wide where it is activated.
+    Floats(SharedMut<f32>),
+    /// Activated, and quantised.
+    Codes(SharedRows),
+}
+
 /// How a product is shared out: tasks of some panels, and of some rows where there are few columns or many rows.
 struct QuantShares {
     m: usize,
-    panels: usize,
-    panels_per_task: usize,
+    /// Panels, or pairs of gates and ups.
+    units: usize,
+    gated: bool,
+    units_per_task: usize,
     column_tasks: usize,
     row_tasks: usize,
 }
 
 impl QuantShares {
-    fn new(kind: QuantKind, m: usize, w: Matrix<'_>, threads: usize) -> QuantShares {
-        let panels = w.n.div_ceil(PANEL);
+    /// `least_scales` is how many tasks of whole scales there should be at least.
+    fn new(
+        kind: QuantKind,
+        m: usize,
+        w: Matrix<'_>,
+        columns: Columns,
+        least_scales: usize,
+        threads: usize,
+    ) -> QuantShares {
+        let gated = columns != Columns::Plain;
+        let panels_each = 1 + usize::from(gated);
+        let units = w.n.div_ceil(PANEL) / panels_each;
         let row_blocks = m.div_ceil(ROW_BLOCK);
-        let panels_per_task = if m <= STREAM_ROWS {
+        let units_per_task = if columns == Columns::Scales {
+            PANELS_PER_SCALE
+        } else if m <= STREAM_ROWS {
             let by_size = STREAM_BYTES.div_ceil(panel_bytes(kind, w.k)).next_multiple_of(4);
-            by_size.min(panels.div_ceil(threads)).max(1)
+            by_size.min(units.div_ceil(threads)).max(1)
         } else {
-            panels.div_ceil(TASKS_PER_THREAD * threads).clamp(1, PANELS_PER_TASK)
+            units.div_ceil(TASKS_PER_THREAD * threads).clamp(1, PANELS_PER_TASK / panels_each)
         };
-        let column_tasks = panels.div_ceil(panels_per_task);
+        let column_tasks = units.div_ceil(units_per_task);
         // Few columns: share the rows as well.
-        let row_tasks = (2 * threads).div_ceil(column_tasks).clamp(row_blocks, m.div_ceil(STREAM_ROWS).max(row_blocks));
-        QuantShares { m, panels, panels_per_task, column_tasks, row_tasks }
+        let least = if columns == Columns::Scales { least_scales } else { 2 * threads };
+        let row_tasks = least.div_ceil(column_tasks).clamp(row_blocks, m.div_ceil(STREAM_ROWS).max(row_blocks));
+        QuantShares { m, units, gated, units_per_task, column_tasks, row_tasks }
     }
 
     fn tasks(&self) -> usize {
@@ -140,7 +239,7 @@ impl QuantShares {
 
     /// Results of a task at most.
     fn results(&self) -> usize {
-        self.panels_per_task * self.m.div_ceil(self.row_tasks) * PANEL
+        self.units_per_task * (1 + usize::from(self.gated)) * self.m.div_ceil(self.row_tasks) * PANEL
     }
 
     fn rows(&self, task: usize) -> Range<usize> {
@@ -148,9 +247,10 @@ impl QuantShares {
         self.m * row_task / self.row_tasks..self.m * (row_task + 1) / self.row_tasks
     }
 
-    fn panels(&self, task: usize) -> Range<usize> {
-        let first = task % self.column_tasks * self.panels_per_task;
-        first..self.panels.min(first + self.panels_per_task)
+    fn panels(&self, task: usize) -> Panels {
+        let first = task % self.column_tasks * self.units_per_task;
+        let units = first..self.units.min(first + self.units_per_task);
+        if self.gated { Panels::gated(units, self.units) } else { Panels::plain(units) }
     }
 }
 
@@ -165,19 +265,21 @@ struct QuantGemm<'a> {
     data: &'a [u8],
     n: usize,
     bias: Option<&'a [f32]>,
-    panels: Range<usize>,
+    gated: Option<Gated<'a>>,
+    panels: Panels,
     /// `[panels][rows][32]`.
     results: &'a mut [f32],
     unpacked: &'a mut [f32],
-    /// The whole output, `[m][n]`.
-    out: *mut f32,
+    out: Output,
 }
 
 impl IntKernel for QuantGemm<'_> {
     fn scalar(self) {
+        let Output::Floats(out) = self.out else { unreachable!("the scalar tier activates in a step of its own") };
         let bytes = panel_bytes(self.kind, self.x.k());
+        let first = self.panels.nth(0) * PANEL;
         for row in self.rows {
-            for column in self.panels.start * PANEL..self.n.min(self.panels.end * PANEL) {
+            for column in first..self.n.min(first + self.panels.len * PANEL) {
                 let panel = &self.data[column / PANEL * bytes..][..bytes];
                 let mut acc = 0.0f32;
                 for (i, block) in panel.chunks(block_stride(self.kind)).enumerate() {
@@ -193,7 +295,7 @@ impl IntKernel for QuantGemm<'_> {
                     acc += bias[column];
                 }
                 // SAFETY: within the output, and no other task writes here.
-                unsafe { *self.out.add(row * self.n + column) = acc };
+                unsafe { *out.ptr().add(row * self.n + column) = acc };
             }
         }
     }
@@ -268,30 +370,31 @@ impl QuantGemm<'_> {
             (QuantKind::Int4, 2..=3) => 2,
             _ => 1,
         };
-        let mut panel = self.panels.start;
+        let mut index = 0;
         // SAFETY: the panels lie within weight and output.
         unsafe {
-            while panel < self.panels.end {
-                let count = if panel + panels_at_once <= self.panels.end { panels_at_once } else { 1 };
-                self.stream_panels::<S>(panel, count);
-                panel += count;
+            while index < self.panels.len {
+                let count = if self.panels.adjoin(index, panels_at_once) { panels_at_once } else { 1 };
+                self.stream_panels::<S>(index, count);
+                index += count;
             }
+            self.finish::<S>();
         }
     }
 
     #[inline(always)]
-    unsafe fn stream_panels<S: SimdInt>(&self, panel: usize, count: usize) {
-        let mut results = [[0.0f32; PANEL]; STREAM_RESULTS];
+    unsafe fn stream_panels<S: SimdInt>(&mut self, index: usize, count: usize) {
         let rows = self.rows.len();
+        let results = self.results[index * rows * PANEL..].as_mut_ptr();
         for block in 0..self.x.k().div_ceil(BLOCK) {
-            let start = self.block(panel, block);
+            let start = self.block(self.panels.nth(index), block);
             let w = BlockWeights {
                 start,
                 panel_stride: panel_bytes(self.kind, self.x.k()),
                 k_len: self.k_len(block),
                 ahead: [Ahead { at: start, step: 0 }; 2],
             };
-            let c = Results { start: results.as_mut_ptr().cast(), panel_stride: rows * PANEL, resume: block > 0 };
+            let c = Results { start: results, panel_stride: rows * PANEL, resume: block > 0 };
             let x = self.block_rows(block, self.rows.start);
             // SAFETY: rows, weights and results cover the tile.
             unsafe {
@@ -300,10 +403,6 @@ impl QuantGemm<'_> {
                     QuantKind::Int4 => int4_panels::<S>(rows, count, x, w, c),
                 }
             }
-        }
-        for p in 0..count {
-            // SAFETY: the tile's part of the output belongs to this task.
-            unsafe { self.finish(panel + p, results[p * rows..].as_ptr().cast()) };
         }
     }
 
@@ -315,13 +414,13 @@ impl QuantGemm<'_> {
         let strips = rows.div_ceil(tile_rows);
         for block in 0..self.x.k().div_ceil(BLOCK) {
             let k_len = self.k_len(block);
-            for panel in self.panels.clone() {
-                let next = if panel + 1 < self.panels.end {
-                    self.block(panel + 1, block)
+            for index in 0..self.panels.len {
+                let next = if index + 1 < self.panels.len {
+                    self.block(self.panels.nth(index + 1), block)
                 } else {
-                    self.block(self.panels.start, block + 1)
+                    self.block(self.panels.nth(0), block + 1)
                 };
-                let start = self.block(panel, block);
+                let start = self.block(self.panels.nth(index), block);
                 let unpacked = self.unpacked.as_mut_ptr().cast::<u8>();
                 if self.kind == QuantKind::Int4 {
                     // SAFETY: the scratch holds one block.
@@ -345,7 +444,7 @@ impl QuantGemm<'_> {
                             Ahead { at: next_rows.cast(), step: next_range.len() * BLOCK / (BLOCK / 4) },
                         ],
                     };
-                    let results = ((panel - self.panels.start) * rows + range.start) * PANEL;
+                    let results = (index * rows + range.start) * PANEL;
                     let c = Results {
                         start: self.results.as_mut_ptr().wrapping_add(results),
                         panel_stride: 0,
@@ -366,24 +465,57 @@ impl QuantGemm<'_> {
                 }
             }
         }
-        for panel in self.panels.clone() {
-            let results = self.results[(panel - self.panels.start) * rows * PANEL..].as_ptr();
-            // SAFETY: this part of the output belongs to this task.
-            unsafe { self.finish(panel, results) };
+        // SAFETY: this part of the output belongs to this task.
+        unsafe { self.finish::<S>() };
+    }
+
+    /// Writes the results of all panels to the output.
+    #[inline(always)]
+    unsafe fn finish<S: SimdInt>(&self) {
+        let (rows, gates) = (self.rows.len(), self.panels.gates());
+        let of_panel = |index: usize| self.results[index * rows * PANEL..].as_ptr();
+        // SAFETY: within results and output, of which no other task writes this part.
+        unsafe {
+            match (self.out, self.gated) {
+                (Output::Floats(out), None) => {
+                    for index in 0..self.panels.len {
+                        self.write_sums(out, self.panels.nth(index) * PANEL, of_panel(index));
+                    }
+                }
+                (Output::Floats(out), Some(gated)) => {
+                    for index in 0..gates {
+                        let panel = self.panels.nth(index);
+                        let out = out.ptr().add(self.rows.start * gated.width + panel * PANEL);
+                        gated.write::<S::F>(panel, rows, of_panel(index), of_panel(gates + index), out, gated.width);
+                    }
+                }
+                (Output::Codes(out), Some(gated)) => {
+                    let first = self.panels.nth(0);
+                    for row in 0..rows {
+                        let mut values = [0.0f32; BLOCK];
+                        for index in 0..gates {
+                            let [gate, up] = [index, gates + index].map(|index| of_panel(index).add(row * PANEL));
+                            gated.write::<S::F>(first + index, 1, gate, up, values.as_mut_ptr().add(index * PANEL), 0);
+                        }
+                        let values = &values[..gates * PANEL];
+                        out.write_block_on::<S::F>(self.rows.start + row, first / PANELS_PER_SCALE, values);
+                    }
+                }
+                (Output::Codes(_), None) => unreachable!("only activated results are quantised"),
+            }
         }
     }
 
-    /// Writes a panel's results `[rows][32]` to the output.
+    /// Writes a panel's results `[rows][32]` to the columns from `column` on.
     #[inline(always)]
-    unsafe fn finish(&self, panel: usize, results: *const f32) {
-        let column = panel * PANEL;
+    unsafe fn write_sums(&self, out: SharedMut<f32>, column: usize, results: *const f32) {
         let width = PANEL.min(self.n - column);
         for row in 0..self.rows.len() {
             // SAFETY: within results and output, of which no other task writes this part.
             unsafe {
                 let from = std::slice::from_raw_parts(results.add(row * PANEL), width);
                 let start = (self.rows.start + row) * self.n + column;
-                let out = std::slice::from_raw_parts_mut(self.out.add(start), width);
+                let out = std::slice::from_raw_parts_mut(out.ptr().add(start), width);
                 match self.bias {
                     None => out.copy_from_slice(from),
                     Some(bias) => {
@@ -393,76 +525,6 @@ impl QuantGemm<'_> {
                     }
                 }
             }
-        }
-    }
-}
-
-/// Makes the call with `$name` as the number of rows, for each of the numbers listed up to the limit.
-macro_rules! by_rows {
-    ($rows:expr, $limit:expr, [$($r:literal)*], $name:ident => $call:expr) => {
-        match $rows {
-            $($r if $r <= $limit => {
-                const $name: usize = $r;
-                $call
-            })*
-            _ => unreachable!("a tile is higher than the tier has registers for"),
-        }
-    };
-}
-
-/// A tile of two vectors across.
-#[inline(always)]
-unsafe fn int8_tile<S: SimdInt, const STREAM: bool>(
-    rows: usize,
-    x: BlockRows,
-    w: BlockWeights,
-    c: Results,
-    first: usize,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        by_rows!(rows, S::INT8_ROWS, [1 2 3 4 5 6 7 8 9 10 11 12], R => int8::<S, R, 1, 2, STREAM>(x, w, c, first))
-    }
-}
-
-/// A tile of two vectors across, over unpacked weights.
-#[inline(always)]
-unsafe fn int4_tile<S: SimdInt>(rows: usize, x: BlockRows, w: BlockWeights, c: Results, first: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { by_rows!(rows, S::INT4_ROWS, [1 2 3 4 5 6], R => int4::<S, R, 1, 2, true>(x, w, c, first)) }
-}
-
-/// All columns of one, two or four panels.
-#[inline(always)]
-unsafe fn int8_panels<S: SimdInt>(rows: usize, panels: usize, x: BlockRows, w: BlockWeights, c: Results) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if <S::F as Simd>::LANES == 16 {
-            match panels {
-                4 => by_rows!(rows, 2, [1 2], R => int8::<S, R, 4, 2, true>(x, w, c, 0)),
-                2 => by_rows!(rows, 4, [3 4], R => int8::<S, R, 2, 2, true>(x, w, c, 0)),
-                _ => int8_tile::<S, true>(rows, x, w, c, 0),
-            }
-        } else {
-            int8_tile::<S, true>(rows, x, w, c, 0);
-            int8_tile::<S, true>(rows, x, w, c, PANEL / 2);
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn int4_panels<S: SimdInt>(rows: usize, panels: usize, x: BlockRows, w: BlockWeights, c: Results) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if <S::F as Simd>::LANES == 16 {
-            match panels {
-                4 => int4::<S, 1, 4, 2, false>(x, w, c, 0),
-                2 => by_rows!(rows, 3, [2 3], R => int4::<S, R, 2, 2, false>(x, w, c, 0)),
-                _ => by_rows!(rows, 6, [1 2 3 4 5 6], R => int4::<S, R, 1, 2, false>(x, w, c, 0)),
-            }
-        } else {
-            by_rows!(rows, 2, [1 2], R => int4::<S, R, 1, 2, false>(x, w, c, 0));
-            by_rows!(rows, 2, [1 2], R => int4::<S, R, 1, 2, false>(x, w, c, PANEL / 2));
         }
     }
 }

@@ -88,7 +88,7 @@ impl QuantRows {
     }
 
     /// Gives access to the rows of a new shape, each of which must then be written.
-    fn shared(&mut self, rows: usize, k: usize) -> SharedRows {
+    pub(crate) fn shared(&mut self, rows: usize, k: usize) -> SharedRows {
         self.reserve(rows, k);
         (self.rows, self.k) = (rows, k);
         SharedRows {
@@ -103,7 +103,7 @@ impl QuantRows {
 
 /// [`QuantRows`] of which the workers write different rows.
 #[derive(Clone, Copy)]
-struct SharedRows {
+pub(crate) struct SharedRows {
     rows: usize,
     codes: SharedMut<i8>,
     scales: SharedMut<f32>,
@@ -124,17 +124,34 @@ impl SharedRows {
     /// # Safety
     /// No other worker writes this block of this row meanwhile.
     unsafe fn write_block(&self, tier: crate::Tier, row: usize, block: usize, values: &[f32]) {
+        // SAFETY: the caller's promise.
+        unsafe { dispatch(tier, self.block(row, block, values)) };
+    }
+
+    /// The same from code that is compiled for a tier.
+    ///
+    /// # Safety
+    /// As for `write_block`, and the CPU has the features of `S`.
+    #[inline(always)]
+    pub(crate) unsafe fn write_block_on<S: Simd>(&self, row: usize, block: usize, values: &[f32]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.block(row, block, values).simd::<S>() };
+    }
+
+    /// # Safety
+    /// No other worker writes this block of this row meanwhile.
+    #[inline(always)]
+    unsafe fn block<'a>(&self, row: usize, block: usize, values: &'a [f32]) -> QuantizeBlock<'a> {
         let at = block * self.rows + row;
         // SAFETY: the caller's promise.
         unsafe {
-            let task = QuantizeBlock {
+            QuantizeBlock {
                 values,
                 codes: self.codes.slice(at * BLOCK, BLOCK),
                 scale: &mut self.scales.slice(at, 1)[0],
                 start_int8: &mut self.starts_int8.slice(at, 1)[0],
                 starts_int4: self.starts_int4.slice(at * GROUPS, GROUPS),
-            };
-            dispatch(tier, task);
+            }
         }
     }
 }

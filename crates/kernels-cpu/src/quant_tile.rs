@@ -74,7 +74,7 @@ unsafe fn four(codes: *const i8, offset: usize) -> i32 {
 /// `R` rows by `P` panels, of each of which `V` vectors starting at column `first`. One that streams meets its weights
 /// for the first and last time and leaves fetching ahead to the hardware: asking as well is slower on a Zen 4.
 #[inline(always)]
-pub(crate) unsafe fn int8<S: SimdInt, const R: usize, const P: usize, const V: usize, const STREAM: bool>(
+unsafe fn int8<S: SimdInt, const R: usize, const P: usize, const V: usize, const STREAM: bool>(
     x: BlockRows,
     w: BlockWeights,
     c: Results,
@@ -128,7 +128,7 @@ pub(crate) unsafe fn int8<S: SimdInt, const R: usize, const P: usize, const V: u
 
 /// The same for int4 weights: streamed as they are stored, or unpacked by [`unpack_int4`].
 #[inline(always)]
-pub(crate) unsafe fn int4<S: SimdInt, const R: usize, const P: usize, const V: usize, const UNPACKED: bool>(
+unsafe fn int4<S: SimdInt, const R: usize, const P: usize, const V: usize, const UNPACKED: bool>(
     x: BlockRows,
     w: BlockWeights,
     c: Results,
@@ -225,6 +225,76 @@ pub(crate) unsafe fn unpack_int4<S: SimdInt>(packed: *const u8, k_len: usize, un
                 let scales = S::load_f16(from.add(INT4_CODES + 2 * column));
                 S::F::store(to.add(GROUP * PANEL).cast::<f32>().add(column), scales);
             }
+        }
+    }
+}
+
+/// Makes the call with `$name` as the number of rows, for each of the numbers listed up to the limit.
+macro_rules! by_rows {
+    ($rows:expr, $limit:expr, [$($r:literal)*], $name:ident => $call:expr) => {
+        match $rows {
+            $($r if $r <= $limit => {
+                const $name: usize = $r;
+                $call
+            })*
+            _ => unreachable!("a tile is higher than the tier has registers for"),
+        }
+    };
+}
+
+/// A tile of two vectors across.
+#[inline(always)]
+pub(crate) unsafe fn int8_tile<S: SimdInt, const STREAM: bool>(
+    rows: usize,
+    x: BlockRows,
+    w: BlockWeights,
+    c: Results,
+    first: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        by_rows!(rows, S::INT8_ROWS, [1 2 3 4 5 6 7 8 9 10 11 12], R => int8::<S, R, 1, 2, STREAM>(x, w, c, first))
+    }
+}
+
+/// A tile of two vectors across, over unpacked weights.
+#[inline(always)]
+pub(crate) unsafe fn int4_tile<S: SimdInt>(rows: usize, x: BlockRows, w: BlockWeights, c: Results, first: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { by_rows!(rows, S::INT4_ROWS, [1 2 3 4 5 6], R => int4::<S, R, 1, 2, true>(x, w, c, first)) }
+}
+
+/// All columns of one, two or four panels.
+#[inline(always)]
+pub(crate) unsafe fn int8_panels<S: SimdInt>(rows: usize, panels: usize, x: BlockRows, w: BlockWeights, c: Results) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if <S::F as Simd>::LANES == 16 {
+            match panels {
+                4 => by_rows!(rows, 2, [1 2], R => int8::<S, R, 4, 2, true>(x, w, c, 0)),
+                2 => by_rows!(rows, 4, [3 4], R => int8::<S, R, 2, 2, true>(x, w, c, 0)),
+                _ => int8_tile::<S, true>(rows, x, w, c, 0),
+            }
+        } else {
+            int8_tile::<S, true>(rows, x, w, c, 0);
+            int8_tile::<S, true>(rows, x, w, c, PANEL / 2);
+        }
+    }
+}
+
+#[inline(always)]
+pub(crate) unsafe fn int4_panels<S: SimdInt>(rows: usize, panels: usize, x: BlockRows, w: BlockWeights, c: Results) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if <S::F as Simd>::LANES == 16 {
+            match panels {
+                4 => int4::<S, 1, 4, 2, false>(x, w, c, 0),
+                2 => by_rows!(rows, 3, [2 3], R => int4::<S, R, 2, 2, false>(x, w, c, 0)),
+                _ => by_rows!(rows, 6, [1 2 3 4 5 6], R => int4::<S, R, 1, 2, false>(x, w, c, 0)),
+            }
+        } else {
+            by_rows!(rows, 2, [1 2], R => int4::<S, R, 1, 2, false>(x, w, c, 0));
+            by_rows!(rows, 2, [1 2], R => int4::<S, R, 1, 2, false>(x, w, c, PANEL / 2));
         }
     }
 }

@@ -178,6 +178,30 @@ pub enum Activation {
     },
 }
 
+impl Activation {
+    #[inline(always)]
+    pub(crate) unsafe fn apply<S: Simd>(self, gate: S::V, up: S::V) -> S::V {
+        // SAFETY: the caller has the features of `S`.
+        unsafe {
+            let one = S::splat(1.0);
+            match self {
+                Activation::Silu => {
+                    let denominator = S::add(one, exp::<S>(S::sub(S::zero(), gate)));
+                    S::mul(S::div(gate, denominator), up)
+                }
+                Activation::ClampedSwiglu { alpha, limit } => {
+                    let negated = |x| S::sub(S::zero(), x);
+                    // The least of x and the limit.
+                    let capped = |x| negated(S::max(negated(x), S::splat(-limit)));
+                    let (gate, up) = (capped(gate), S::max(capped(up), S::splat(-limit)));
+                    let denominator = S::add(one, exp::<S>(S::mul(gate, S::splat(-alpha))));
+                    S::mul(S::div(gate, denominator), S::add(up, one))
+                }
+            }
+        }
+    }
+}
+
 pub(crate) struct Activate<'a> {
     pub(crate) gate: &'a [f32],
     pub(crate) up: &'a [f32],
@@ -206,23 +230,9 @@ impl Kernel for Activate<'_> {
             let n = S::LANES.min(len - i);
             // SAFETY: `n` elements are left in each slice.
             unsafe {
-                let one = S::splat(1.0);
                 let gate = S::load_partial(self.gate.as_ptr().add(i), n);
                 let up = S::load_partial(self.up.as_ptr().add(i), n);
-                let value = match self.activation {
-                    Activation::Silu => {
-                        let denominator = S::add(one, exp::<S>(S::sub(S::zero(), gate)));
-                        S::mul(S::div(gate, denominator), up)
-                    }
-                    Activation::ClampedSwiglu { alpha, limit } => {
-                        let negated = |x| S::sub(S::zero(), x);
-                        // The least of x and the limit.
-                        let capped = |x| negated(S::max(negated(x), S::splat(-limit)));
-                        let (gate, up) = (capped(gate), S::max(capped(up), S::splat(-limit)));
-                        let denominator = S::add(one, exp::<S>(S::mul(gate, S::splat(-alpha))));
-                        S::mul(S::div(gate, denominator), S::add(up, one))
-                    }
-                };
+                let value = self.activation.apply::<S>(gate, up);
                 S::store_partial(self.out.as_mut_ptr().add(i), value, n);
             }
             i += n;

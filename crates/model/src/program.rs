@@ -77,7 +77,7 @@ pub enum OpKind {
         /// Scale.
         weight: WeightId,
     },
-    /// `out = x . weight^T + bias`.
+    /// `out = x . weight^T + bias`; into [`Buf::Act`] of gates and ups, with the activation of both.
     Linear {
         /// Input rows.
         x: Buf,
@@ -138,7 +138,8 @@ pub enum OpKind {
         /// One number per expert, used as the routing method says.
         bias: Option<WeightId>,
     },
-    /// `out[pair] = x . weight[expert]^T`; x is the row of the pair's token or, after the first product, of the pair.
+    /// `out[pair] = x . weight[expert]^T`; x is the row of the pair's token or, after the first product, of the pair. Into
+    /// [`Buf::ExpertAct`] with the activation.
     ExpertLinear {
         /// Input rows.
         x: Buf,
@@ -180,6 +181,16 @@ pub struct ProgramOptions {
     pub context_fmha: bool,
     /// The embedding table is a weight of its own also where the head is tied to it.
     pub own_table: bool,
+    /// The activation is part of the product before it where gates and ups are a multiple of this wide each; otherwise it is
+    /// an op of its own.
+    pub activated_multiple: Option<usize>,
+}
+
+impl ProgramOptions {
+    /// Whether the product of gates and ups of this width applies the activation.
+    pub fn activates(&self, width: usize) -> bool {
+        self.activated_multiple.is_some_and(|multiple| width.is_multiple_of(multiple))
+    }
 }
 
 /// The whole forward pass of `config`, in order.
@@ -238,6 +249,8 @@ pub fn program(config: &ModelConfig, options: ProgramOptions) -> Vec<Node> {
         let attended = if config.latent.is_some() { Buf::PerHead } else { Buf::Attn };
         push(layer, "o_proj", linear(attended, LayerWeight::O, o_bias, Buf::Proj));
         push(layer, "post_norm", OpKind::AddRmsNorm { weight: w(LayerWeight::PostNorm) });
+        let activated = options.activates(config.dense_width(usize::from(index)));
+        let gate_up = if activated { Buf::Act } else { Buf::GateUp };
         if let Some(moe) = config.experts(usize::from(index)) {
             let bias = moe.has_router_bias().then_some(w(LayerWeight::RouterBias));
             let expert = |x, weight, bias: LayerWeight, out| OpKind::ExpertLinear {
@@ -250,21 +263,29 @@ pub fn program(config: &ModelConfig, options: ProgramOptions) -> Vec<Node> {
             let (down, down_bias) = (LayerWeight::ExpertDown, LayerWeight::ExpertDownBias);
             let shared = moe.shared_intermediate_size > 0;
             if shared {
-                push(layer, "shared_gate_up", linear(Buf::Normed, LayerWeight::GateUp, None, Buf::GateUp));
-                push(layer, "shared_silu_mul", OpKind::SiluMul);
+                push(layer, "shared_gate_up", linear(Buf::Normed, LayerWeight::GateUp, None, gate_up));
+                if !activated {
+                    push(layer, "shared_silu_mul", OpKind::SiluMul);
+                }
                 push(layer, "shared_down", linear(Buf::Act, LayerWeight::Down, None, Buf::Proj));
             }
             push(layer, "router", linear(Buf::Normed, LayerWeight::Router, None, Buf::RouterLogits));
             push(layer, "route", OpKind::Route { bias });
-            push(layer, "expert_gate_up", expert(Buf::Normed, up, up_bias, Buf::ExpertGateUp));
-            push(layer, "expert_silu_mul", OpKind::ExpertSiluMul);
+            if options.activates(moe.intermediate_size) {
+                push(layer, "expert_gate_up", expert(Buf::Normed, up, up_bias, Buf::ExpertAct));
+            } else {
+                push(layer, "expert_gate_up", expert(Buf::Normed, up, up_bias, Buf::ExpertGateUp));
+                push(layer, "expert_silu_mul", OpKind::ExpertSiluMul);
+            }
             push(layer, "expert_down", expert(Buf::ExpertAct, down, down_bias, Buf::ExpertOut));
             push(layer, "expert_sum", OpKind::ExpertSum { add: shared });
             continue;
         }
         let up_bias = config.mlp_bias.then_some(LayerWeight::GateUpBias);
-        push(layer, "gate_up_proj", linear(Buf::Normed, LayerWeight::GateUp, up_bias, Buf::GateUp));
-        push(layer, "silu_mul", OpKind::SiluMul);
+        push(layer, "gate_up_proj", linear(Buf::Normed, LayerWeight::GateUp, up_bias, gate_up));
+        if !activated {
+            push(layer, "silu_mul", OpKind::SiluMul);
+        }
         let down_bias = config.mlp_bias.then_some(LayerWeight::DownBias);
         push(layer, "down_proj", linear(Buf::Act, LayerWeight::Down, down_bias, Buf::Proj));
     }
@@ -485,6 +506,8 @@ impl Node {
     /// What this op costs in `step`.
     pub fn cost(&self, config: &ModelConfig, step: &StepShape<'_>) -> Cost {
         const F32: u64 = 4;
+        /// Operations of an activation for each gate.
+        const ACTIVATION: u64 = 5;
         let Operands { activation: act, input, kv_parts, .. } = step.operands;
         let hidden = config.hidden_size as u64;
         let inter = config.dense_width(self.layer.map_or(0, usize::from)) as u64;
@@ -530,15 +553,19 @@ impl Node {
                 let width = (heads + kv_heads) * dim;
                 cost([m, width, 0], 4 * m * width, 2 * m * width * act)
             }
-            OpKind::Linear { x, weight, .. } => {
+            OpKind::Linear { x, weight, out, .. } => {
                 let rows = if x == Buf::Sampled { step.sampled } else { m };
                 let (n, k) = linear_shape(config, weight);
-                let out = if x == Buf::Sampled { F32 } else { act };
+                let (out, activated) = match out {
+                    Buf::Logits => (n * F32, 0),
+                    Buf::Act => (n / 2 * input, n / 2 * ACTIVATION),
+                    _ => (n * act, 0),
+                };
                 let made =
                     matches!(x, Buf::Normed | Buf::Act) && !(x == Buf::Normed && after_experts_norm(config, weight));
                 let x = if made { input } else { act };
                 let matrix = step.operands.matrix(weight).bytes(n, k);
-                cost([rows, n, k], 2 * rows * n * k, matrix + rows * (n * out + k * x))
+                cost([rows, n, k], rows * (2 * n * k + activated), matrix + rows * (out + k * x))
             }
             OpKind::RopeKvWrite => {
                 let width = (heads + kv_heads) * dim;
@@ -576,18 +603,22 @@ impl Node {
                 let bytes = io + work.attended * heads * F32;
                 cost([work.rows, work.widest, values], 2 * heads * values * work.attended, bytes)
             }
-            OpKind::SiluMul => cost([m, inter, 0], 5 * m * inter, m * inter * (2 * act + input)),
+            OpKind::SiluMul => cost([m, inter, 0], ACTIVATION * m * inter, m * inter * (2 * act + input)),
             OpKind::Route { .. } => cost([m, count, 0], 5 * m * count, m * count * act + 2 * pairs * F32),
-            OpKind::ExpertLinear { x, weight, .. } => {
+            OpKind::ExpertLinear { x, weight, out, .. } => {
                 let (n, k) = linear_shape(config, weight);
+                let (out, activated) = match out {
+                    Buf::ExpertAct => (n / 2 * input, n / 2 * ACTIVATION),
+                    _ => (n * act, 0),
+                };
                 let used = experts.map_or(0, |moe| step.used(moe, layer));
                 let x = if x == Buf::Normed { m * k * act } else { pairs * k * input };
                 let matrices = used * step.operands.matrix(weight).bytes(n, k);
-                cost([pairs, n, k], 2 * pairs * n * k, matrices + pairs * n * act + x)
+                cost([pairs, n, k], pairs * (2 * n * k + activated), matrices + pairs * out + x)
             }
             OpKind::ExpertSiluMul => {
                 let elements = pairs * expert_inter;
-                cost([pairs, expert_inter, 0], 5 * elements, elements * (2 * act + input))
+                cost([pairs, expert_inter, 0], ACTIVATION * elements, elements * (2 * act + input))
             }
             OpKind::ExpertSum { add } => {
                 let bytes = (pairs + m * if add { 2 } else { 1 }) * hidden * act + 2 * pairs * F32;
@@ -715,6 +746,9 @@ pub fn step_work(config: &ModelConfig, step: &StepShape<'_>) -> StepWork {
 mod tests {
     use super::*;
 
+    /// Every op by itself.
+    const SEPARATE: ProgramOptions = ProgramOptions { context_fmha: true, own_table: false, activated_multiple: None };
+
     /// The definition, one row at a time.
     fn attended_by_rows(span: SpanShape, window: Option<usize>) -> u64 {
         (0..span.rows)
@@ -757,7 +791,7 @@ mod tests {
                 experts_used: &[],
             };
             for fmha in [true, false] {
-                let nodes = program(&config, ProgramOptions { context_fmha: fmha, own_table: false });
+                let nodes = program(&config, ProgramOptions { context_fmha: fmha, ..SEPARATE });
                 let flops: u64 = nodes
                     .iter()
                     .filter(|n| matches!(n.category(), "gemm" | "moe_gemm" | "attention") && n.name != "attn_softmax")
@@ -769,12 +803,40 @@ mod tests {
     }
 
     #[test]
+    fn an_activation_within_the_product_spares_memory_and_no_work() {
+        for name in ["micro", "moe-tiny", "deepseek-tiny"] {
+            let config = crate::presets::preset(name).unwrap().config();
+            let spans = [SpanShape { rows: 9, keys: 9, context: true }];
+            let operands = Operands { input: 1, ..Operands::plain(2, 2, 4) };
+            let step = StepShape { spans: &spans, tokens: 9, sampled: 1, operands, experts_used: &[] };
+            let total = |activated_multiple: Option<usize>| {
+                let nodes = program(&config, ProgramOptions { activated_multiple, ..SEPARATE });
+                let names: Vec<_> = nodes.iter().filter(|node| node.category() == "activation").collect();
+                let costs = nodes.iter().map(|node| node.cost(&config, &step));
+                let cost = costs.fold((0, 0), |sum, cost| (sum.0 + cost.flops, sum.1 + cost.bytes));
+                (names.len(), cost.0, cost.1)
+            };
+            let (separate, within) = (total(None), total(Some(1)));
+            assert_eq!((within.0, within.1), (0, separate.1), "{name}");
+            // Gates and ups are neither written nor read.
+            let gates = |layer: usize| {
+                let experts = config.experts(layer).map_or(0, |moe| moe.experts_per_token * moe.intermediate_size);
+                config.dense_width(layer) + experts
+            };
+            let spared: usize = (0..config.num_hidden_layers).map(|layer| 2 * 2 * 4 * 9 * gates(layer)).sum();
+            assert_eq!(separate.2 - within.2, spared as u64, "{name}");
+            // No width is a multiple of a number above all of them.
+            assert_eq!(total(Some(1 << 20)), separate, "{name}");
+        }
+    }
+
+    #[test]
     fn only_experts_that_were_used_are_read() {
         let config = crate::presets::preset("moe-tiny").unwrap().config();
         let spans = [SpanShape { rows: 1, keys: 9, context: false }];
         let operands = Operands::plain(2, 2, 4);
         let step = StepShape { spans: &spans, tokens: 1, sampled: 1, operands, experts_used: &[] };
-        let nodes = program(&config, ProgramOptions { context_fmha: true, own_table: false });
+        let nodes = program(&config, SEPARATE);
         let node = nodes.iter().find(|n| n.name == "expert_gate_up").unwrap();
         let bytes = |used: &[u32]| node.cost(&config, &StepShape { experts_used: used, ..step }).bytes;
         let matrix = 2 * 2 * 192 * 128;

@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn a_replayed_graph_shows_its_ops_and_layers() -> Result<(), Box<dyn std::error::Error>> {
         let config = strobe_model::presets::presets().first().ok_or("no presets")?.config();
-        let nodes = program(&config, ProgramOptions { context_fmha: true, own_table: false });
+        let nodes = program(&config, ProgramOptions { context_fmha: true, own_table: false, activated_multiple: None });
         let place = |name: &str| nodes.iter().position(|node| node.name == name).map(|index| index as u32);
         let (qkv, down) = (place("qkv_proj").ok_or("no qkv")?, place("down_proj").ok_or("no down")?);
         let cost = Cost { shape: [1, 2, 3], flops: 600, bytes: 70 };

@@ -399,7 +399,7 @@ fn reads_input_norm(part: LayerWeight) -> bool {
 /// Every product of a model, for tuning.
 pub(super) fn sites(config: &ModelConfig, limits: StepLimits, fp8: bool) -> Vec<LinearSite> {
     let mut sites: Vec<LinearSite> = Vec::new();
-    for node in program(config, ProgramOptions { context_fmha: true, own_table: false }) {
+    for node in program(config, ProgramOptions { context_fmha: true, own_table: false, activated_multiple: None }) {
         let OpKind::Linear { x, weight, bias, out } = node.kind else { continue };
         let (max_rows, all_sampled): (_, &[bool]) = match x {
             Buf::Sampled => (limits.sampled, &[true, false]),

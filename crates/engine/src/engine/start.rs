@@ -64,7 +64,8 @@ impl Core {
         }
         let limits = StepLimits { tokens, sampled: batch, requests: batch, positions: build.max_seq_len };
         let block_tokens = build.cache_block_tokens();
-        let nodes: Arc<[Node]> = program(&config, build.program_options()).into();
+        let program_options = build.program_options(device.cpu_tier());
+        let nodes: Arc<[Node]> = program(&config, program_options).into();
         check_cache_options(&options)?;
         let perfect_router = perfect_router(&config, &options, tokens)?;
         let balance = perfect_router.as_ref().map(|router| *router.balance());
@@ -85,7 +86,7 @@ impl Core {
                         blocks,
                         dtype: build.dtype,
                         kv,
-                        context_fmha: build.context_fmha,
+                        program: program_options,
                     },
                 )?;
                 if let Some(router) = perfect_router {
@@ -247,7 +248,7 @@ fn cache_blocks(
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
     // Mapped weights count as available memory until they are read, so they are set aside as well.
     let mapped = if model.weights.is_mapped() { model.weights.total_bytes() } else { 0 };
-    let activations = activation_bytes(config, limits, build);
+    let activations = activation_bytes(config, limits, build, tier);
     let available = memory::available().map_or(u64::MAX, |available| available.bytes);
     let free = available.saturating_sub(mapped.saturating_add(activations));
     let blocks = match options.cache {

@@ -33,11 +33,11 @@ impl Stepper {
             blocks,
             dtype: build.dtype,
             kv: cache,
-            context_fmha: build.context_fmha,
+            program: build.program_options(Some(cpu.tier())),
         };
         let config = model.config.model.clone();
         Stepper {
-            nodes: program(&config, build.program_options()),
+            nodes: program(&config, options.program),
             inputs: StepInputs::new(limits, options.tokens_per_block, build.cpu_operands()),
             vocab: config.vocab_size,
             backend: CpuBackend::new(cpu, config, model.weights.clone(), &options).unwrap(),

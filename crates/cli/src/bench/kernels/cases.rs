@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
+use strobe_kernels_cpu::PANEL;
 use strobe_model::{ModelConfig, preset, presets};
 
 use crate::device::Device;
@@ -16,6 +17,8 @@ pub enum Op {
     Gemm,
     /// Matrix products of one row: decoding
     Gemv,
+    /// Matrix products of gates and ups with their activation: fused against two steps
+    GateUp,
     /// Attention over the paged cache: prompts and decoding, fused against naive
     Attention,
     /// Root-mean-square norm
@@ -36,6 +39,7 @@ impl Op {
         match self {
             Op::Gemm => "gemm",
             Op::Gemv => "gemv",
+            Op::GateUp => "gate-up",
             Op::Attention => "attention",
             Op::Norm => "norm",
             Op::AddNorm => "add-norm",
@@ -56,7 +60,7 @@ impl Op {
     /// The types it comes in; none where it has neither weights nor a cache.
     fn types(self) -> &'static [Kind] {
         match self {
-            Op::Gemm | Op::Gemv => &[Kind::Float32, Kind::Bfloat16, Kind::Float16, Kind::Int8, Kind::Int4],
+            Op::Gemm | Op::Gemv | Op::GateUp => &[Kind::Float32, Kind::Bfloat16, Kind::Float16, Kind::Int8, Kind::Int4],
             Op::Attention | Op::Rope => &[Kind::Float32, Kind::Bfloat16, Kind::Float16, Kind::Int8],
             Op::Norm | Op::AddNorm | Op::Silu | Op::Argmax => &[],
         }
@@ -233,6 +237,11 @@ fn of_model(model: &ModelConfig) -> Vec<Entry> {
             add(op, name, Shape::Product { m, n, k });
         }
     }
+    if inter.is_multiple_of(PANEL) {
+        for m in [PROMPT, BATCH, 1] {
+            add(Op::GateUp, "gate_up_proj", Shape::Product { m, n: 2 * inter, k: hidden });
+        }
+    }
     let attention = |sequences, q_len, kv_len| Shape::Attention { sequences, q_len, kv_len, heads, kv_heads, head_dim };
     for length in PROMPTS {
         add(Op::Attention, "prefill", attention(1, length, length));
@@ -309,7 +318,7 @@ impl FileEntry {
             anyhow::anyhow!("there is no op `{}`; the ops are {}", self.op, all.join(", "))
         })?;
         let (need, used): (&[&str], &[&str]) = match op {
-            Op::Gemm => (&["m", "n", "k"], &["m", "n", "k", "dtype"]),
+            Op::Gemm | Op::GateUp => (&["m", "n", "k"], &["m", "n", "k", "dtype"]),
             Op::Gemv => (&["n", "k"], &["m", "n", "k", "dtype"]),
             Op::Attention | Op::Rope => (
                 &["q_len", "kv_len", "heads", "kv_heads", "head_dim"],
@@ -347,7 +356,7 @@ impl FileEntry {
         }
         let one = |value: Option<usize>| value.unwrap_or(1);
         let shape = match op {
-            Op::Gemm | Op::Gemv => Shape::Product { m: one(self.m), n: one(self.n), k: one(self.k) },
+            Op::Gemm | Op::Gemv | Op::GateUp => Shape::Product { m: one(self.m), n: one(self.n), k: one(self.k) },
             Op::Attention | Op::Rope => Shape::Attention {
                 sequences: one(self.sequences),
                 q_len: one(self.q_len),
@@ -363,6 +372,9 @@ impl FileEntry {
         match shape {
             Shape::Product { m, .. } if op == Op::Gemv && m != 1 => {
                 bail!("gemv is a product of one row; leave `m` out")
+            }
+            Shape::Product { n, .. } if op == Op::GateUp && !n.is_multiple_of(2 * PANEL) => {
+                bail!("`n` of gate-up is that of gates and ups, and must be a multiple of {}, found {n}", 2 * PANEL)
             }
             Shape::Attention { q_len, kv_len, .. } if q_len > kv_len => {
                 bail!("`q_len` {q_len} is more than `kv_len` {kv_len}: queries are the last of the positions")

@@ -5,8 +5,8 @@ use anyhow::{Result, bail};
 use half::{bf16, f16};
 use strobe_engine::memory;
 use strobe_kernels_cpu::{
-    AlignedBuf, AttnBatch, Cpu, Elems, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind, QuantRows,
-    RopeTable, SeqSpan, Tier, packed_bytes, packed_len,
+    Activation, AlignedBuf, AttnBatch, Cpu, Elems, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind,
+    QuantRows, RopeTable, SeqSpan, Tier, packed_bytes, packed_len,
 };
 use strobe_report::human;
 
@@ -165,6 +165,7 @@ impl Bench {
     pub fn run(&mut self, case: &Case) -> Result<Measured> {
         let kind = case.dtype.unwrap_or(Kind::Float32);
         match (case.op, case.shape) {
+            (Op::GateUp, Shape::Product { m, n, k }) => self.gate_up(kind, m, n, k),
             (_, Shape::Product { m, n, k }) => self.product(kind, m, n, k),
             (Op::Rope, Shape::Attention { .. }) => self.rope(kind, case.shape),
             (_, Shape::Attention { .. }) => self.attention(kind, case.shape),
@@ -197,14 +198,7 @@ impl Bench {
             }
         })?;
 
-        let rows = spread_rows(m, (ORACLE_WORK / (n * k)).clamp(1, ORACLE_ROWS));
-        let mut chosen: Vec<f32> = rows.iter().flat_map(|row| &x[row * k..][..k]).copied().collect();
-        if kind == Kind::Bfloat16 && self.cpu.tier().multiplies_pairs() {
-            // Part of that product, and none of its errors.
-            chosen.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
-        }
-        let mut want = vec![0.0; rows.len() * n];
-        self.oracle.linear(&chosen, rows.len(), matrix(0), None, &mut want);
+        let (rows, want) = self.oracle_product(kind, &x, m, matrix(0));
         let got = rows.iter().flat_map(|row| &out[row * n..][..n]);
         Ok(Measured {
             times: times.remove(last),
@@ -212,10 +206,69 @@ impl Bench {
             bytes: (weights.bytes() + m * (4 * n + if quantised { k } else { 4 * k })) as f64,
             ceiling: Ceiling::Read,
             error: deviation(got, &want),
-            // Sums in another order: the error grows with the root of their length.
-            tolerance: 4.0 * f64::from(f32::EPSILON) * (k as f64).sqrt().max(4.0),
+            tolerance: sum_tolerance(k),
             naive: None,
             one_thread: times.pop(),
+        })
+    }
+
+    /// Some rows of a product, and what they are by the oracle.
+    fn oracle_product(&mut self, kind: Kind, x: &[f32], m: usize, w: Matrix<'_>) -> (Vec<usize>, Vec<f32>) {
+        let rows = spread_rows(m, (ORACLE_WORK / (w.n * w.k)).clamp(1, ORACLE_ROWS));
+        let mut chosen: Vec<f32> = rows.iter().flat_map(|row| &x[row * w.k..][..w.k]).copied().collect();
+        if kind == Kind::Bfloat16 && self.cpu.tier().multiplies_pairs() {
+            // Part of that product, and none of its errors.
+            chosen.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+        }
+        let mut want = vec![0.0; rows.len() * w.n];
+        self.oracle.linear(&chosen, rows.len(), w, None, &mut want);
+        (rows, want)
+    }
+
+    fn gate_up(&mut self, kind: Kind, m: usize, n: usize, k: usize) -> Result<Measured> {
+        let weights = Weights::random(&mut self.cpu, kind, n, k);
+        let matrix = |turn: usize| Matrix { data: weights.copy(turn), n, k, layout: Layout::Packed };
+        let (x, width) = ((0..m * k).map(|i| noise(3, i)).collect::<Vec<f32>>(), n / 2);
+        let (mut out, mut gate_up) = (AlignedBuf::<f32>::zeroed(m * width), AlignedBuf::<f32>::zeroed(m * n));
+        let quantised = matches!(kind, Kind::Int8 | Kind::Int4);
+        let (mut codes, mut out_codes) = (QuantRows::new(), QuantRows::new());
+        if quantised {
+            self.cpu.quantize_rows(&x, k, &mut codes);
+        }
+        let cpu = &mut self.cpu;
+        // The fused product comes last: its result is the one that is checked.
+        let mut times = sample_ways(self.repeats, 2, |way, turn| match (way, quantised) {
+            (0, false) => {
+                cpu.linear(&x, m, matrix(turn), None, &mut gate_up);
+                cpu.silu_mul(&gate_up, width, &mut out);
+            }
+            (0, true) => {
+                cpu.linear_quantized(&codes, matrix(turn), None, &mut gate_up);
+                cpu.silu_mul_quantized(&gate_up, width, &mut out_codes);
+            }
+            (_, false) => cpu.linear_activated(&x, m, matrix(turn), None, Activation::Silu, &mut out),
+            (_, true) => {
+                cpu.linear_activated_quantized(&codes, matrix(turn), None, Activation::Silu, &mut out_codes);
+            }
+        })?;
+        if quantised {
+            fill(&mut out, |i| out_codes.get(i / width, i % width));
+        }
+        let (rows, sums) = self.oracle_product(kind, &x, m, matrix(0));
+        let mut want = vec![0.0; rows.len() * width];
+        self.oracle.silu_mul(&sums, width, &mut want);
+        let got = rows.iter().flat_map(|row| &out[row * width..][..width]);
+        let (x_bytes, out_bytes) = if quantised { (k, width) } else { (4 * k, 4 * width) };
+        Ok(Measured {
+            times: times.remove(1),
+            flops: Some(m as f64 * (2.0 * n as f64 * k as f64 + 5.0 * width as f64)),
+            bytes: (weights.bytes() + m * (x_bytes + out_bytes)) as f64,
+            ceiling: Ceiling::Read,
+            error: deviation(got, &want),
+            // Gates and ups are off by as much as any sum; codes by half a step besides.
+            tolerance: 4.0 * sum_tolerance(k) + if quantised { 0.5 / 127.0 } else { 0.0 },
+            naive: times.pop(),
+            one_thread: None,
         })
     }
 
@@ -371,6 +424,11 @@ impl Bench {
         let measured = rows_measured(times, 1, rows * width, wrong as f64);
         Ok(Measured { ceiling: Ceiling::Read, tolerance: 0.0, ..measured })
     }
+}
+
+/// Sums in another order: the error grows with the root of their length.
+fn sum_tolerance(k: usize) -> f64 {
+    4.0 * f64::from(f32::EPSILON) * (k as f64).sqrt().max(4.0)
 }
 
 /// An op that reads and writes `touched` buffers of `len` elements.

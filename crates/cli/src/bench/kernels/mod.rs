@@ -127,7 +127,7 @@ pub struct Measured {
     /// Largest difference from the oracle, relative to its largest value.
     pub error: f64,
     pub tolerance: f64,
-    /// The same attention in three ops.
+    /// The same attention in three ops, or the same product with its activation in two.
     pub naive: Option<Times>,
     /// The same on one thread.
     pub one_thread: Option<Times>,
@@ -216,8 +216,15 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-fn on_cpu(args: &Args, cases: Vec<Case>) -> Result<Outcome> {
+fn on_cpu(args: &Args, mut cases: Vec<Case>) -> Result<Outcome> {
     let mut bench = cpu::Bench::new(args.cpu.open()?, args.repeat, args.scaling);
+    let (tier, all) = (bench.cpu.tier(), cases.len());
+    cases.retain(|case| case.op != Op::GateUp || tier.activated_multiple().is_some());
+    let without = format!("gate-up is not there on the tier {}: product and activation are two ops", tier.name());
+    let left_out = cases.len() < all;
+    if cases.is_empty() {
+        bail!("{without}");
+    }
     if args.scaling && bench.cpu.threads() == 1 {
         bail!("--scaling compares several threads with one; there is one, see --threads");
     }
@@ -227,6 +234,9 @@ fn on_cpu(args: &Args, cases: Vec<Case>) -> Result<Outcome> {
     cases.iter().try_for_each(|case| bench.check(case))?;
     let before = machine::measure_peaks(&mut bench.cpu);
     let (lines, mut notes) = measure_all(args, Device::Cpu, bench.cpu.threads(), cases, |case| bench.run(case))?;
+    if left_out {
+        notes.push(format!("{without}."));
+    }
     // The machine may be shared: the better of two readings is what it can do.
     let peaks = before.better_of(&machine::measure_peaks(&mut bench.cpu));
     notes.push(format!(

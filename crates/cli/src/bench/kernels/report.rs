@@ -50,9 +50,9 @@ impl Outcome {
         self.floor(line).seconds / line.measured.times.median()
     }
 
-    /// Attention that was measured both ways.
-    fn fused_and_naive(&self) -> impl Iterator<Item = (&Line, &Times, f64)> {
-        self.lines.iter().filter_map(|line| {
+    /// Kernels of an op that were measured both ways.
+    fn fused_and_naive(&self, op: Op) -> impl Iterator<Item = (&Line, &Times, f64)> {
+        self.lines.iter().filter(move |line| line.case.op == op).filter_map(|line| {
             let naive = line.measured.naive.as_ref()?;
             Some((line, naive, naive.median() / line.measured.times.median()))
         })
@@ -127,7 +127,7 @@ impl Line {
     }
 }
 
-fn attention_sheet(outcome: &Outcome) -> Sheet {
+fn fused_sheet(outcome: &Outcome, op: Op, title: &str) -> Sheet {
     let columns = [
         ("kernel", Unit::Text),
         ("shape", Unit::Text),
@@ -136,9 +136,8 @@ fn attention_sheet(outcome: &Outcome) -> Sheet {
         ("fused", Unit::Ns),
         ("fused is faster by", Unit::Number),
     ];
-    let mut sheet = Sheet::new("attention", columns.map(|(name, unit)| Column::new(name, unit)))
-        .title("Fused attention against naive: scores, softmax and values as three ops over memory");
-    for (line, naive, gain) in outcome.fused_and_naive() {
+    let mut sheet = Sheet::new(op.name(), columns.map(|(name, unit)| Column::new(name, unit))).title(title);
+    for (line, naive, gain) in outcome.fused_and_naive(op) {
         sheet.push([
             line.case.kernel.as_str().into(),
             line.case.shape_text().into(),
@@ -157,9 +156,14 @@ fn report(outcome: &Outcome) -> Report {
     let tier = machine.simd_tier.as_ref().map(|tier| format!(", {tier}")).unwrap_or_default();
     let name = machine.gpu.as_ref().map_or(&machine.cpu, |gpu| &gpu.name);
     let mut report = Report::new("kernels", format!("Kernels on {name}{tier}{threads}")).sheet(sheet(outcome));
-    let attention = attention_sheet(outcome);
-    if !attention.rows.is_empty() {
-        report = report.sheet(attention);
+    for (op, title) in [
+        (Op::GateUp, "Gates and ups with their activation: fused against naive, a product and an op over memory"),
+        (Op::Attention, "Fused attention against naive: scores, softmax and values as three ops over memory"),
+    ] {
+        let fused = fused_sheet(outcome, op, title);
+        if !fused.rows.is_empty() {
+            report = report.sheet(fused);
+        }
     }
     report.notes = outcome.notes.clone();
     report
@@ -227,7 +231,7 @@ pub fn write(outcome: &Outcome, dir: &Path) -> Result<()> {
     run_dir::write_whole(&dir.join(JSON_FILE), format!("{:#}\n", json(outcome)).as_bytes())?;
     run_dir::write_whole(&dir.join(CSV_FILE), csv(outcome).as_bytes())?;
     run_dir::write_whole(&dir.join(ROOFLINE_FILE), roofline_plot(outcome).as_str().as_bytes())?;
-    if outcome.fused_and_naive().next().is_some() {
+    if outcome.fused_and_naive(Op::Attention).next().is_some() {
         run_dir::write_whole(&dir.join(ATTENTION_FILE), attention_plot(outcome).as_str().as_bytes())?;
     }
     Ok(())
@@ -280,7 +284,7 @@ fn roofline_plot(outcome: &Outcome) -> Svg {
 }
 
 fn attention_plot(outcome: &Outcome) -> Svg {
-    let bars = outcome.fused_and_naive().map(|(line, _, gain)| {
+    let bars = outcome.fused_and_naive(Op::Attention).map(|(line, _, gain)| {
         let series = line.case.dtype.unwrap_or(Kind::Float32).name().to_string();
         (format!("{} {}", line.case.kernel, line.case.shape_text()), series, gain)
     });
