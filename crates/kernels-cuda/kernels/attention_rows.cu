@@ -2,7 +2,7 @@
 // heads that the tensor cores' tiles don't fit (`any`).
 //
 // A block takes eight rows (query tokens times query heads of one kv head). Scores: one key for each thread; sums: one or
-// two dimensions for each thread.
+// two dimensions for each thread. Of single rows the keys may be cut among blocks, the last of which adds their sums up.
 
 struct AttentionRowsParams {
     const void *qkv;
@@ -12,6 +12,8 @@ struct AttentionRowsParams {
     const u32 *block_tables;
     void *out;
     const float *sinks; // of each query head; null: none
+    float *partials; // [block of rows][split][8 * (head_dim + 2)]; unused where nothing is split
+    u32 *counters;   // [block of rows], all 0 between launches
     u64 qkv_stride; // elements
     u64 out_stride;
     u32 heads;
@@ -20,6 +22,7 @@ struct AttentionRowsParams {
     u32 block_shift; // log2 of the tokens of a cache block
     u32 window;      // 0 is none
     u32 tokens;      // of a tile
+    u32 splits;      // blocks that may share the keys
     float scale;     // of scores, times log2(e)
 };
 
@@ -48,7 +51,7 @@ template <int WIDTH> DEVICE void load_some(const bf16 *p, float (&x)[WIDTH]) {
 
 // Heads are a multiple of WIDTH elements.
 template <typename T, typename KV, int WIDTH> DEVICE void attention_rows(const AttentionRowsParams &p) {
-    constexpr int ROWS = 8, KEYS = 128, MAX_DIM = 256;
+    constexpr int ROWS = 8, KEYS = 128, MAX_DIM = 256, AHEAD = 8;
     __shared__ __align__(16) float queries[ROWS][MAX_DIM];
     __shared__ float scores[ROWS][KEYS];
     __shared__ float shrink[ROWS];
@@ -71,6 +74,14 @@ template <typename T, typename KV, int WIDTH> DEVICE void attention_rows(const A
     u32 first_position = span.kv_len == 0 ? 0 : span.kv_len - span.q_len + first_token;
     u32 end = span.kv_len == 0 ? 0 : first_position + (rows - 1) / heads + 1;
     u32 begin = p.window != 0 && first_position + 1 > p.window ? first_position + 1 - p.window : 0;
+    // Whole steps of keys for each split.
+    u32 steps = (end - begin + KEYS - 1) / KEYS, splits = max(1u, min(p.splits, steps)), split = blockIdx.y;
+    if (split >= splits) return;
+    if (splits > 1) {
+        u32 start = begin;
+        begin = start + steps * split / splits * KEYS;
+        end = min(end, start + steps * (split + 1) / splits * KEYS);
+    }
     const u32 *table = p.block_tables + span.table_start;
     const KV *keys = (const KV *)p.kv;
     const KV *values = keys + ((u64)p.kv_heads << p.block_shift) * p.head_dim;
@@ -90,6 +101,7 @@ template <typename T, typename KV, int WIDTH> DEVICE void attention_rows(const A
         __syncthreads(); // also: queries are there, and the scores of the last keys are used up
         const KV *k = keys + (u64)cache_row * p.head_dim;
         float score[ROWS] = {};
+#pragma unroll 4
         for (u32 dim = 0; dim < p.head_dim; dim += WIDTH) {
             float x[WIDTH], q[WIDTH];
             load_some(k + dim, x);
@@ -132,13 +144,71 @@ template <typename T, typename KV, int WIDTH> DEVICE void attention_rows(const A
             if (dim >= p.head_dim) continue;
 #pragma unroll
             for (int row = 0; row < ROWS; row++) sum[row][part] *= shrink[row];
-            for (u32 i = 0; i < count; i++) {
-                float x = to_float(values[(u64)cache_rows[i] * p.head_dim + dim]);
+            for (u32 i = 0; i < count; i += AHEAD) {
+                // All on their way before the first is used. Beyond the last key weights are 0, and any row will do.
+                float x[AHEAD];
 #pragma unroll
-                for (int row = 0; row < ROWS; row++) sum[row][part] += scores[row][i] * x;
+                for (int j = 0; j < AHEAD; j++) x[j] = to_float(values[(u64)cache_rows[i + j] * p.head_dim + dim]);
+#pragma unroll
+                for (int j = 0; j < AHEAD; j++)
+#pragma unroll
+                    for (int row = 0; row < ROWS; row++) sum[row][part] += scores[row][i + j] * x[j];
             }
         }
         __syncthreads();
+    }
+    if (splits > 1) {
+        __shared__ bool last;
+        const u32 stride = p.head_dim + 2;
+        float *mine = p.partials + ((u64)blockIdx.x * p.splits + split) * ROWS * stride;
+        if (lane == 0) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float *to = mine + (warp + 4 * half) * stride + p.head_dim;
+                to[0] = maximum[half];
+                to[1] = total[half];
+            }
+        }
+#pragma unroll
+        for (int part = 0; part < MAX_DIM / KEYS; part++) {
+            u32 dim = thread + part * KEYS;
+            if (dim >= p.head_dim) continue;
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) mine[row * stride + dim] = sum[row][part];
+        }
+        __threadfence();
+        __syncthreads();
+        if (thread == 0) {
+            last = atomicAdd(&p.counters[blockIdx.x], 1) == splits - 1;
+            if (last) p.counters[blockIdx.x] = 0;
+        }
+        __syncthreads();
+        if (!last) return;
+        __threadfence();
+        const volatile float *all = p.partials + (u64)blockIdx.x * p.splits * ROWS * stride;
+        // A lane for each split.
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 row = warp + 4 * half;
+            const volatile float *of_split = all + ((u64)min(lane, splits - 1) * ROWS + row) * stride + p.head_dim;
+            float its_maximum = lane < splits ? of_split[0] : -infinity();
+            maximum[half] = warp_max(its_maximum);
+            float weight = its_maximum == -infinity() ? 0.0f : exp2f(its_maximum - maximum[half]);
+            total[half] = warp_sum(lane < splits ? of_split[1] * weight : 0.0f);
+            scores[row][lane] = weight;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int part = 0; part < MAX_DIM / KEYS; part++) {
+            u32 dim = thread + part * KEYS;
+            if (dim >= p.head_dim) continue;
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) sum[row][part] = 0.0f;
+            for (u32 from = 0; from < splits; from++) {
+#pragma unroll
+                for (int row = 0; row < ROWS; row++) sum[row][part] += scores[row][from] * all[((u64)from * ROWS + row) * stride + dim];
+            }
+        }
     }
     if (lane == 0) {
 #pragma unroll

@@ -131,6 +131,30 @@ struct PrefillParams {
     scale: f32,
 }
 
+/// What the kernels without tensor cores take.
+#[repr(C)]
+struct PlainParams {
+    qkv: u64,
+    kv: u64,
+    spans: u64,
+    tiles: u64,
+    block_tables: u64,
+    out: u64,
+    sinks: u64,
+    partials: u64,
+    counters: u64,
+    qkv_stride: u64,
+    out_stride: u64,
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    block_shift: u32,
+    window: u32,
+    tokens: u32,
+    splits: u32,
+    scale: f32,
+}
+
 #[repr(C)]
 struct DecodeParams {
     qkv: u64,
@@ -161,7 +185,7 @@ struct DecodeParams {
 
 /// Kernels of one shape of heads.
 enum Kernels {
-    Tensor { prefill: Function, decode: Function, partials: DeviceBuffer, counters: DeviceBuffer },
+    Tensor { prefill: Function, decode: Function },
     Plain(Function),
 }
 
@@ -181,6 +205,9 @@ pub struct Attention {
     warps: Option<usize>,
     spent: Option<Spent>,
     kernels: Kernels,
+    /// Sums of splits, and how many of them each block of rows has.
+    partials: DeviceBuffer,
+    counters: DeviceBuffer,
 }
 
 /// What the kernels for a shape of heads are made for.
@@ -248,7 +275,10 @@ impl Attention {
     pub fn new(gpu: &Gpu, config: AttentionConfig) -> Result<Attention, CudaError> {
         check(&config)?;
         let group = config.heads / config.kv_heads;
-        let shape = Shape::new(config.head_dim, group);
+        let mut shape = Shape::new(config.head_dim, group);
+        if is_plain(&config) {
+            shape = Shape { dim: config.head_dim, block_heads: PLAIN_ROWS, ..shape };
+        }
         let multiprocessors = gpu.info().multiprocessors as usize;
         let kernels = if is_plain(&config) {
             Kernels::Plain(gpu.function(ROWS, plain_kernel(&config))?)
@@ -265,20 +295,15 @@ impl Attention {
                 (128, _) => by_type!("attention_decode_d128_wide", config),
                 _ => by_type!("attention_decode_d256", config),
             };
-            // `splits_for` never asks for more than this.
-            let slots = 2 * MAX_BLOCKS_PER_MULTIPROCESSOR * multiprocessors;
-            let partials = DeviceBuffer::new(slots * shape.partial_len() * 4, "partial sums of attention")?;
-            let pairs = config.max_spans * config.kv_heads * group.div_ceil(shape.block_heads);
-            let counters = DeviceBuffer::new(pairs * 4, "counters of attention")?;
-            counters.fill(0)?;
-            Kernels::Tensor {
-                prefill: gpu.function(PREFILL, prefill)?,
-                decode: gpu.function(DECODE, decode)?,
-                partials,
-                counters,
-            }
+            Kernels::Tensor { prefill: gpu.function(PREFILL, prefill)?, decode: gpu.function(DECODE, decode)? }
         };
-        Ok(Attention { config, shape, multiprocessors, warps: None, spent: None, kernels })
+        // `splits_for` never asks for more than this.
+        let slots = 2 * MAX_BLOCKS_PER_MULTIPROCESSOR * multiprocessors;
+        let partials = DeviceBuffer::new(slots * shape.partial_len() * 4, "partial sums of attention")?;
+        let pairs = config.max_spans * config.kv_heads * group.div_ceil(shape.block_heads);
+        let counters = DeviceBuffer::new(pairs * 4, "counters of attention")?;
+        counters.fill(0)?;
+        Ok(Attention { config, shape, multiprocessors, warps: None, spent: None, kernels, partials, counters })
     }
 
     /// Of `memory` of so many bytes, `row` for each span, what is there when `decode` begins is never read again. So L2
@@ -319,10 +344,7 @@ impl Attention {
 
     /// Bytes of scratch on the device.
     pub fn scratch_bytes(&self) -> usize {
-        match &self.kernels {
-            Kernels::Tensor { partials, counters, .. } => partials.bytes() + counters.bytes(),
-            Kernels::Plain(_) => 0,
-        }
+        self.partials.bytes() + self.counters.bytes()
     }
 
     /// Into how many shares to cut the keys of each of `span_count` spans, of which the longest has `max_kv` keys. A
@@ -368,7 +390,7 @@ impl Attention {
                 let launch = launch.shared(self.shape.prefill_shared()).overlapping();
                 gpu.launch(*prefill, launch, kernel_args![params])
             }
-            Kernels::Plain(function) => self.plain(gpu, *function, args.tile_count, params),
+            Kernels::Plain(function) => self.plain(gpu, *function, args.tile_count, 1, params),
         }
     }
 
@@ -392,8 +414,19 @@ impl Attention {
         if args.span_count == 0 {
             return Ok(());
         }
-        let (function, partials, counters) = match &self.kernels {
-            Kernels::Tensor { decode, partials, counters, .. } => (*decode, partials, counters),
+        let pairs = args.span_count * self.blocks_per_span();
+        let slots = self.partials.bytes() / (self.shape.partial_len() * 4);
+        let splits = args.splits.clamp(1, MAX_SPLITS);
+        if args.span_count > self.config.max_spans || (splits > 1 && pairs * splits > slots) {
+            return Err(CudaError::Unsupported(format!(
+                "attention was set up for {} spans and {slots} blocks of split keys, asked for are {} spans and {}",
+                self.config.max_spans,
+                args.span_count,
+                pairs * splits
+            )));
+        }
+        let decode = match &self.kernels {
+            Kernels::Tensor { decode, .. } => *decode,
             Kernels::Plain(function) => {
                 let params = PrefillParams {
                     qkv: args.qkv,
@@ -413,20 +446,9 @@ impl Attention {
                     tokens: 1,
                     scale: self.scale(),
                 };
-                return self.plain(gpu, *function, args.span_count, params);
+                return self.plain(gpu, *function, args.span_count, splits, params);
             }
         };
-        let pairs = args.span_count * self.blocks_per_span();
-        let slots = partials.bytes() / (self.shape.partial_len() * 4);
-        let splits = args.splits.clamp(1, MAX_SPLITS);
-        if args.span_count > self.config.max_spans || (splits > 1 && pairs * splits > slots) {
-            return Err(CudaError::Unsupported(format!(
-                "attention was set up for {} spans and {slots} blocks of split keys, asked for are {} spans and {}",
-                self.config.max_spans,
-                args.span_count,
-                pairs * splits
-            )));
-        }
         let warps = self.warps.unwrap_or_else(|| warps_for(pairs, self.multiprocessors, self.shape.max_warps));
         // Where blocks wait for places anyway there is nothing to begin early, and those that do slow the launch down.
         let at_once = runs_at_once(pairs, warps, self.multiprocessors, self.shape.max_warps);
@@ -439,8 +461,8 @@ impl Attention {
             out: args.out,
             cosines: angles.cosines,
             sines: angles.sines,
-            partials: partials.ptr(),
-            counters: counters.ptr(),
+            partials: self.partials.ptr(),
+            counters: self.counters.ptr(),
             sinks: args.sinks,
             spent: spent.memory,
             qkv_stride: args.q_stride as u64,
@@ -461,12 +483,41 @@ impl Attention {
         let grid = (self.blocks_per_span() as u32, args.span_count as u32, splits as u32);
         let launch = Launch { grid, ..Launch::grid(1, 32 * warps as u32) };
         let launch = launch.shared(self.shape.decode_shared(warps));
-        gpu.launch(function, if at_once { launch.overlapping() } else { launch }, kernel_args![params])
+        gpu.launch(decode, if at_once { launch.overlapping() } else { launch }, kernel_args![params])
     }
 
-    fn plain(&self, gpu: &Gpu, function: Function, tiles: usize, params: PrefillParams) -> Result<(), CudaError> {
-        let blocks = tiles * self.config.kv_heads * self.group().div_ceil(PLAIN_ROWS);
-        gpu.launch(function, Launch::grid(blocks, 128).overlapping(), kernel_args![params])
+    fn plain(
+        &self,
+        gpu: &Gpu,
+        function: Function,
+        tiles: usize,
+        splits: usize,
+        rows: PrefillParams,
+    ) -> Result<(), CudaError> {
+        let params = PlainParams {
+            qkv: rows.qkv,
+            kv: rows.kv,
+            spans: rows.spans,
+            tiles: rows.tiles,
+            block_tables: rows.block_tables,
+            out: rows.out,
+            sinks: rows.sinks,
+            partials: self.partials.ptr(),
+            counters: self.counters.ptr(),
+            qkv_stride: rows.qkv_stride,
+            out_stride: rows.out_stride,
+            heads: rows.heads,
+            kv_heads: rows.kv_heads,
+            head_dim: rows.head_dim,
+            block_shift: rows.block_shift,
+            window: rows.window,
+            tokens: rows.tokens,
+            splits: splits as u32,
+            scale: rows.scale,
+        };
+        let launch = Launch::grid(tiles * self.blocks_per_span(), 128);
+        let launch = Launch { grid: (launch.grid.0, splits as u32, 1), ..launch };
+        gpu.launch(function, launch.overlapping(), kernel_args![params])
     }
 
     /// Of scores, for powers of two.
