@@ -330,8 +330,8 @@ template <typename T, int GROUPS, int KEYS> DEVICE void latent_attention(const L
         }
         const u8 *keys = tiles + (step & 1) * TILE_BYTES;
         {
-            float score[HALF_KEYS / 8][4] = {};
-#pragma unroll 2
+            float score[HALF_KEYS / 8][4] = {}, other[HALF_KEYS / 8][4] = {}; // two sums, for shorter chains
+#pragma unroll 3
             for (int d = 0; d < ROW_CHUNKS / 4; d++) { // 32 dimensions
                 u32 a[2][4];
 #pragma unroll
@@ -342,14 +342,14 @@ template <typename T, int GROUPS, int KEYS> DEVICE void latent_attention(const L
                     u32 b[4]; // eight keys
                     load_matrix4(b, keys + swizzled(half * HALF_KEYS + 8 * i + (lane & 7), 4 * d + (lane >> 3)));
                     mma16816<T>(score[i], a[0], b[0], b[1]);
-                    mma16816<T>(score[i], a[1], b[2], b[3]);
+                    mma16816<T>(other[i], a[1], b[2], b[3]);
                 }
             }
 #pragma unroll
             for (int i = 0; i < HALF_KEYS / 8; i++) {
                 float *to = row_scores + half * HALF_KEYS + 8 * i;
-                *(float2 *)to = float2{score[i][0], score[i][1]};
-                *(float2 *)(to + 8 * SCORE_STRIDE) = float2{score[i][2], score[i][3]};
+                *(float2 *)to = float2{score[i][0] + other[i][0], score[i][1] + other[i][1]};
+                *(float2 *)(to + 8 * SCORE_STRIDE) = float2{score[i][2] + other[i][2], score[i][3] + other[i][3]};
             }
         }
         __syncthreads();
@@ -392,10 +392,13 @@ template <typename T, int GROUPS, int KEYS> DEVICE void latent_attention(const L
                 }
             }
             total[j] = total[j] * shrink + added;
+            // After a few steps maxima hardly ever move.
+            if (__any_sync(FULL_WARP, shrink != 1.0f)) {
 #pragma unroll
-            for (int i = 0; i < LATENT / 16; i++) {
-                sum[i][2 * j] *= shrink;
-                sum[i][2 * j + 1] *= shrink;
+                for (int i = 0; i < LATENT / 16; i++) {
+                    sum[i][2 * j] *= shrink;
+                    sum[i][2 * j + 1] *= shrink;
+                }
             }
         }
 #pragma unroll
@@ -455,10 +458,10 @@ template <typename T, int GROUPS, int KEYS> DEVICE void latent_attention(const L
     }
 }
 
-// Adds the splits of single rows up. grid: heads, spans; 128 threads, four elements each.
+// Adds the splits of single rows up. grid: heads, spans; 128 threads, four elements each and as many splits at most.
 template <typename T, int ROWS> DEVICE void latent_attention_merge(const LatentParams &p) {
     constexpr int PARTIAL = ROWS * (LATENT + 2);
-    __shared__ float weights[WARP];
+    __shared__ float weights[128], maxima[4], totals[4];
     wait_for_previous();
     allow_next();
     u32 head = blockIdx.x, chunk = head / ROWS, row = head - chunk * ROWS, thread = threadIdx.x;
@@ -466,32 +469,36 @@ template <typename T, int ROWS> DEVICE void latent_attention_merge(const LatentP
     u32 each, active = active_splits(span.kv_len, p.splits, p.min_keys, each);
     if (active <= 1) return;
     const float *partials = p.partials + (u64)(blockIdx.y * p.chunks + chunk) * p.splits * PARTIAL;
-    if (thread < WARP) {
-        float highest = -infinity(), all = 0.0f;
-        if (thread < active) {
-            float2 two = *(const float2 *)(partials + thread * PARTIAL + ROWS * LATENT + 2 * row);
-            highest = two.x;
-            all = two.y;
-        }
-        float weight = exp2_fast(highest - warp_max(highest));
-        weights[thread] = weight / warp_sum(all * weight);
+    float highest = -infinity(), all = 0.0f;
+    if (thread < active) {
+        float2 two = *(const float2 *)(partials + (u64)thread * PARTIAL + ROWS * LATENT + 2 * row);
+        highest = two.x;
+        all = two.y;
     }
+    float top = warp_max(highest);
+    if ((thread & 31) == 0) maxima[thread >> 5] = top;
     __syncthreads();
+    float weight = exp2_fast(highest - fmaxf(fmaxf(maxima[0], maxima[1]), fmaxf(maxima[2], maxima[3])));
+    float total = warp_sum(all * weight);
+    if ((thread & 31) == 0) totals[thread >> 5] = total;
+    weights[thread] = weight;
+    __syncthreads();
+    float over = 1.0f / (totals[0] + totals[1] + totals[2] + totals[3]);
     u32 dim = 4 * thread;
     if (dim >= p.latent) return;
     float x[4] = {};
     for (u32 first = 0; first < active; first += 8) {
 #pragma unroll
         for (u32 j = 0; j < 8; j++) {
-            float4 four = *(const float4 *)(partials + min(first + j, active - 1) * PARTIAL + row * LATENT + dim);
-            float weight = weights[first + j];
+            float4 four = *(const float4 *)(partials + (u64)min(first + j, active - 1) * PARTIAL + row * LATENT + dim);
+            weight = weights[first + j];
             x[0] += four.x * weight;
             x[1] += four.y * weight;
             x[2] += four.z * weight;
             x[3] += four.w * weight;
         }
     }
-    bytes8 packed = {pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3])};
+    bytes8 packed = {pack2<T>(x[0] * over, x[1] * over), pack2<T>(x[2] * over, x[3] * over)};
     *(bytes8 *)((T *)p.out + (u64)span.q_start * p.out_stride + (u64)head * p.latent + dim) = packed;
 }
 

@@ -13,8 +13,8 @@ use crate::rows::typed_function;
 const MOST: (usize, usize) = (512, 64);
 /// A split of a span gets about this many keys or more.
 const MIN_KEYS_PER_SPLIT: u32 = 128;
-/// Most splits of a span: the lanes of a warp, which weigh them against each other.
-const MAX_SPLITS: usize = 32;
+/// Most splits of a span: the threads of the block that weighs them against each other.
+const MAX_SPLITS: usize = 128;
 /// Rows of a block of the kernels without tensor cores.
 const PLAIN_ROWS: usize = 8;
 /// Most blocks of a launch in its second and third dimension.
@@ -529,7 +529,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(splits_for(2, 132, 200_000), 32);
+        assert_eq!(splits_for(2, 132, 200_000), 66);
         assert_eq!(splits_for(2, 132, 256), 2);
     }
 
