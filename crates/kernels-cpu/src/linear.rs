@@ -22,6 +22,8 @@ pub(crate) const PACK_ALONE: usize = 1 << 15;
 const PANELS_PER_TASK: usize = 8;
 /// Weight bytes that a task of a bandwidth-bound product takes, as elements.
 const STREAM_ELEMENTS: usize = 128 * 1024;
+/// Tasks of gates and ups that each thread has at least in such a product, where there are panels enough.
+const STREAM_TASKS_PER_THREAD: usize = 4;
 /// Output columns of one task on the row-major and scalar paths.
 const COLUMNS_PER_TASK: usize = 32;
 
@@ -258,6 +260,12 @@ pub(crate) fn bias_of(bias: Option<&[f32]>, run: usize, n: usize) -> Option<&[f3
     bias.map(|bias| part(bias, run, n))
 }
 
+/// Panels of gates that a task of a bandwidth-bound product takes at most, in multiples of those that are read side by side:
+/// with their ups they are twice as much as an ordinary task, and small weights would be shared out unevenly.
+pub(crate) fn stream_gates(panels: usize, threads: usize, side_by_side: usize) -> usize {
+    panels.div_ceil(STREAM_TASKS_PER_THREAD * threads).next_multiple_of(side_by_side)
+}
+
 /// Sums that a task of any run within a block of rows keeps at most.
 pub(crate) fn most_sums(runs: Runs<'_>, block: &Range<usize>, shares: &impl Fn(usize) -> Shares) -> usize {
     let rows = (0..runs.count()).map(|run| runs.within(run, block).len());
@@ -284,6 +292,7 @@ impl Shares {
         let units_per_task = if strips == 1 {
             // Enough to stream, few enough to share out evenly.
             let by_size = STREAM_ELEMENTS.div_ceil(PANEL * k).next_multiple_of(gemm::GEMV_PANELS);
+            let by_size = if gated { by_size.min(stream_gates(units, threads, gemm::GEMV_PANELS)) } else { by_size };
             by_size.min(units.div_ceil(threads)).max(1)
         } else {
             (units / (4 * threads)).clamp(1, PANELS_PER_TASK / panels_each)

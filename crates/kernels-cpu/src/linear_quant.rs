@@ -13,7 +13,7 @@ use std::ops::Range;
 use crate::buffer::AlignedBuf;
 use crate::cpu::{Cpu, SharedMut};
 use crate::gated::{Gated, Panels};
-use crate::linear::{bias_of, part};
+use crate::linear::{bias_of, part, stream_gates};
 use crate::matrix::{Elems, Matrix, PANEL};
 use crate::quant::{BLOCK, GROUP, INT4_GROUP, INT8_OFFSET, QuantKind, block_stride, panel_bytes};
 use crate::quant::{int4_code, int4_scale_at, int8_scale_at};
@@ -39,6 +39,8 @@ const SCALE_TASKS_PER_THREAD: usize = 8;
 const TASKS_PER_THREAD: usize = 16;
 /// Weight bytes that a task of a bandwidth-bound product takes.
 const STREAM_BYTES: usize = 256 * 1024;
+/// Panels that are streamed side by side at most.
+const STREAM_PANELS: usize = 4;
 /// Rows up to which the product is bound by memory.
 const STREAM_ROWS: usize = 12;
 
@@ -221,7 +223,8 @@ impl QuantShares {
         let units_per_task = if columns == Columns::Scales {
             PANELS_PER_SCALE
         } else if m <= STREAM_ROWS {
-            let by_size = STREAM_BYTES.div_ceil(panel_bytes(kind, w.k)).next_multiple_of(4);
+            let by_size = STREAM_BYTES.div_ceil(panel_bytes(kind, w.k)).next_multiple_of(STREAM_PANELS);
+            let by_size = if gated { by_size.min(stream_gates(units, threads, STREAM_PANELS)) } else { by_size };
             by_size.min(units.div_ceil(threads)).max(1)
         } else {
             units.div_ceil(TASKS_PER_THREAD * threads).clamp(1, PANELS_PER_TASK / panels_each)
