@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{KINDS, Rng, Weight};
 use strobe_kernels_cpu::{
-    AttnBatch, Cpu, Elems, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, PANEL, QkvShape, QuantKind,
-    QuantRows, RopeTable, SeqSpan, Tier, packed_bytes,
+    Activation, AttnBatch, Cpu, Elems, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, PANEL, QkvShape,
+    QuantKind, QuantRows, RopeTable, SeqSpan, Tier, packed_bytes,
 };
 
 struct Counting;
@@ -46,6 +46,12 @@ fn a_step_allocates_nothing() {
         Cpu::new(Tier::detect(), 1).quantize(kind, fill, n, k, &mut bytes);
         bytes
     });
+    // Two panels, one of gates and one of ups.
+    let gated: Vec<Weight> =
+        KINDS.map(|kind| Weight::new(&values[..2 * PANEL * k], 2 * PANEL, k, kind, Layout::Packed)).into();
+    let activates = Tier::detect().activated_multiple().is_some();
+    let mut activated_rows = QuantRows::new();
+    activated_rows.reserve(rows, PANEL);
     let mut pairs = ExpertPairs::new(4, 2, rows);
     let mut quant_rows = QuantRows::new();
     quant_rows.reserve(rows, k);
@@ -63,6 +69,7 @@ fn a_step_allocates_nothing() {
 
     let mut cpu = Cpu::new(Tier::detect(), 2);
     cpu.reserve(rows, k);
+    cpu.reserve_activated(rows, PANEL);
     cpu.parallel_for(8, &|_| std::thread::sleep(std::time::Duration::from_millis(1)));
     let mut step = || {
         let before = ALLOCATIONS.load(Ordering::Relaxed);
@@ -76,6 +83,18 @@ fn a_step_allocates_nothing() {
             for data in [Elems::Int8(&quantized[0]), Elems::Int4(&quantized[1])] {
                 let weight = Matrix { data, n, k, layout: Layout::Packed };
                 cpu.linear_quantized(&quant_rows, weight, None, &mut out[..m * n]);
+            }
+            if activates {
+                for weight in &gated {
+                    let out = &mut out[..m * PANEL];
+                    cpu.linear_activated(&x[..m * k], m, weight.matrix(), None, Activation::Silu, out);
+                }
+                for (kind, bytes) in [QuantKind::Int8, QuantKind::Int4].into_iter().zip(&quantized) {
+                    let bytes = &bytes[..packed_bytes(kind, 2 * PANEL, k)];
+                    let data = if kind == QuantKind::Int8 { Elems::Int8(bytes) } else { Elems::Int4(bytes) };
+                    let weight = Matrix { data, n: 2 * PANEL, k, layout: Layout::Packed };
+                    cpu.linear_activated_quantized(&quant_rows, weight, None, Activation::Silu, &mut activated_rows);
+                }
             }
         }
         cpu.route(&mut pairs, rows / 2, |token, experts, weights| {
