@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 use memmap2::MmapMut;
 use strobe_kernels_cpu::{
     Activation, AttnBatch, Cpu, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind,
-    QuantRows, RopeTable, Tier,
+    QuantRows, RopeTable,
 };
 use strobe_model::program::{Buf, Node, OpKind, ProgramOptions, Rows, after_experts_norm};
 use strobe_model::{DType, LayerWeight, ModelConfig, MoeConfig, PerfectRouter, SwigluClamp, WeightId};
 
-use crate::engine_config::BuildConfig;
+use crate::cpu_sizes::{
+    activated_width, expert_bytes, feed_forwards, gate_up_width, unfused_score_bytes, widest_input, widest_step,
+};
 use crate::error::EngineError;
 use crate::latent::{self, LatentState};
 use crate::sampling::Sampler;
@@ -297,83 +299,6 @@ fn expert_activation(moe: &MoeConfig) -> Activation {
 /// Heads of a model.
 pub fn qkv_shape(config: &ModelConfig) -> QkvShape {
     QkvShape { heads: config.num_attention_heads, kv_heads: config.num_key_value_heads, head_dim: config.head_dim }
-}
-
-/// The widest input of a layer's product, but for activated values.
-fn widest_input(config: &ModelConfig) -> usize {
-    let latent = config.latent.map_or(0, |latent| latent.kv_lora_rank.max(latent.q_lora_rank.unwrap_or(0)));
-    config.hidden_size.max(config.num_attention_heads * config.head_dim).max(latent)
-}
-
-/// Rows of the largest product of a step.
-fn widest_step(config: &ModelConfig, limits: StepLimits) -> usize {
-    let pairs = config.moe.as_ref().map_or(1, |moe| moe.experts_per_token);
-    (limits.tokens * pairs).max(limits.sampled)
-}
-
-/// A kind of feed-forward block.
-struct FeedForward {
-    /// Gates, and activated values.
-    width: usize,
-    /// How many of them a token passes.
-    per_token: usize,
-}
-
-/// The feed-forward blocks that a model's layers have: dense ones, experts, and what experts share.
-fn feed_forwards(config: &ModelConfig) -> impl Iterator<Item = FeedForward> {
-    let moe = config.moe.as_ref();
-    let dense = moe.is_none_or(|moe| !moe.dense_layers.is_empty()).then_some((config.intermediate_size, 1));
-    let experts = moe.map(|moe| (moe.intermediate_size, moe.experts_per_token));
-    let shared = moe.map(|moe| (moe.shared_intermediate_size, 1)).filter(|(width, _)| *width > 0);
-    let blocks = [dense, experts, shared].into_iter().flatten();
-    blocks.map(|(width, per_token)| FeedForward { width, per_token })
-}
-
-/// Activated values of a token: of its dense block, or of all its experts.
-fn activated_width(config: &ModelConfig) -> usize {
-    feed_forwards(config).map(|block| block.width * block.per_token).max().unwrap_or(0)
-}
-
-/// Gates and ups of a token that are kept in memory: none of those that their product activates.
-fn gate_up_width(config: &ModelConfig, program: ProgramOptions) -> usize {
-    let kept = feed_forwards(config).filter(|block| !program.activates(block.width));
-    kept.map(|block| 2 * block.width * block.per_token).max().unwrap_or(0)
-}
-
-/// Bytes of what only a model of experts has.
-fn expert_bytes(config: &ModelConfig, moe: &MoeConfig, tokens: usize) -> usize {
-    let floats = tokens * (moe.num_experts + moe.experts_per_token * config.hidden_size);
-    4 * floats + ExpertPairs::bytes_of(moe.num_experts, moe.experts_per_token, tokens)
-}
-
-/// Bytes of the score matrix that unfused attention writes to memory.
-pub fn unfused_score_bytes(config: &ModelConfig, limits: StepLimits) -> usize {
-    config.num_attention_heads * limits.tokens * limits.positions * 4
-}
-
-/// Bytes that a step of `limits` needs besides weights and cache: activations, logits, block tables, rotary tables.
-pub fn activation_bytes(config: &ModelConfig, limits: StepLimits, build: &BuildConfig, tier: Tier) -> u64 {
-    let [tokens, sampled, requests, positions] =
-        [limits.tokens, limits.sampled, limits.requests, limits.positions].map(|n| n as u64);
-    let heads = (2 * config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim;
-    let codes = build.quantization.is_integer();
-    let gate_up = gate_up_width(config, build.program_options(Some(tier)));
-    let inter = gate_up + if codes { 0 } else { activated_width(config) };
-    let width = (3 * config.hidden_size + heads + inter) as u64;
-    let rows = tokens * width + sampled * (config.hidden_size + config.vocab_size) as u64;
-    let tables =
-        2 * requests * positions.div_ceil(build.cache_block_tokens() as u64) + positions * config.head_dim as u64;
-    let scores = if build.context_fmha { 0 } else { unfused_score_bytes(config, limits) as u64 };
-    let codes = if codes {
-        let activated = feed_forwards(config).map(|f| QuantRows::bytes_of(limits.tokens * f.per_token, f.width));
-        let inputs = QuantRows::bytes_of(widest_step(config, limits), widest_input(config));
-        (inputs + activated.max().unwrap_or(0)) as u64
-    } else {
-        0
-    };
-    let experts = config.moe.as_ref().map_or(0, |moe| expert_bytes(config, moe, limits.tokens) as u64);
-    let latent = latent::bytes(config, limits.tokens, build.quantization.is_integer()) as u64;
-    (rows + tables) * 4 + scores + codes + experts + latent
 }
 
 impl Backend for CpuBackend {

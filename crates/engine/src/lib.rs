@@ -8,6 +8,7 @@
 
 pub mod clock;
 pub mod cpu;
+mod cpu_sizes;
 pub mod cuda;
 pub mod device;
 mod engine;

@@ -10,7 +10,8 @@ use strobe_model::{Balance, ModelConfig, PerfectRouter};
 
 use crate::block_pool::BlockPool;
 use crate::clock::Clock;
-use crate::cpu::{CpuBackend, CpuBackendOptions, activation_bytes};
+use crate::cpu::{CpuBackend, CpuBackendOptions};
+use crate::cpu_sizes::activation_bytes;
 use crate::cuda::{CudaBackend, CudaBackendOptions};
 use crate::device::{Device, DeviceFacts, Runner};
 use crate::engine_dir::LoadedModel;
