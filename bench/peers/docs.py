@@ -29,8 +29,11 @@ def limit_of(entry):
             f"{value(limit['most'], entry['unit'])}")
 
 
-def rows(result):
-    for entry in result["results"]:
+def rows(results):
+    """Workload by workload, each type beside its peers."""
+    order, types = list(WORKLOADS), ["int8", "int4", "bfloat16", "float32"]
+    entries = [entry for result in results for entry in result["results"]]
+    for entry in sorted(entries, key=lambda entry: (order.index(entry["workload"]), types.index(entry["type"]))):
         unit, ratio = entry["unit"], entry["strobe_is_faster_by"]
         yield (f"| {WORKLOADS[entry['workload']]} | {entry['type']} | **{value(entry['strobe'], unit)}** | "
                f"{limit_of(entry)} | {entry['peer']} {entry['peer_type']} {value(entry['peer_result'], unit)} | "
@@ -48,10 +51,11 @@ HEAD = ["| | type | strobe | of the limit | peer | strobe is faster by |", "|---
 
 
 def conditions(results):
-    turns = sorted({result["repeats"] for result in results})
+    steady = [entry.get("turns_on_a_steady_machine", result["repeats"]) for result in results for entry in result["results"]]
+    turns = sorted({min(steady), max(steady)})
     commits = sorted({result["commit"][:7] for result in results})
     threads = sorted({result["threads"] for result in results})
-    several = [" or ".join(map(str, values)) for values in (turns, threads, commits)]
+    several = [" to ".join(map(str, turns))] + [" or ".join(map(str, values)) for values in (threads, commits)]
     return ("\nMedians of {} turns in which the machine was steady (peaks are read around every run), {} threads, commit "
             "{}.".format(*several))
 
@@ -59,7 +63,7 @@ def conditions(results):
 def main():
     files = sorted((ROOT / "bench/results").glob("cpu-peers*.json"), key=lambda path: (len(path.name), path.name))
     results = [json.loads(path.read_text()) for path in files]
-    lines = HEAD + [row for result in results for row in rows(result)]
+    lines = HEAD + list(rows(results))
     for depth in (result["depth"] for result in results if "depth" in result):
         near, far = depth["context"]
         lines.append(f"\nDecoding at {far:,} tokens of context takes {depth['slowdown']['median']:.2f} times as long as at {near}; the "
@@ -70,7 +74,7 @@ def main():
     experts = ROOT / "bench/results/moe-peers.json"
     if experts.exists():
         result = json.loads(experts.read_text())
-        replace(ROOT / "docs/moe.md", "moe-peers", "\n".join([*HEAD, *rows(result), conditions([result])]))
+        replace(ROOT / "docs/moe.md", "moe-peers", "\n".join([*HEAD, *rows([result]), conditions([result])]))
 
 
 if __name__ == "__main__":
