@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Measures the figures of the README on this machine and writes them to bench/results, each with machine, commit and
-# command. Takes about 20 minutes on 2 cores; leave the machine alone meanwhile.
+# command. Takes about 6 minutes on 2 cores; leave the machine alone meanwhile. Prompts and decoding by themselves are
+# measured by bench/peers/run.py.
 #
 #   bench/spine.sh [WORK_DIR]
-#   ONLY='decode' bench/spine.sh      only the results whose name matches
+#   ONLY='float32' bench/spine.sh      only the results whose name matches
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results="$PWD/bench/results"
@@ -40,14 +41,10 @@ if [[ demo =~ ${ONLY:-.} ]]; then
   "$strobe" demo --output-dir demo --overwrite --json > demo.json
   keep demo demo.json "strobe demo --json"
 fi
-dataset prefill.jsonl 4 512 1
 dataset decode.jsonl 2 16 64
 dataset seed.jsonl 64 128 128
 for dtype in float32 bfloat16; do
   [ -d "$dtype" ] || "$strobe" build --model tinyllama-1.1b --dtype "$dtype" --output-dir "$dtype"
-  bench "tinyllama-$dtype-prefill" throughput --engine-dir "$dtype" --dataset prefill.jsonl --repeat 5
-  bench "tinyllama-$dtype-decode" latency --engine-dir "$dtype" --dataset decode.jsonl --repeat 5
   bench "tinyllama-$dtype-64x128-128" throughput --engine-dir "$dtype" --dataset seed.jsonl --streaming
 done
-bench tinyllama-float32-decode-mapped latency --engine-dir float32 --dataset decode.jsonl --repeat 5 --weights-memory map
 bench tinyllama-float32-profiler-overhead latency --engine-dir float32 --dataset decode.jsonl --measure-profiler-overhead
