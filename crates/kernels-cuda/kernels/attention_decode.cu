@@ -20,7 +20,7 @@ struct DecodeParams {
     float *partials; // [span][kv head and chunk of its group][split][HEADS * (D + 2)]
     u32 *counters;   // [span][kv head and chunk of its group], all 0 between launches
     const float *sinks; // of each query head; null: none
-    u8 *spent;       // `spent_lines` lines of 128 bytes that nobody reads any more
+    u8 *spent[2];    // `spent_lines` lines of 128 bytes each that nobody reads any more
     u64 qkv_stride;  // elements
     u64 out_stride;
     u32 heads;
@@ -33,7 +33,7 @@ struct DecodeParams {
     u32 splits;
     u32 min_keys;    // no split gets fewer keys than about this
     float scale;     // of scores, times log2(e)
-    u32 spent_lines; // 0 where the launch before may still run
+    u32 spent_lines[2]; // 0 where the launch before may still run
 };
 
 // What earlier kernels left behind in L2 would be written to memory as the cache streams through, though nobody reads it.
@@ -243,7 +243,8 @@ template <typename T, typename KV, int D, int TILES> DEVICE void decode(const De
     float *sums = totals + warps * HEADS;     // [warps][HEADS][STRIDE]
     u8 *fresh = (u8 *)(sums + warps * HEADS * STRIDE); // [4][2 * D]: the new key, its value, cosines and sines
 
-    if (p.spent_lines > 0) drop_spent(p.spent, p.spent_lines);
+    for (int i = 0; i < 2; i++)
+        if (p.spent_lines[i] > 0) drop_spent(p.spent[i], p.spent_lines[i]);
     SeqSpan span = p.spans[blockIdx.y];
     u32 kv_head = blockIdx.x, chunk = 0;
     if (p.chunks > 1) {

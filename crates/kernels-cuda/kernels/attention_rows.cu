@@ -12,8 +12,6 @@ struct AttentionRowsParams {
     const u32 *block_tables;
     void *out;
     const float *sinks; // of each query head; null: none
-    float *partials; // [block of rows][split][8 * (head_dim + 2)]; unused where nothing is split
-    u32 *counters;   // [block of rows], all 0 between launches
     u64 qkv_stride; // elements
     u64 out_stride;
     u32 heads;
@@ -22,8 +20,11 @@ struct AttentionRowsParams {
     u32 block_shift; // log2 of the tokens of a cache block
     u32 window;      // 0 is none
     u32 tokens;      // of a tile
-    u32 splits;      // blocks that may share the keys
     float scale;     // of scores, times log2(e)
+    // Up to here as in attention_prefill.cu.
+    float *partials; // [block of rows][split][8 * (head_dim + 2)]; unused where nothing is split
+    u32 *counters;   // [block of rows], all 0 between launches
+    u32 splits;      // blocks that may share the keys
 };
 
 // WIDTH neighbours.

@@ -134,25 +134,10 @@ struct PrefillParams {
 /// What the kernels without tensor cores take.
 #[repr(C)]
 struct PlainParams {
-    qkv: u64,
-    kv: u64,
-    spans: u64,
-    tiles: u64,
-    block_tables: u64,
-    out: u64,
-    sinks: u64,
+    rows: PrefillParams,
     partials: u64,
     counters: u64,
-    qkv_stride: u64,
-    out_stride: u64,
-    heads: u32,
-    kv_heads: u32,
-    head_dim: u32,
-    block_shift: u32,
-    window: u32,
-    tokens: u32,
     splits: u32,
-    scale: f32,
 }
 
 #[repr(C)]
@@ -167,7 +152,7 @@ struct DecodeParams {
     partials: u64,
     counters: u64,
     sinks: u64,
-    spent: u64,
+    spent: [u64; 2],
     qkv_stride: u64,
     out_stride: u64,
     heads: u32,
@@ -180,7 +165,7 @@ struct DecodeParams {
     splits: u32,
     min_keys: u32,
     scale: f32,
-    spent_lines: u32,
+    spent_lines: [u32; 2],
 }
 
 /// Kernels of one shape of heads.
@@ -189,12 +174,15 @@ enum Kernels {
     Plain(Function),
 }
 
-/// See [`Attention::set_spent`].
-#[derive(Clone, Copy, Default)]
-struct Spent {
-    memory: DevicePtr,
-    bytes: usize,
-    row: usize,
+/// Memory whose contents are of no use any more, see [`Attention::set_spent`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spent {
+    /// Where it begins.
+    pub memory: DevicePtr,
+    /// Of all of it.
+    pub bytes: usize,
+    /// Of each span.
+    pub row: usize,
 }
 
 /// Fused attention for one shape of heads.
@@ -203,7 +191,7 @@ pub struct Attention {
     shape: Shape,
     multiprocessors: usize,
     warps: Option<usize>,
-    spent: Option<Spent>,
+    spent: [Spent; 2],
     kernels: Kernels,
     /// Sums of splits, and how many of them each block of rows has.
     partials: DeviceBuffer,
@@ -303,13 +291,22 @@ impl Attention {
         let pairs = config.max_spans * config.kv_heads * group.div_ceil(shape.block_heads);
         let counters = DeviceBuffer::new(pairs * 4, "counters of attention")?;
         counters.fill(0)?;
-        Ok(Attention { config, shape, multiprocessors, warps: None, spent: None, kernels, partials, counters })
+        Ok(Attention {
+            config,
+            shape,
+            multiprocessors,
+            warps: None,
+            spent: Default::default(),
+            kernels,
+            partials,
+            counters,
+        })
     }
 
-    /// Of `memory` of so many bytes, `row` for each span, what is there when `decode` begins is never read again. So L2
-    /// need not write it to memory while keys and values stream through.
-    pub fn set_spent(&mut self, memory: DevicePtr, bytes: usize, row: usize) {
-        self.spent = memory.is_multiple_of(LINE as u64).then_some(Spent { memory, bytes, row });
+    /// What is in these places when `decode` begins is never read again. So L2 need not write it to memory while keys and
+    /// values stream through.
+    pub fn set_spent(&mut self, places: [Spent; 2]) {
+        self.spent = places.map(|one| if one.memory.is_multiple_of(LINE as u64) { one } else { Spent::default() });
     }
 
     /// Let blocks of `decode` have this many warps, instead of as many as suit the number of spans. For measurements.
@@ -452,7 +449,7 @@ impl Attention {
         let warps = self.warps.unwrap_or_else(|| warps_for(pairs, self.multiprocessors, self.shape.max_warps));
         // Where blocks wait for places anyway there is nothing to begin early, and those that do slow the launch down.
         let at_once = runs_at_once(pairs, warps, self.multiprocessors, self.shape.max_warps);
-        let spent = self.spent.filter(|_| !at_once).unwrap_or_default();
+        let spent = if at_once { Default::default() } else { self.spent };
         let params = DecodeParams {
             qkv: args.qkv,
             kv: args.kv,
@@ -464,7 +461,7 @@ impl Attention {
             partials: self.partials.ptr(),
             counters: self.counters.ptr(),
             sinks: args.sinks,
-            spent: spent.memory,
+            spent: spent.map(|one| one.memory),
             qkv_stride: args.q_stride as u64,
             out_stride: args.out_stride as u64,
             heads: self.config.heads as u32,
@@ -477,7 +474,7 @@ impl Attention {
             splits: splits as u32,
             min_keys: MIN_KEYS_PER_SPLIT,
             scale: self.scale(),
-            spent_lines: ((args.span_count * spent.row).min(spent.bytes) / LINE) as u32,
+            spent_lines: spent.map(|one| ((args.span_count * one.row).min(one.bytes) / LINE) as u32),
         };
         // Splits that a span has no keys for come last, where they hold nothing up.
         let grid = (self.blocks_per_span() as u32, args.span_count as u32, splits as u32);
@@ -494,27 +491,8 @@ impl Attention {
         splits: usize,
         rows: PrefillParams,
     ) -> Result<(), CudaError> {
-        let params = PlainParams {
-            qkv: rows.qkv,
-            kv: rows.kv,
-            spans: rows.spans,
-            tiles: rows.tiles,
-            block_tables: rows.block_tables,
-            out: rows.out,
-            sinks: rows.sinks,
-            partials: self.partials.ptr(),
-            counters: self.counters.ptr(),
-            qkv_stride: rows.qkv_stride,
-            out_stride: rows.out_stride,
-            heads: rows.heads,
-            kv_heads: rows.kv_heads,
-            head_dim: rows.head_dim,
-            block_shift: rows.block_shift,
-            window: rows.window,
-            tokens: rows.tokens,
-            splits: splits as u32,
-            scale: rows.scale,
-        };
+        let (partials, counters) = (self.partials.ptr(), self.counters.ptr());
+        let params = PlainParams { rows, partials, counters, splits: splits as u32 };
         let launch = Launch::grid(tiles * self.blocks_per_span(), 128);
         let launch = Launch { grid: (launch.grid.0, splits as u32, 1), ..launch };
         gpu.launch(function, launch.overlapping(), kernel_args![params])

@@ -32,7 +32,7 @@ mod tune;
 mod unfused;
 mod weights;
 
-pub use attention::{Attention, AttentionConfig, DecodeArgs, PrefillArgs, RopeAngles};
+pub use attention::{Attention, AttentionConfig, DecodeArgs, PrefillArgs, RopeAngles, Spent};
 pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, cubin, kernel_cache_dir, nvrtc_version};
 pub use cupti::Recorder;
 pub use dtype::{KvDtype, Precision};

@@ -2,7 +2,7 @@
 
 use strobe_kernels_cuda::{
     Attention, AttentionConfig, CudaError, DecodeArgs, DevicePtr, Gpu, KvDtype, LatentConfig, LatentKeysArgs,
-    LatentOps, Precision, PrefillArgs, RopeAngles, UnfusedConfig,
+    LatentOps, Precision, PrefillArgs, RopeAngles, Spent, UnfusedConfig,
 };
 use strobe_model::program::{Node, OpKind};
 use strobe_model::{LayerWeight, ModelConfig, WeightId};
@@ -48,9 +48,9 @@ impl AttentionOps {
     }
 
     /// See [`Attention::set_spent`]; latent attention reads too little for it to matter.
-    pub fn set_spent(&mut self, memory: DevicePtr, bytes: usize, row: usize) {
+    pub fn set_spent(&mut self, places: [Spent; 2]) {
         if let AttentionOps::Heads(ops) = self {
-            ops.set_spent(memory, bytes, row);
+            ops.set_spent(places);
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use strobe_kernels_cuda::{
     CapturedGraph, CudaError, DeviceBuffer, Event, GemmPlugin, Gpu, KvDtype, Linear, PinnedBuffer, Profiler, RowOps,
-    SampleOps, Tuned, UnfusedAttention, tune,
+    SampleOps, Spent, Tuned, UnfusedAttention, tune,
 };
 use strobe_model::program::Node;
 use strobe_model::{ModelConfig, PerfectRouter};
@@ -113,8 +113,12 @@ impl CudaBackend {
             build.context_fmha,
             words,
         )?;
-        // The activation of the layer before: its product has read it.
-        attention.set_spent(buffers.act.ptr(), buffers.act.bytes(), buffers.act.bytes() / limits.tokens.max(1));
+        // The activation of the layer before, and the rows that q, k and v were made of: their products have read them.
+        attention.set_spent([&buffers.act, &buffers.normed].map(|buffer| Spent {
+            memory: buffer.ptr(),
+            bytes: buffer.bytes(),
+            row: buffer.bytes() / limits.tokens.max(1),
+        }));
         let experts = Experts::new(&gpu, &config, limits, precision, options.perfect_router)?;
         let expert_bytes = experts.as_ref().map_or(0, Experts::bytes);
         let counts = experts.as_ref().map_or(0, Experts::count);
