@@ -273,11 +273,15 @@ def table(documents, done):
             row(f"Llama-3.1-8B in FP8, {lengths(done[name]['figures'])}", name, "output_tok_s", "all",
                 f"TensorRT-LLM publishes {count(PUBLISHED[name])}")
     repeats = sorted({run["figures"]["output_tok_s"]["runs"] for run in done.values()})
-    commits = {document["commit"] for document in documents.values()}
-    machine = next(iter(documents.values()))["machine"] or {}
+    by_commit = {}
+    for section, document in documents.items():
+        by_commit.setdefault(document["commit"][:12], []).append(section)
+    made = "; ".join(f"{', '.join(sections)}: commit {commit}" for commit, sections in sorted(by_commit.items()))
+    device = (next(iter(documents.values()))["machine"] or {}).get("device", "GPU")
+    another = "" if len(by_commit) == 1 else ", another one for each commit"
     rows.append("")
-    rows.append(f"On one {machine.get('device', 'GPU')}; medians of {' to '.join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))} runs; commit "
-                f"{', '.join(sorted(commit[:12] for commit in commits))}.")
+    rows.append(f"On one {device}{another}; medians of {' to '.join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))} runs. "
+                f"{made[0].upper()}{made[1:]}.")
     return "\n".join(rows)
 
 
