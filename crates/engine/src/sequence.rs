@@ -68,7 +68,9 @@ impl<'a> Sequence<'a> {
                 (Runner::Cuda(Box::new(backend)), build.gpu_operands(config))
             }
         };
-        Ok(Sequence { runner, model, nodes, inputs: StepInputs::new(limits, block_tokens, operands), blocks })
+        let mut inputs = StepInputs::new(limits, block_tokens, operands);
+        inputs.keep_logits = true;
+        Ok(Sequence { runner, model, nodes, inputs, blocks })
     }
 
     /// Run `tokens` at the positions from `start` on and give the logits of the rows from `first_row` on. `context` says

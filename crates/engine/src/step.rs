@@ -39,6 +39,8 @@ pub struct StepInputs {
     pub block_tables: Vec<u32>,
     /// Packed rows whose logits are wanted.
     pub sampled: Vec<u32>,
+    /// Whether the caller reads logits after the step; without it a backend may keep no more of them than tokens need.
+    pub keep_logits: bool,
     /// How each sampled row's token is drawn, and which of `banned` it may not be; rows beyond the end are greedy.
     pub draws: Vec<(Draw, Range<usize>)>,
     /// Tokens that some rows may not draw.
@@ -61,6 +63,7 @@ impl StepInputs {
             context_seqs: 0,
             block_tables: Vec::with_capacity(spans * limits.positions.div_ceil(tokens_per_block)),
             sampled: Vec::with_capacity(limits.sampled),
+            keep_logits: false,
             draws: Vec::with_capacity(limits.sampled),
             banned: Vec::with_capacity(BANNED_PER_REQUEST * limits.sampled),
             spans: Vec::with_capacity(spans),

@@ -17,12 +17,14 @@ struct GemmParams {
     const float *x_scales; // e4m3 only: one per row, or one in all
     const float *w_scales; // e4m3 only: one per column, or one in all
     u64 *maxima;           // [m][tiles of columns]: the largest value of each row in each tile and its column; or null
+    const u32 *spared;     // where it is not 0, nobody reads more than the maxima; or null
     u32 x_scale_stride;    // 1 or 0
     u32 w_scale_stride;
     u32 m, n;
     u32 k_steps; // of 128 bytes
     u32 out;     // see OUT_*
     u32 silu;    // 1: w is the gate's rows and then the up projection's; silu(gate) * up is written, n / 2 wide
+    u32 keep;    // 1: L2 keeps the residual stream
     u32 pair;    // 1: clusters are pairs
     u32 split;   // blocks that share a tile; 1 unless clusters are splits
 };
@@ -109,9 +111,9 @@ DEVICE void store_box(const TensorMap *map, int column, int row, u32 from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column), "r"(row), "r"(from)
                  : "memory");
 }
-DEVICE void add_box(const TensorMap *map, int column, int row, u32 from) {
-    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column),
-                 "r"(row), "r"(from)
+DEVICE void add_box(const TensorMap *map, int column, int row, u32 from, u64 policy) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group.L2::cache_hint [%0, {%1, %2}], [%3], %4;" ::"l"(map),
+                 "r"(column), "r"(row), "r"(from), "l"(policy)
                  : "memory");
 }
 DEVICE void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -155,6 +157,7 @@ template <typename T, int N> struct Multiply;
 #define PLACES3 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define PLACES4 "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define PLACES5 "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define PLACES4A "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75"
 #define PLACES5A "%80,%81,%82,%83,%84,%85,%86,%87"
 #define PLACES6 "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define PLACES7 "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
@@ -164,6 +167,7 @@ template <typename T, int N> struct Multiply;
         "+f"(d[b + 13]), "+f"(d[b + 14]), "+f"(d[b + 15])
 #define VALUES8(b)                                                                                                     \
     "+f"(d[b]), "+f"(d[b + 1]), "+f"(d[b + 2]), "+f"(d[b + 3]), "+f"(d[b + 4]), "+f"(d[b + 5]), "+f"(d[b + 6]), "+f"(d[b + 7])
+#define VALUES4(b) "+f"(d[b]), "+f"(d[b + 1]), "+f"(d[b + 2]), "+f"(d[b + 3])
 #define UNWRAP(...) __VA_ARGS__
 #define MULTIPLY(T, N, KIND, ORDER, PLACES, A, B, KEEP, VALUES)                                                         \
     template <> struct Multiply<T, N> {                                                                                \
@@ -179,6 +183,7 @@ template <typename T, int N> struct Multiply;
 #define MULTIPLY_ALL(T, KIND, ORDER)                                                                                    \
     MULTIPLY(T, 64, KIND, ORDER, PLACES0 "," PLACES1, "32", "33", "34", (VALUES16(0), VALUES16(16))) \
     MULTIPLY(T, 128, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3, "64", "65", "66", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48))) \
+    MULTIPLY(T, 152, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3 "," PLACES4A, "76", "77", "78", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48), VALUES8(64), VALUES4(72))) \
     MULTIPLY(T, 160, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3 "," PLACES4, "80", "81", "82", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48), VALUES16(64))) \
     MULTIPLY(T, 176, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3 "," PLACES4 "," PLACES5A, "88", "89", "90", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48), VALUES16(64), VALUES8(80))) \
     MULTIPLY(T, 192, KIND, ORDER, PLACES0 "," PLACES1 "," PLACES2 "," PLACES3 "," PLACES4 "," PLACES5, "96", "97", "98", (VALUES16(0), VALUES16(16), VALUES16(32), VALUES16(48), VALUES16(64), VALUES16(80))) \
@@ -200,7 +205,9 @@ MULTIPLY_ALL(fp8, "k32.f32.e4m3.e4m3", "")
 template <int WM, int WN, int N, int STAGES, bool SMALL> struct Tile {
     static constexpr int ROWS = 64 * WM, COLUMNS = WN * N;
     static constexpr int X_BYTES = ROWS * 128, W_BYTES = COLUMNS * 128;
-    static constexpr int BOX_ROWS = N / 2; // w comes in boxes of half a warpgroup's columns: of the gate and of up, or both halves
+    // w comes in boxes of half a warpgroup's columns: of the gate and of up, or both halves. Where those would not be whole
+    // groups of 8 rows, it comes in one.
+    static constexpr int BOX_ROWS = N % 16 == 0 ? N / 2 : N;
     static constexpr int WARP_STAGING = SMALL ? 2048 : 4096;
     static constexpr int STAGING = STAGES * (X_BYTES + W_BYTES), BARRIERS = STAGING + 8 * WARP_STAGING;
     static constexpr int BYTES = BARRIERS + STAGES * 16;
@@ -298,7 +305,7 @@ template <int N, bool SMALL, bool SPLIT> struct Epilogue {
         stores_see_shared();
         __syncwarp();
         if (lane == 0) {
-            if (p.out == OUT_ADD_F32) add_box(out_map, out_column, row, buffer);
+            if (p.out == OUT_ADD_F32) add_box(out_map, out_column, row, buffer, residual_policy(p.keep));
             else store_box(out_map, out_column, row, buffer);
             stores_commit();
         }
@@ -553,7 +560,7 @@ DEVICE void gemm_in_turns(const TensorMap &x_map, const TensorMap &w_map, const 
             const u64 policy = weights_policy();
             auto load_w = [&](u32 stage, u32 column_tile, u32 k) {
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
+                for (int half = 0; half < (N % 16 == 0 ? 2 : 1); half++) {
                     u32 row = column_tile * tile_width + half * (p.silu ? width : Shape::BOX_ROWS);
                     load_weights(w_tiles + stage * Shape::W_BYTES + half * Shape::BOX_ROWS * 128, &w_map, k * k_step, row,
                                  full + 8 * stage, policy);
@@ -636,6 +643,7 @@ DEVICE void gemm_in_turns(const TensorMap &x_map, const TensorMap &w_map, const 
             if (p.maxima) {
                 keep_maxima<N>(p, upper, row, column, lane, at.column_tile, column_tiles);
                 keep_maxima<N>(p, lower, row + 64, column, lane, at.column_tile, column_tiles);
+                if (p.spared && *p.spared) continue;
             }
             Epilogue<N, false, false> rest{p, &out_map, staging, 0, 0, row, column, width + column, lane, turn, 1.0f, 1.0f};
             rest.run(upper, column);
@@ -680,5 +688,6 @@ GEMM(NAME(small_64x128), 1, 2, 64, 4, true)
 GEMM_IN_TURNS(NAME(turns_128x192), 192, 4)
 GEMM_IN_TURNS(NAME(turns_128x176), 176, 5)
 GEMM_IN_TURNS(NAME(turns_128x160), 160, 5)
+GEMM_IN_TURNS(NAME(turns_128x152), 152, 5)
 GEMM_IN_TURNS(NAME(turns_128x128), 128, 6)
 #endif

@@ -228,6 +228,25 @@ DEVICE bytes8 load_streaming8(const void *p) {
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 }
+// The residual stream is read and written by every layer: L2 keeps it, where it fits, while weights and keys stream through.
+DEVICE u64 residual_policy(bool keep) {
+    u64 last, normal;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+    return keep ? last : normal;
+}
+DEVICE bytes16 load_with(const void *p, u64 policy) {
+    bytes16 v;
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p), "l"(policy)
+                 : "memory");
+    return v;
+}
+DEVICE void store_with(void *p, bytes16 v, u64 policy) {
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1,%2,%3,%4}, %5;" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(policy)
+                 : "memory");
+}
 DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 // 16 bytes to shared memory in the background; zeroes where `valid` is false.
 DEVICE void copy_async16(void *to, const void *from, bool valid) {

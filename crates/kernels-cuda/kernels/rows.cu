@@ -5,6 +5,12 @@
 // many rows have one or two warps for each: fewer blocks, more loads on their way, and no block waits for itself.
 
 // ---- eight elements ---------------------------------------------------------------------------------------------
+DEVICE bytes16 as_bytes(float a, float b, float c, float d) {
+    return bytes16{__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
+}
+DEVICE void as_floats(bytes16 v, float *x) {
+    x[0] = __uint_as_float(v.x), x[1] = __uint_as_float(v.y), x[2] = __uint_as_float(v.z), x[3] = __uint_as_float(v.w);
+}
 template <typename T> DEVICE void load8(const T *from, float (&x)[8]) {
     bytes16 v = *(const bytes16 *)from;
     unpack2<T>(v.x, x[0], x[1]);
@@ -13,9 +19,17 @@ template <typename T> DEVICE void load8(const T *from, float (&x)[8]) {
     unpack2<T>(v.w, x[6], x[7]);
 }
 template <> DEVICE void load8<float>(const float *from, float (&x)[8]) {
-    bytes16 a = ((const bytes16 *)from)[0], b = ((const bytes16 *)from)[1];
-    x[0] = __uint_as_float(a.x), x[1] = __uint_as_float(a.y), x[2] = __uint_as_float(a.z), x[3] = __uint_as_float(a.w);
-    x[4] = __uint_as_float(b.x), x[5] = __uint_as_float(b.y), x[6] = __uint_as_float(b.z), x[7] = __uint_as_float(b.w);
+    as_floats(((const bytes16 *)from)[0], x);
+    as_floats(((const bytes16 *)from)[1], x + 4);
+}
+// Of the residual stream.
+DEVICE void load8_residual(const float *from, float (&x)[8], u64 policy) {
+    as_floats(load_with(from, policy), x);
+    as_floats(load_with(from + 4, policy), x + 4);
+}
+DEVICE void store8_residual(float *to, const float (&x)[8], u64 policy) {
+    store_with(to, as_bytes(x[0], x[1], x[2], x[3]), policy);
+    store_with(to + 4, as_bytes(x[4], x[5], x[6], x[7]), policy);
 }
 template <typename T> DEVICE void store8(T *to, const float (&x)[8]) {
     bytes16 v;
@@ -23,11 +37,8 @@ template <typename T> DEVICE void store8(T *to, const float (&x)[8]) {
     *(bytes16 *)to = v;
 }
 template <> DEVICE void store8<float>(float *to, const float (&x)[8]) {
-    bytes16 a, b;
-    a.x = __float_as_uint(x[0]), a.y = __float_as_uint(x[1]), a.z = __float_as_uint(x[2]), a.w = __float_as_uint(x[3]);
-    b.x = __float_as_uint(x[4]), b.y = __float_as_uint(x[5]), b.z = __float_as_uint(x[6]), b.w = __float_as_uint(x[7]);
-    ((bytes16 *)to)[0] = a;
-    ((bytes16 *)to)[1] = b;
+    ((bytes16 *)to)[0] = as_bytes(x[0], x[1], x[2], x[3]);
+    ((bytes16 *)to)[1] = as_bytes(x[4], x[5], x[6], x[7]);
 }
 template <> DEVICE void store8<fp8>(fp8 *to, const float (&x)[8]) {
     u32 word[2] = {0, 0};
@@ -96,7 +107,7 @@ DEVICE void store_row(float (&x)[GROUPS][8], OUT *out, float *scales, u32 row, u
 // A team of one or two warps for each row, up to eight groups of eight in every thread.
 template <typename T, typename OUT, bool ADD, int TEAM>
 DEVICE void norm_in_teams(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32 rows,
-                          u32 width) {
+                          u32 width, u32 keep) {
     __shared__ float scratch[2][8];
     const u32 warp = threadIdx.x / WARP, thread = threadIdx.x % (WARP * TEAM);
     const u32 row = blockIdx.x * (blockDim.x / (WARP * TEAM)) + warp / TEAM;
@@ -115,11 +126,11 @@ DEVICE void norm_in_teams(float *hidden, const T *delta, const float *weight, fl
         if (column_of(g) < width) load8<float>(weight + column_of(g), w[g]);
     allow_next();
     wait_for_previous();
-    const u64 first = (u64)row * width;
+    const u64 first = (u64)row * width, policy = residual_policy(keep);
     const u32 end = row < rows ? width : 0;
 #pragma unroll
     for (int g = 0; g < 8; g++)
-        if (column_of(g) < end) load8<float>(hidden + first + column_of(g), x[g]);
+        if (column_of(g) < end) load8_residual(hidden + first + column_of(g), x[g], policy);
     if (ADD) {
 #pragma unroll
         for (int g = 0; g < 8; g++) {
@@ -128,7 +139,7 @@ DEVICE void norm_in_teams(float *hidden, const T *delta, const float *weight, fl
             load8<T>(delta + first + column_of(g), d);
 #pragma unroll
             for (int i = 0; i < 8; i++) x[g][i] += d[i];
-            store8<float>(hidden + first + column_of(g), x[g]);
+            store8_residual(hidden + first + column_of(g), x[g], policy);
         }
     }
     float squares = 0.0f;
@@ -165,7 +176,7 @@ DEVICE void norm_in_teams(float *hidden, const T *delta, const float *weight, fl
 
 // A block for each row, GROUPS groups of eight in every thread.
 template <typename T, typename OUT, bool ADD, int GROUPS>
-DEVICE void norm(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32, u32 width) {
+DEVICE void norm(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32, u32 width, u32 keep) {
     __shared__ float scratch[32];
     u32 row = blockIdx.x;
     float x[GROUPS][8], w[8] = {};
@@ -174,18 +185,19 @@ DEVICE void norm(float *hidden, const T *delta, const float *weight, float eps, 
     allow_next();
     wait_for_previous();
     float *own = hidden + (u64)row * width;
+    const u64 policy = residual_policy(keep);
     float squares = 0.0f;
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         u32 column = (threadIdx.x + g * blockDim.x) * 8;
         if (column < width) {
-            load8<float>(own + column, x[g]);
+            load8_residual(own + column, x[g], policy);
             if (ADD) {
                 float d[8];
                 load8<T>(delta + (u64)row * width + column, d);
 #pragma unroll
                 for (int i = 0; i < 8; i++) x[g][i] += d[i];
-                store8<float>(own + column, x[g]);
+                store8_residual(own + column, x[g], policy);
             }
         } else {
 #pragma unroll
@@ -206,7 +218,7 @@ DEVICE void norm(float *hidden, const T *delta, const float *weight, float eps, 
 }
 
 template <typename T, typename OUT, bool ADD>
-DEVICE void norm_any(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32, u32 width) {
+DEVICE void norm_any(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32, u32 width, u32) {
     __shared__ float scratch[64];
     allow_next();
     wait_for_previous();
@@ -236,8 +248,8 @@ DEVICE void norm_any(float *hidden, const T *delta, const float *weight, float e
 
 #define NORM(NAME, BOUNDS, T, OUT, BODY)                                                                                \
     KERNEL BOUNDS NAME(float *hidden, const T *delta, const float *weight, float eps, OUT *out, float *scales, u32 rows,\
-                       u32 width) {                                                                                     \
-        BODY(hidden, delta, weight, eps, out, scales, rows, width);                                                     \
+                       u32 width, u32 keep) {                                                                           \
+        BODY(hidden, delta, weight, eps, out, scales, rows, width, keep);                                               \
     }
 #define NORMS_OF(NAME, SUFFIX, T, OUT, ADD)                                                                             \
     NORM(NAME##_##SUFFIX, __launch_bounds__(512), T, OUT, (norm<T, OUT, ADD, 1>))                                       \
@@ -348,20 +360,21 @@ DEVICE u32 token_of(const u32 *tokens, const int *from_sampled, const u32 *last_
 }
 template <typename T>
 DEVICE void embed(const u32 *tokens, const int *from_sampled, const u32 *last_tokens, const T *table, float *hidden,
-                  u32 width) {
+                  u32 width, u32 keep) {
     allow_next();
     wait_for_previous();
     u32 row = blockIdx.x;
     const T *from = table + (u64)token_of(tokens, from_sampled, last_tokens, row) * width;
+    const u64 policy = residual_policy(keep);
     for (u32 column = threadIdx.x * 8; column < width; column += blockDim.x * 8) {
         float x[8];
         load8<T>(from + column, x);
-        store8<float>(hidden + (u64)row * width + column, x);
+        store8_residual(hidden + (u64)row * width + column, x, policy);
     }
 }
 template <typename T>
 DEVICE void embed_any(const u32 *tokens, const int *from_sampled, const u32 *last_tokens, const T *table, float *hidden,
-                      u32 width) {
+                      u32 width, u32) {
     allow_next();
     wait_for_previous();
     u32 row = blockIdx.x;
@@ -498,12 +511,12 @@ DEVICE void rope_kv_write(T *qkv, const float *cos, const float *sin, const int 
         silu_mul_any<T>(gate_up, act, inter, parts);                                                                      \
     }                                                                                                                     \
     KERNEL embed_##SUFFIX(const u32 *tokens, const int *from_sampled, const u32 *last_tokens, const T *table,             \
-                          float *hidden, u32 width) {                                                                     \
-        embed<T>(tokens, from_sampled, last_tokens, table, hidden, width);                                                \
+                          float *hidden, u32 width, u32 keep) {                                                           \
+        embed<T>(tokens, from_sampled, last_tokens, table, hidden, width, keep);                                          \
     }                                                                                                                     \
     KERNEL embed_any_##SUFFIX(const u32 *tokens, const int *from_sampled, const u32 *last_tokens, const T *table,         \
-                              float *hidden, u32 width) {                                                                 \
-        embed_any<T>(tokens, from_sampled, last_tokens, table, hidden, width);                                            \
+                              float *hidden, u32 width, u32 keep) {                                                       \
+        embed_any<T>(tokens, from_sampled, last_tokens, table, hidden, width, keep);                                      \
     }                                                                                                                     \
     KERNEL gather_rows_##SUFFIX(const T *x, const u32 *index, T *out, u32 width) { gather_rows<T>(x, index, out, width); } \
     KERNEL add_bias_##SUFFIX(T *out, const float *bias, u32 width, u32 parts) { add_bias<T>(out, bias, width, parts); }   \

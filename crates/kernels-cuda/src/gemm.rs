@@ -68,6 +68,8 @@ pub struct GemmArgs {
     /// u64 `[m][n / columns of the tile]`, rounded up: gets the largest value of each row in each tile, and its column, for
     /// [`crate::SampleOps::argmax_tiles`]. Only where [`OwnGemm::keeps_maxima`].
     pub maxima: Option<DevicePtr>,
+    /// u32: where it is not 0 when the kernel runs, nobody reads more than the maxima, and `out` is left alone.
+    pub spared: Option<DevicePtr>,
     /// Rows of the input.
     pub m: usize,
     /// Rows of the weights.
@@ -196,6 +198,12 @@ impl HopperTile {
         HopperTile { turns: true, ..HopperTile::new(128, columns, stages, false, names) }
     }
 
+    /// Rows of the boxes in which weights come, as the kernel has them.
+    fn weight_box(&self) -> u32 {
+        let columns = self.worker_columns as u32;
+        if columns.is_multiple_of(16) { columns / 2 } else { columns }
+    }
+
     /// As laid out by the kernel: tiles, buffers of each warp that multiplies, barriers.
     fn shared_bytes(&self) -> usize {
         self.stages * (self.rows + self.columns) * 128 + 8 * if self.small { 2048 } else { 4096 } + self.stages * 16
@@ -213,7 +221,7 @@ impl HopperTile {
 }
 
 const HOPPER_FILES: [&str; 3] = ["gemm_sm90_bf16.cu", "gemm_sm90_f16.cu", "gemm_sm90_fp8.cu"];
-const HOPPER_TILES: [HopperTile; 13] = [
+const HOPPER_TILES: [HopperTile; 14] = [
     HopperTile::new(128, 256, 4, false, ["gemm_128x256_bf16", "gemm_128x256_f16", "gemm_128x256_fp8"]),
     HopperTile::new(128, 192, 4, false, ["gemm_128x192_bf16", "gemm_128x192_f16", "gemm_128x192_fp8"]),
     HopperTile::new(128, 176, 5, false, ["gemm_128x176_bf16", "gemm_128x176_f16", "gemm_128x176_fp8"]),
@@ -223,6 +231,7 @@ const HOPPER_TILES: [HopperTile; 13] = [
     HopperTile::in_turns(192, 4, ["gemm_turns_128x192_bf16", "gemm_turns_128x192_f16", "gemm_turns_128x192_fp8"]),
     HopperTile::in_turns(176, 5, ["gemm_turns_128x176_bf16", "gemm_turns_128x176_f16", "gemm_turns_128x176_fp8"]),
     HopperTile::in_turns(160, 5, ["gemm_turns_128x160_bf16", "gemm_turns_128x160_f16", "gemm_turns_128x160_fp8"]),
+    HopperTile::in_turns(152, 5, ["gemm_turns_128x152_bf16", "gemm_turns_128x152_f16", "gemm_turns_128x152_fp8"]),
     HopperTile::in_turns(128, 6, ["gemm_turns_128x128_bf16", "gemm_turns_128x128_f16", "gemm_turns_128x128_fp8"]),
     HopperTile::new(128, 128, 3, true, ["gemm_small_128x128_bf16", "gemm_small_128x128_f16", "gemm_small_128x128_fp8"]),
     HopperTile::new(128, 64, 4, true, ["gemm_small_128x64_bf16", "gemm_small_128x64_f16", "gemm_small_128x64_fp8"]),
@@ -252,6 +261,7 @@ struct HopperParams {
     x_scales: DevicePtr,
     w_scales: DevicePtr,
     maxima: DevicePtr,
+    spared: DevicePtr,
     x_scale_stride: u32,
     w_scale_stride: u32,
     m: u32,
@@ -259,6 +269,7 @@ struct HopperParams {
     k_steps: u32,
     out: u32,
     silu: u32,
+    keep: u32,
     pair: u32,
     split: u32,
 }
@@ -407,7 +418,7 @@ impl OwnGemm {
         // 2048 multiply-adds of 16 bits in a cycle, or twice as many of 8; narrow tiles wait for shared memory.
         let narrow = match tile.worker_columns {
             ..128 => 1.5,
-            128..160 => 1.2,
+            128..152 => 1.2,
             _ => 1.1,
         };
         let area = (tile.rows * tile.columns) as f64;
@@ -443,7 +454,8 @@ impl OwnGemm {
                 args.m, args.n, args.k, args.epilogue
             )));
         }
-        if args.maxima.is_some() && self.keeps_maxima(args, variant).is_none() {
+        let maxima = args.maxima.is_some() && self.keeps_maxima(args, variant).is_some();
+        if (args.maxima.is_some() || args.spared.is_some()) && !maxima {
             return Err(no_variant(args, variant));
         }
         if variant.hopper { self.run_hopper(gpu, args, variant) } else { self.run_any(gpu, args, variant) }
@@ -479,7 +491,7 @@ impl OwnGemm {
         };
         let x =
             MapKey { pointer: args.x, rows: args.m, columns: args.k, element: x_element, box_rows: tile.rows as u32 };
-        let box_rows = tile.worker_columns as u32 / 2;
+        let box_rows = tile.weight_box();
         let w = MapKey { pointer: args.w, rows: args.n, columns: args.k, element: x_element, box_rows };
         let out = MapKey {
             pointer: args.out,
@@ -495,6 +507,7 @@ impl OwnGemm {
             x_scales: x_scales.pointer,
             w_scales: w_scales.pointer,
             maxima: args.maxima.unwrap_or(0),
+            spared: args.spared.unwrap_or(0),
             x_scale_stride: u32::from(x_scales.per_row),
             w_scale_stride: u32::from(w_scales.per_row),
             m: args.m as u32,
@@ -502,6 +515,7 @@ impl OwnGemm {
             k_steps: k_steps(args) as u32,
             out: args.out_type() as u32,
             silu: u32::from(args.epilogue == GemmEpilogue::SiluMul),
+            keep: u32::from(gpu.keeps_residual(args.m, args.n)),
             pair: u32::from(pair),
             split: split as u32,
         };
@@ -574,8 +588,14 @@ fn tiles(tile: &HopperTile, args: &GemmArgs, together: usize) -> usize {
 }
 
 /// Columns are written in pieces of 32; where those don't fill a tile some are written twice, which must not add them twice.
+/// Gate and up have half of the columns each, in whole groups of 8.
 fn tile_fits(tile: &HopperTile, args: &GemmArgs) -> bool {
-    args.epilogue != GemmEpilogue::AddResidual || tile.worker_columns.is_multiple_of(32)
+    let multiple = match args.epilogue {
+        GemmEpilogue::AddResidual => 32,
+        GemmEpilogue::SiluMul => 16,
+        GemmEpilogue::Store | GemmEpilogue::StoreF32 => 8,
+    };
+    tile.worker_columns.is_multiple_of(multiple)
 }
 
 fn is_tile(tile: &HopperTile, variant: GemmVariant) -> bool {

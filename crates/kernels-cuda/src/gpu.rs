@@ -143,6 +143,9 @@ impl Launch {
     }
 }
 
+/// The residual stream may have one in so many bytes of L2.
+const RESIDUAL_SHARE: usize = 3;
+
 /// A GPU in use. One thread at a time runs steps on it; [`Gpu::bind`] makes it that thread's.
 pub struct Gpu {
     info: DeviceInfo,
@@ -224,6 +227,11 @@ impl Gpu {
     /// Free and total bytes.
     pub fn memory(&self) -> Result<(u64, u64), CudaError> {
         free_and_total()
+    }
+
+    /// Whether L2 is to keep a residual stream of so many rows while other data pass: only where it leaves room for them.
+    pub(crate) fn keeps_residual(&self, rows: usize, width: usize) -> bool {
+        rows * width * size_of::<f32>() <= self.info.l2_bytes as usize / RESIDUAL_SHARE
     }
 
     /// A kernel by name.

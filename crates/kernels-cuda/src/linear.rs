@@ -122,6 +122,8 @@ pub struct LinearArgs {
     pub bias: DevicePtr,
     /// Where it goes: `[m][n]`, or `[m][n / 2]` where [`Route::folds_silu`].
     pub out: DevicePtr,
+    /// u32, or null: where it is not 0 when the kernel runs, nobody reads `out` if there are [`Route::maxima`].
+    pub spared: DevicePtr,
     /// Rows.
     pub m: usize,
 }
@@ -129,7 +131,7 @@ pub struct LinearArgs {
 impl LinearArgs {
     /// Sizes without operands: enough to ask what could run them.
     fn unbound(shape: LinearShape, m: usize) -> LinearArgs {
-        LinearArgs { shape, input: LinearInput::Plain(0), w: 0, w_scales: 0, bias: 0, out: 0, m }
+        LinearArgs { shape, input: LinearInput::Plain(0), w: 0, w_scales: 0, bias: 0, out: 0, spared: 0, m }
     }
 }
 
@@ -422,7 +424,8 @@ impl Linear {
     fn run_own(&self, gpu: &Gpu, args: &LinearArgs, variant: Option<GemmVariant>) -> Result<(), CudaError> {
         let (x, x_scales) = input_pointers(args)?;
         let maxima = self.maxima_of(&args.shape, args.m, variant).map(|maxima| maxima.kept);
-        let args = GemmArgs { maxima, ..self.gemm_args(args, x, x_scales) };
+        let spared = maxima.and((args.spared != 0).then_some(args.spared));
+        let args = GemmArgs { maxima, spared, ..self.gemm_args(args, x, x_scales) };
         self.own.run_variant(gpu, &args, variant.unwrap_or_else(|| self.own.choose(&args)))
     }
 
@@ -446,6 +449,7 @@ impl Linear {
             },
             bias: bias.then_some(args.bias),
             maxima: None,
+            spared: None,
             m: args.m,
             n,
             k,

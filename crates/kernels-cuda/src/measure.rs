@@ -96,6 +96,7 @@ fn product(gpu: &Gpu, mut linear: Linear, precision: Precision, fp8: bool) -> Re
         w_scales: scales[1].ptr(),
         bias: 0,
         out: out.ptr(),
+        spared: 0,
         m: SIDE,
     };
     let ms = median_ms(gpu, || linear.run(gpu, &args))?;

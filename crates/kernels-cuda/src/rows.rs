@@ -263,8 +263,9 @@ impl RowOps {
         let grouped = args.width.is_multiple_of(GROUP);
         let function = if grouped { self.embed } else { self.embed_any };
         let threads = if grouped { args.width / GROUP } else { args.width }.next_multiple_of(32).clamp(32, THREADS);
-        let args_list = kernel_args![args.tokens, args.from_sampled, args.last_tokens, args.table, args.hidden, width];
-        launch(gpu, function, args.rows, threads as u32, args_list)
+        let keep = u32::from(gpu.keeps_residual(args.rows, args.width));
+        let list = kernel_args![args.tokens, args.from_sampled, args.last_tokens, args.table, args.hidden, width, keep];
+        launch(gpu, function, args.rows, threads as u32, list)
     }
 
     /// `out = hidden / rms(hidden) * weight` for each row, after `hidden += delta` where there is a delta.
@@ -277,7 +278,8 @@ impl RowOps {
         };
         let (delta, scales) = (args.delta.unwrap_or(0), args.scales.unwrap_or(0));
         let (rows, columns) = (args.rows as u32, args.width as u32);
-        let list = kernel_args![args.hidden, delta, args.weight, args.eps, args.out, scales, rows, columns];
+        let keep = u32::from(gpu.keeps_residual(args.rows, args.width));
+        let list = kernel_args![args.hidden, delta, args.weight, args.eps, args.out, scales, rows, columns, keep];
         let multiprocessors = gpu.info().multiprocessors.max(1) as usize;
         let warps = args.width.div_ceil(WARP * TEAM_GROUPS * GROUP);
         let function = match warps {

@@ -58,9 +58,14 @@ impl Layout {
         4 * self.rows
     }
 
+    /// One word: not 0 where nobody reads logits, only their maxima.
+    pub fn logits_spared(&self) -> usize {
+        self.sampled() + self.sampled
+    }
+
     pub fn decode_spans(&self) -> usize {
         // Spans and what follows are read 16 bytes at a time.
-        (self.sampled() + self.sampled).next_multiple_of(4)
+        (self.logits_spared() + 1).next_multiple_of(4)
     }
 
     pub fn prefill_spans(&self) -> usize {
@@ -103,6 +108,8 @@ pub struct Packed {
     pub words: usize,
     /// Word of the first [`Draw`]; `None` when every row is greedy and free.
     pub draws: Option<usize>,
+    /// Whether nobody reads logits, only their maxima.
+    pub logits_spared: bool,
     /// Sampled rows, without padding.
     pub sampled: usize,
     /// Requests with one row.
@@ -232,6 +239,8 @@ pub fn pack(step: &StepInputs, options: &PackOptions, padded: Option<usize>, out
     out[tables..end].copy_from_slice(&step.block_tables);
     packed.words = end;
     let plain = step.draws.iter().all(|(draw, banned)| draw.is_greedy() && banned.is_empty());
+    packed.logits_spared = plain && !step.keep_logits;
+    out[layout.logits_spared()] = u32::from(packed.logits_spared);
     if !plain {
         let draws = end.next_multiple_of(2);
         for (index, (draw, banned)) in step.draws.iter().enumerate() {
@@ -361,6 +370,7 @@ mod tests {
                     (layout.positions(), rows, 1),
                     (layout.slots(), rows, 1),
                     (layout.sampled(), sampled, 1),
+                    (layout.logits_spared(), 1, 1),
                     (layout.decode_spans(), SPAN * decode, 4),
                     (layout.prefill_spans(), SPAN * prefill, 4),
                     (layout.tiles(), 2 * tiles, 2),

@@ -16,7 +16,7 @@ use strobe_kernels_cuda::{
     UnfusedAttention,
 };
 use strobe_model::ModelConfig;
-use strobe_model::program::{Cost, Node, OpKind};
+use strobe_model::program::{Buf, Cost, Node, OpKind};
 
 use crate::clock::Clock;
 use crate::cpu::MemoryByPool;
@@ -262,10 +262,15 @@ impl CudaBackend {
             // What each op costs; when it ran on the GPU is the timeline's business.
             let (shape, end) = (step.shape(), clock.now());
             let maxima = packed.draws.is_none().then(|| self.kept_maxima(&packed)).flatten();
+            let spared = maxima.filter(|_| packed.logits_spared);
             for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.rows(&shape) > 0) {
                 let mut cost = node.cost(&self.config, &shape);
-                if let (OpKind::Sample, Some(maxima)) = (node.kind, maxima) {
-                    cost = maxima_cost(shape.sampled, maxima.tiles as u64);
+                match (node.kind, maxima, spared) {
+                    (OpKind::Sample, Some(maxima), _) => cost = maxima_cost(shape.sampled, maxima.tiles as u64),
+                    (OpKind::Linear { out: Buf::Logits, .. }, _, Some(_)) => {
+                        cost.bytes -= shape.sampled * self.config.vocab_size as u64 * size_of::<f32>() as u64;
+                    }
+                    _ => {}
                 }
                 recorder.op(OpEvent { node: index as u32, iteration, start, end, cost });
             }
@@ -291,7 +296,7 @@ impl CudaBackend {
         self.experts.as_ref().map_or(Ok(()), |experts| experts.use_planned(on))
     }
 
-    /// Logits of the last step's sampled rows, copied back.
+    /// Logits of the last step's sampled rows, copied back. That step must have had [`StepInputs::keep_logits`].
     pub fn read_logits(&self, rows: usize) -> Result<Vec<f32>, CudaError> {
         self.gpu.synchronize()?;
         let mut logits = vec![0f32; rows * self.config.vocab_size];

@@ -149,6 +149,7 @@ impl CudaBackend {
                         w_scales: self.weights.scales(weight),
                         bias: bias.map_or(0, |id| self.weights.ptr(id)),
                         out: target,
+                        spared: if out == Buf::Logits { at(base, layout.logits_spared()) } else { 0 },
                         m: rows,
                     },
                 )?;

@@ -4,7 +4,7 @@
 
 use strobe_kernels_cuda::{
     Attention, AttentionConfig, CudaError, DecodeArgs, DeviceBuffer, DevicePtr, KvDtype, Precision, PrefillArgs,
-    RopeAngles,
+    RopeAngles, Spent,
 };
 
 use super::rig::{decode, encode, fp8_code, fp8_value, round};
@@ -78,6 +78,7 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
                     check_decode(rig, precision, kv, shape, &singles, Pattern { window, sinks }, &mut outcomes)?;
                 }
             }
+            check_spent(rig, config_of(precision, kv, SHAPES[0], 0), &mut outcomes)?;
         }
     }
     Ok(outcomes)
@@ -399,6 +400,40 @@ fn check_decode(
 }
 
 /// Rotation and cache write folded into attention.
+/// More spans than run at once, where single rows drop what nobody reads any more from L2: that, and nothing beside it.
+fn check_spent(rig: &mut Rig, config: AttentionConfig, outcomes: &mut Vec<Outcome>) -> Result<(), CudaError> {
+    const ROW: usize = 256;
+    const OLD: u8 = 0x11;
+    const NEW: u8 = 0x5a;
+    let count = 16 * rig.gpu.info().multiprocessors as usize + 50;
+    let config = AttentionConfig { max_spans: count, ..config };
+    let mut attention = Attention::new(rig.gpu, config)?;
+    let requests: Vec<_> = (0..count).map(|_| (1, rig.random.between(1, 70))).collect();
+    let batch = Batch::new(rig, config, &requests, Pattern { window: 0, sinks: false }, false)?;
+    // The first half of each is spent. Memory has old values of the other one until L2 writes the new ones.
+    let buffer = || DeviceBuffer::new(2 * count * ROW, "spent rows");
+    let (first, second) = (buffer()?, buffer()?);
+    let flood = DeviceBuffer::new(4 * rig.gpu.info().l2_bytes as usize, "more than L2 holds")?;
+    first.fill(OLD)?;
+    second.fill(OLD)?;
+    flood.fill(0)?;
+    first.fill(NEW)?;
+    second.fill(NEW)?;
+    attention.set_spent([&first, &second].map(|all| Spent { memory: all.ptr(), bytes: all.bytes(), row: ROW }));
+    let out = rig.output_of(batch.rows * batch.q_width(), config.precision)?;
+    attention.decode(rig.gpu, &batch.decode_args(&out, 1))?;
+    let found = out.read(rig.gpu, config.precision)?;
+    let (dtype, case) = (dtype(&config), format!("{count} spans"));
+    let name = ("attention, spent rows", &*dtype);
+    outcomes.push(Outcome::compared(name, &*case, &found, &batch.expected(), tolerance(config.precision)));
+    for all in [first, second] {
+        let mut rest = vec![0u8; count * ROW];
+        all.read(count * ROW, &mut rest)?;
+        outcomes.push(Outcome::exact(name, &*case, &rest, &vec![NEW; count * ROW]));
+    }
+    Ok(())
+}
+
 fn check_rope(
     rig: &mut Rig,
     attention: &Attention,

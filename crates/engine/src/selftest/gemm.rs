@@ -102,6 +102,7 @@ fn case(
             (_, Precision::Bf16) => 4e-3,
         };
         let out = rig.output_of(m * width, out_precision)?;
+        let yes = rig.upload(&[1u32])?;
         let args = GemmArgs {
             precision,
             input,
@@ -111,6 +112,7 @@ fn case(
             epilogue,
             bias: biased.then(|| bias_device.ptr()),
             maxima: None,
+            spared: None,
             m,
             n,
             k,
@@ -138,6 +140,15 @@ fn case(
                 rig.cpu.argmax_rows(&found, n, &mut largest);
                 let found = tokens.read_u32(rig.gpu)?;
                 outcomes.push(Outcome::exact(("own gemm, maxima", dtype), &*text, &found, &largest));
+                out.poison()?;
+                kept.poison()?;
+                let (untouched, spared) = (out.read_u32(rig.gpu)?, Some(yes.ptr()));
+                own.run_variant(rig.gpu, &GemmArgs { out: out.ptr(), maxima, spared, ..args }, variant)?;
+                sample.argmax_tiles(rig.gpu, Maxima { kept: kept.ptr(), tiles }, m, tokens.ptr(), 0)?;
+                let found = tokens.read_u32(rig.gpu)?;
+                outcomes.push(Outcome::exact(("own gemm, maxima alone", dtype), &*text, &found, &largest));
+                let found = out.read_u32(rig.gpu)?;
+                outcomes.push(Outcome::exact(("own gemm, maxima alone", dtype), &*text, &found, &untouched));
             }
             outcomes.push(Outcome::compared((&name, dtype), text, &found, &expected, tolerance));
         }

@@ -192,6 +192,7 @@ impl Case {
             w_scales: self.w_scales.ptr(),
             bias: self.bias.ptr(),
             out: if silu && !route.folds_silu { gate_up.ptr() } else { out.ptr() },
+            spared: 0,
             m,
         };
         let ran = match candidate {

@@ -186,6 +186,7 @@ impl Bench {
                 w_scales: 0,
                 bias: 0,
                 out: out.ptr(),
+                spared: 0,
                 m,
             };
             linear.run(&self.gpu, &args)
