@@ -278,9 +278,8 @@ def table(documents, done):
         by_commit.setdefault(document["commit"][:12], []).append(section)
     made = "; ".join(f"{', '.join(sections)}: commit {commit}" for commit, sections in sorted(by_commit.items()))
     device = (next(iter(documents.values()))["machine"] or {}).get("device", "GPU")
-    another = "" if len(by_commit) == 1 else ", another one for each commit"
     rows.append("")
-    rows.append(f"On one {device}{another}; medians of {' to '.join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))} runs. "
+    rows.append(f"Each section on one {device}, not all on the same; medians of {' to '.join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))} runs. "
                 f"{made[0].upper()}{made[1:]}.")
     return "\n".join(rows)
 

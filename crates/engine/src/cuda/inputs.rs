@@ -406,6 +406,29 @@ mod tests {
     }
 
     #[test]
+    fn logits_are_spared_where_nobody_reads_them() {
+        let options = PackOptions { tokens_per_block: 16, tile_rows: 64, context_fmha: true, heads: 8 };
+        let limits = StepLimits { tokens: 8, sampled: 8, requests: 8, positions: 64 };
+        let spared = |keep_logits: bool, draw: Option<HostDraw>, banned: usize| {
+            let mut step = StepInputs::empty();
+            step.push(&[7], 20, &[3, 1], false);
+            step.sampled.push(0);
+            step.keep_logits = keep_logits;
+            step.banned.resize(banned, 9);
+            step.draws.extend(draw.map(|draw| (draw, 0..banned)));
+            let mut words = vec![u32::MAX; Layout::most(limits, 4)];
+            let packed = pack(&step, &options, Some(4), &mut words);
+            assert_eq!(words[packed.layout.logits_spared()], u32::from(packed.logits_spared));
+            packed.logits_spared
+        };
+        let greedy = HostDraw { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 1, index: 0 };
+        let warm = HostDraw { temperature: 0.7, ..greedy };
+        assert!(spared(false, None, 0) && spared(false, Some(greedy), 0));
+        assert!(!spared(true, None, 0) && !spared(true, Some(greedy), 0));
+        assert!(!spared(false, Some(warm), 0) && !spared(false, Some(greedy), 1));
+    }
+
+    #[test]
     fn numbers_that_lead_astray_are_found() {
         let options = PackOptions { tokens_per_block: 16, tile_rows: 64, context_fmha: true, heads: 8 };
         let limits = StepLimits { tokens: 8, sampled: 8, requests: 8, positions: 64 };
