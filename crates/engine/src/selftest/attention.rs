@@ -399,7 +399,6 @@ fn check_decode(
     Ok(())
 }
 
-/// Rotation and cache write folded into attention.
 /// More spans than run at once, where single rows drop what nobody reads any more from L2: that, and nothing beside it.
 fn check_spent(rig: &mut Rig, config: AttentionConfig, outcomes: &mut Vec<Outcome>) -> Result<(), CudaError> {
     const ROW: usize = 256;
@@ -434,6 +433,7 @@ fn check_spent(rig: &mut Rig, config: AttentionConfig, outcomes: &mut Vec<Outcom
     Ok(())
 }
 
+/// Rotation and cache write folded into attention.
 fn check_rope(
     rig: &mut Rig,
     attention: &Attention,
