@@ -279,7 +279,7 @@ def table(documents, done):
     made = "; ".join(f"{', '.join(sections)}: commit {commit}" for commit, sections in sorted(by_commit.items()))
     device = (next(iter(documents.values()))["machine"] or {}).get("device", "GPU")
     rows.append("")
-    rows.append(f"Each section on one {device}, not all on the same; medians of {' to '.join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))} runs. "
+    rows.append(f"Each section on one {device}, not necessarily the same; medians of {' to '.join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))} runs. "
                 f"{made[0].upper()}{made[1:]}.")
     return "\n".join(rows)
 
