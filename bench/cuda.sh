@@ -5,6 +5,7 @@
 # with torch and transformers.
 #
 #   bench/cuda.sh [SECTION...]     decode throughput prefill fp8 peers ablation moe; default: all of them, in this order
+#   bench/cuda.sh agree            record the same iterations by strobe and by Nsight Systems, and check that they agree
 #   bench/cuda.sh docs             put the results into README.md and docs/
 #
 #   STROBE=target/release/strobe   the program to measure
@@ -12,6 +13,7 @@
 #   WORK=DIR                       where datasets and run directories go; default: a temporary directory
 #   COMMIT=...                     what was built, where there is no git repository to ask
 #   PYTHON=python3                 the Python of section peers
+#   AGREE=target/release/examples/agree   what compares two recordings: cargo build --release -p strobe-trace --example agree
 #   RUN_LIMIT_S=300                a run that takes longer is ended, and its result says so
 #   STROBE_BENCH_DEVICE=cpu        a rehearsal with tiny models on the CPU: tests this script, measures nothing worth keeping
 set -euo pipefail
@@ -42,8 +44,15 @@ sections=("$@")
 for section in "${sections[@]}"; do
   case "$section" in
     decode | throughput | prefill | fp8 | peers | ablation | moe) ;;
+    agree)
+      if [[ -n "$rehearsal" ]]; then
+        echo "section agree compares recordings of a GPU; it can't be rehearsed" >&2
+        exit 2
+      fi
+      agree="$(realpath "${AGREE:-target/release/examples/agree}")"
+      ;;
     *)
-      echo "there is no section \`$section\`; write some of decode throughput prefill fp8 peers ablation moe, or docs" >&2
+      echo "there is no section \`$section\`; write some of decode throughput prefill fp8 peers ablation moe agree, or docs" >&2
       exit 2
       ;;
   esac
@@ -191,10 +200,38 @@ moe() {
     results balance "$out/moe-balance-$device-$model.json" "$commit" "$work" "$name" "$name-balance" || failed=1
   done
 }
+# CUPTI serves one client, so each window is run twice, from one engine directory, where the GEMM kernels are chosen once:
+# prompts, mixed steps and the first decode steps, then decode steps from a graph.
+agree() {
+  seed_dataset
+  decode_dataset
+  "$strobe" build "${small[@]}" --max-seq-len 512 --max-batch-size 256 --output-dir agree-engine --overwrite \
+    --device "$device" > agree-build.txt
+  local load
+  for load in "seed 600 0-9" "decode 64 60-99"; do
+    local words
+    read -ra words <<< "$load"
+    local name="agree-${words[0]}" window="${words[2]}"
+    local given=(throughput --engine-dir agree-engine --dataset "${words[0]}.jsonl" --num-requests "${words[1]}")
+    local profile=(profile --windows "$window" -o "$name-nsys" -- "$strobe" bench "${given[@]}" --device "$device")
+    run "$name" "${given[@]}" --profile "$window"
+    rm -f "$name"-nsys.*
+    echo "${profile[*]}" > "$name.profile"
+    if ! "$strobe" "${profile[@]}" > "$name-nsys.txt" 2>&1; then
+      failed=1
+      tail -n 40 "$name-nsys.txt" >&2
+    fi
+    "$agree" "$name/trace.sqlite" "$name"-nsys*.sqlite > "$name.agree" 2>&1 || failed=1
+    cat "$name.agree"
+  done
+  results agree "$out/cuda-agree.json" "$commit" "$work" "${runs[@]}"
+  runs=()
+}
 
 for section in "${sections[@]}"; do
   "$section"
-  keep "$section"
+  # Section agree has made its result.
+  [[ ${#runs[@]} -eq 0 ]] || keep "$section"
 done
 echo "results: $out; runs: $work; $SECONDS s"
 exit "$failed"

@@ -2,6 +2,7 @@
 
   cuda_results.py collect RESULT.json COMMIT COMMAND WORK RUN...
   cuda_results.py balance RESULT.json COMMIT WORK RUN BALANCE   the answer of `strobe bench moe-balance`; RUN has the machine
+  cuda_results.py agree RESULT.json COMMIT WORK RUN...       what was said of each RUN's two recordings
   cuda_results.py ablation BEFORE AFTER COMPARISON.txt       the figures of both runs, then the comparison
   cuda_results.py docs RESULTS_DIR
 """
@@ -21,6 +22,13 @@ PUBLISHED = {"fp8-short": 29526, "fp8-long": 17744}
 def read(path):
     with open(path) as file:
         return json.load(file)
+
+
+def write(path, document):
+    with open(path + ".new", "w") as file:
+        json.dump(document, file, indent=1)
+        file.write("\n")
+    os.replace(path + ".new", path)
 
 
 def median(strobe, name, single):
@@ -129,10 +137,7 @@ def collect(result, commit, command, work, names):
         print(summary(entry))
     name = os.path.splitext(os.path.basename(result))[0]
     document = {"name": name, "commit": commit, "command": command, "machine": machine, "runs": runs}
-    with open(result + ".new", "w") as file:
-        json.dump(document, file, indent=1)
-        file.write("\n")
-    os.replace(result + ".new", result)
+    write(result, document)
 
 
 def balance(result, commit, work, run, name):
@@ -141,10 +146,29 @@ def balance(result, commit, work, run, name):
     machine = {**report["strobe"]["machine"], "device": report["machine"]["name"]}
     document = {"name": os.path.splitext(os.path.basename(result))[0], "commit": commit, "command": answer["command"],
                 "machine": machine, "result": answer}
-    with open(result + ".new", "w") as file:
-        json.dump(document, file, indent=1)
-        file.write("\n")
-    os.replace(result + ".new", result)
+    write(result, document)
+
+
+def agree(result, commit, work, names):
+    machine, windows = None, []
+    for name in names:
+        run = os.path.join(work, name)
+        with open(run + ".agree") as file:
+            said = file.read().splitlines()
+        with open(run + ".profile") as file:
+            profile = "strobe " + file.read().strip()
+        strobe = {}
+        if os.path.exists(os.path.join(run, "report.json")):
+            report = read(os.path.join(run, "report.json"))
+            strobe = report["strobe"]
+            machine = {**strobe["machine"], "device": report["machine"]["name"]}
+        windows.append({"name": name, "commands": [strobe.get("command"), profile], "said": said})
+    document = {"name": os.path.splitext(os.path.basename(result))[0], "commit": commit,
+                "what": "the same iterations recorded by strobe itself and, in another run of the same engine directory, by "
+                        "Nsight Systems; compared by crates/trace/examples/agree.rs: the same kernels as often in every "
+                        "iteration, and the same time within 2 %",
+                "command": "bench/cuda.sh agree", "machine": machine, "windows": windows}
+    write(result, document)
 
 
 def count(value):
@@ -319,6 +343,8 @@ if __name__ == "__main__":
         collect(*given[:4], given[4:])
     elif verb == "balance" and len(given) == 5:
         balance(*given)
+    elif verb == "agree" and len(given) >= 4:
+        agree(*given[:3], given[3:])
     elif verb == "ablation" and len(given) == 3:
         ablation(*given)
     elif verb == "docs" and len(given) == 1:

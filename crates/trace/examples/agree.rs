@@ -98,5 +98,6 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         other.sum_ns as f64 / 1e6,
         100.0 * change(own.sum_ns, other.sum_ns)
     );
+    println!("the recordings {}", if problems == 0 { "agree" } else { "differ" });
     Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
