@@ -201,14 +201,15 @@ moe() {
   done
 }
 # CUPTI serves one client, so each window is run twice, from one engine directory, where the GEMM kernels are chosen once:
-# prompts, mixed steps and the first decode steps, then decode steps from a graph.
+# prompts, mixed steps and the first decode steps, then decode steps from a graph. The steps are small: at its power limit a
+# GPU takes no two runs at the same clock.
 agree() {
   seed_dataset
   decode_dataset
-  "$strobe" build "${small[@]}" --max-seq-len 512 --max-batch-size 256 --output-dir agree-engine --overwrite \
-    --device "$device" > agree-build.txt
+  "$strobe" build "${small[@]}" --max-seq-len 512 --max-batch-size 64 --max-num-tokens 512 \
+    --output-dir agree-engine --overwrite --device "$device" > agree-build.txt
   local load
-  for load in "seed 600 0-9" "decode 64 60-99"; do
+  for load in "seed 64 0-29" "decode 64 60-99"; do
     local words
     read -ra words <<< "$load"
     local name="agree-${words[0]}" window="${words[2]}"

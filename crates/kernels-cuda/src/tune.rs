@@ -225,8 +225,9 @@ pub fn tune(
     Ok(Tuned { choices: GemmChoices { tuned_for, choices }, measured: measured - skipped, notes })
 }
 
-/// Two blocks that load weights for each other read half of them, which no short measurement shows: a GPU at its power
-/// limit turns the saving into clock. A pair that is slower by no more than this wins.
+/// Two blocks that load weights for each other and have all rows between them read every weight once instead of twice, which
+/// no short measurement shows: a GPU at its power limit turns the saving into clock. Such a pair wins if it is slower by no
+/// more than this. With more rows pairs are no better in a running model than they are alone, rather worse.
 const PAIR: f64 = 0.99;
 /// A replay should take about so long: short enough for hundreds of candidates, long enough for a clock.
 const REPLAY_MICROSECONDS: f64 = 150.0;
@@ -336,7 +337,11 @@ impl Bench {
             }
         }
         let weighed = |(candidate, _, microseconds): &(Candidate, String, f64)| match candidate {
-            Candidate::Own { variant: Some(GemmVariant { cluster: GemmCluster::Pair, .. }) } => microseconds * PAIR,
+            Candidate::Own { variant: Some(GemmVariant { cluster: GemmCluster::Pair, rows: tile, .. }) }
+                if rows <= 2 * *tile as usize =>
+            {
+                microseconds * PAIR
+            }
             _ => *microseconds,
         };
         timed.sort_by(|a, b| weighed(a).total_cmp(&weighed(b)));
