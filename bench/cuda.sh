@@ -217,7 +217,7 @@ agree() {
     local profile=(profile --windows "$window" -o "$name-nsys" -- "$strobe" bench "${given[@]}" --device "$device")
     run "$name" "${given[@]}" --profile "$window"
     rm -f "$name"-nsys.*
-    echo "${profile[*]}" > "$name.profile"
+    echo "${profile[*]/#"$strobe"/strobe}" > "$name.profile"
     if ! "$strobe" "${profile[@]}" > "$name-nsys.txt" 2>&1; then
       failed=1
       tail -n 40 "$name-nsys.txt" >&2

@@ -248,6 +248,9 @@ def docs(results):
         sys.exit(f"{results} has no results; make them with bench/cuda.sh")
     replace("README.md", "cuda-table", table(documents, done))
     replace("docs/cuda.md", "cuda-budget", budgets(done))
+    recordings = os.path.join(results, "cuda-agree.json")
+    if os.path.exists(recordings):
+        replace("docs/cuda.md", "cuda-agree", agreement(read(recordings)))
     for what in ("gemm", "fmha"):
         path = os.path.join(results, f"ablation-{what}.txt")
         if os.path.exists(path):
@@ -266,8 +269,8 @@ def table(documents, done):
         text = f"**{count(value)}** {'output ' if figure == 'output_tok_s' else ''}tok/s"
         if figure == "decode_tok_s":
             text += f", {found['decode_step_ms']:.2f} ms per step"
-        share = found.get("by_kind", {}).get(kind)
-        rows.append(f"| {what} | {text} | {percent(share['share_of_ceilings']) if share else ''} | {others} |")
+        share = share_of_ceilings(done[name], kind)
+        rows.append(f"| {what} | {text} | {percent(share) if share else ''} | {others} |")
 
     def peer(name, figure, what):
         if name not in done or figure not in done[name]["figures"]:
@@ -306,6 +309,32 @@ def table(documents, done):
     rows.append(f"Each section on one {device}, not necessarily the same; medians of {' to '.join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))} runs. "
                 f"{made[0].upper()}{made[1:]}.")
     return "\n".join(rows)
+
+
+def agreement(document):
+    """What was said of each window that strobe and Nsight Systems recorded."""
+    lines = []
+    for window in document["windows"]:
+        lines += [f"$ {re.sub(r' --output-dir [^ ]+', '', command)}" for command in window["commands"]]
+        lines += [*window["said"], ""]
+    return "```text\n" + "\n".join(lines).rstrip() + f"\n```\n\n(commit {document['commit']}, {document['machine']['device']})"
+
+
+def share_of_ceilings(run, kind):
+    """The share of the ceilings that a run found, or where one of its products was faster than the peak it had measured (a
+    GPU at its power limit measures too little at times), at least the share of that product's speed: by kind of
+    iteration, the larger of MFU and MBU."""
+    by_kind, strobe = run["figures"].get("by_kind", {}), run["strobe"]
+    if kind not in by_kind:
+        return None
+    peak = strobe["peaks"]["flops_per_s"]
+    products = [choice["tflops"] * 1e12 for choice in strobe.get("cuda", {}).get("gemm", {}).get("choices", [])]
+    fastest = max([peak, *products])
+    if fastest == peak:
+        return by_kind[kind]["share_of_ceilings"]
+    kinds = [name for name in ("prefill", "mixed", "decode") if name in by_kind] if kind == "all" else [kind]
+    least = [max(found["mfu"] * peak / fastest, found["mbu"]) * found["wall_ms"] for found in map(by_kind.get, kinds)]
+    return sum(least) / sum(by_kind[name]["wall_ms"] for name in kinds)
 
 
 def lengths(found):
