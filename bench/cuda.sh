@@ -49,7 +49,11 @@ for section in "${sections[@]}"; do
         echo "section agree compares recordings of a GPU; it can't be rehearsed" >&2
         exit 2
       fi
-      agree="$(realpath "${AGREE:-target/release/examples/agree}")"
+      agree="$(realpath -m "${AGREE:-target/release/examples/agree}")"
+      if [[ ! -x "$agree" ]]; then
+        echo "there is no $agree; make it with: cargo build --release -p strobe-trace --example agree" >&2
+        exit 2
+      fi
       ;;
     *)
       echo "there is no section \`$section\`; write some of decode throughput prefill fp8 peers ablation moe agree, or docs" >&2

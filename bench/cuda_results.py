@@ -31,6 +31,14 @@ def write(path, document):
     os.replace(path + ".new", path)
 
 
+def machine_of(report):
+    return {**report["strobe"]["machine"], "device": report["machine"]["name"]}
+
+
+def name_of(result):
+    return os.path.splitext(os.path.basename(result))[0]
+
+
 def median(strobe, name, single):
     """Median, extremes and number of the repetitions of a figure; the single value where it was run once."""
     spread = strobe.get("spread", {}).get(name)
@@ -123,7 +131,7 @@ def collect(result, commit, command, work, names):
             report = read(path)
             strobe = report["strobe"]
             if machine is None or "gpu" not in machine:
-                machine = {**strobe["machine"], "device": report["machine"]["name"]}
+                machine = machine_of(report)
             entry.update(command=strobe["command"], engine=report["engine"], figures=figures(run, report))
             recorded = budget(report)
             if recorded:
@@ -135,18 +143,14 @@ def collect(result, commit, command, work, names):
             entry["error"] = "there is no report"
         runs.append(entry)
         print(summary(entry))
-    name = os.path.splitext(os.path.basename(result))[0]
-    document = {"name": name, "commit": commit, "command": command, "machine": machine, "runs": runs}
-    write(result, document)
+    write(result, {"name": name_of(result), "commit": commit, "command": command, "machine": machine, "runs": runs})
 
 
 def balance(result, commit, work, run, name):
     report = read(os.path.join(work, run, "report.json"))
     answer = read(os.path.join(work, name, "balance.json"))
-    machine = {**report["strobe"]["machine"], "device": report["machine"]["name"]}
-    document = {"name": os.path.splitext(os.path.basename(result))[0], "commit": commit, "command": answer["command"],
-                "machine": machine, "result": answer}
-    write(result, document)
+    write(result, {"name": name_of(result), "commit": commit, "command": answer["command"], "machine": machine_of(report),
+                   "result": answer})
 
 
 def agree(result, commit, work, names):
@@ -156,19 +160,17 @@ def agree(result, commit, work, names):
         with open(run + ".agree") as file:
             said = file.read().splitlines()
         with open(run + ".profile") as file:
-            profile = "strobe " + file.read().strip()
-        strobe = {}
+            commands = ["strobe " + file.read().strip()]
         if os.path.exists(os.path.join(run, "report.json")):
             report = read(os.path.join(run, "report.json"))
-            strobe = report["strobe"]
-            machine = {**strobe["machine"], "device": report["machine"]["name"]}
-        windows.append({"name": name, "commands": [strobe.get("command"), profile], "said": said})
-    document = {"name": os.path.splitext(os.path.basename(result))[0], "commit": commit,
-                "what": "the same iterations recorded by strobe itself and, in another run of the same engine directory, by "
-                        "Nsight Systems; compared by crates/trace/examples/agree.rs: the same kernels as often in every "
-                        "iteration, and the same time within 2 %",
-                "command": "bench/cuda.sh agree", "machine": machine, "windows": windows}
-    write(result, document)
+            commands.insert(0, report["strobe"]["command"])
+            machine = machine_of(report)
+        windows.append({"name": name, "commands": commands, "said": said})
+    what = ("the same iterations recorded by strobe itself and, in another run of the same engine directory, by Nsight Systems; "
+            "compared by crates/trace/examples/agree.rs: the same kernels as often in every iteration, and the same time "
+            "within 2 %")
+    write(result, {"name": name_of(result), "commit": commit, "what": what, "command": "bench/cuda.sh agree",
+                   "machine": machine, "windows": windows})
 
 
 def count(value):
@@ -317,7 +319,7 @@ def agreement(document):
     for window in document["windows"]:
         lines += [f"$ {re.sub(r' --output-dir [^ ]+', '', command)}" for command in window["commands"]]
         lines += [*window["said"], ""]
-    return "```text\n" + "\n".join(lines).rstrip() + f"\n```\n\n(commit {document['commit']}, {document['machine']['device']})"
+    return "```text\n" + "\n".join(lines).rstrip() + f"\n```\n\n(commit {document['commit']}, {(document['machine'] or {}).get('device', 'GPU')})"
 
 
 def share_of_ceilings(run, kind):
