@@ -50,7 +50,7 @@ pub struct OpEvent {
 }
 
 /// One recorded iteration.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct StepEvent {
     /// Its number.
     pub iteration: u64,
@@ -133,6 +133,12 @@ impl Recorder {
     /// Whether `iteration` is the first of a window that is not open yet.
     pub fn opens(&self, iteration: u64) -> bool {
         self.opening(iteration).is_some()
+    }
+
+    /// Whether a window opens right after `iteration`. Not where steps with and without recording are compared: nothing of
+    /// the one kind may fall on the other.
+    pub fn opens_after(&self, iteration: u64) -> bool {
+        self.probe.is_none() && self.opens(iteration + 1)
     }
 
     /// Whether `iteration` is the last of the open window.
@@ -224,4 +230,28 @@ fn current_thread() -> u32 {
     return u32::try_from(unsafe { libc::gettid() }).unwrap_or(0);
     #[cfg(not(target_os = "linux"))]
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_announced_one_iteration_ahead_but_not_when_its_cost_is_measured() {
+        let windows = vec![Window { first: 3, last: 4 }, Window { first: 8, last: 9 }];
+        let mut recorder = Recorder::new(windows, 1, None);
+        let mut announced = Vec::new();
+        for iteration in 0..12 {
+            if recorder.opens_after(iteration) && !recorder.opens(iteration) {
+                announced.push(iteration);
+            }
+            if recorder.begin(iteration) {
+                recorder.end(StepEvent { iteration, ..StepEvent::default() });
+            }
+        }
+        assert_eq!(announced, [2, 7]);
+        let probe = Recorder::new(Vec::new(), 1, Some(4));
+        assert!((0..16).any(|iteration| probe.opens(iteration)));
+        assert!(!(0..16).any(|iteration| probe.opens_after(iteration)));
+    }
 }

@@ -88,6 +88,15 @@ impl Profiler {
         self.recorder.is_some()
     }
 
+    /// A window opens with the step after the next: get the recorder ready, so that its first steps are as the others.
+    pub fn prepare_window(&mut self) {
+        if let Some(recorder) = &mut self.recorder
+            && let Err(error) = recorder.warm_up()
+        {
+            self.give_up(error);
+        }
+    }
+
     /// Open a window: wait for the GPU, so that nothing from before is inside, and begin. `now` is the clock that times
     /// are wanted on.
     pub fn begin_window(&mut self, gpu: &Gpu, now: &dyn Fn() -> u64) -> Result<(), CudaError> {
@@ -97,10 +106,22 @@ impl Profiler {
         if let Some(recorder) = &mut self.recorder
             && let Err(error) = recorder.start(gpu, now)
         {
-            self.notes.push(format!("no kernel timeline: {error}"));
-            self.recorder = None;
+            self.give_up(error);
         }
         Ok(())
+    }
+
+    /// Go on without a timeline.
+    fn give_up(&mut self, error: CudaError) {
+        self.notes.push(format!("no kernel timeline: {error}"));
+        self.recorder = None;
+    }
+
+    /// A window that was prepared does not come.
+    pub fn cancel_window(&mut self) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.cancel();
+        }
     }
 
     /// Inside a window: launches belong to `iteration` from here on.

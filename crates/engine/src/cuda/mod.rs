@@ -304,6 +304,16 @@ impl CudaBackend {
         Ok(logits)
     }
 
+    /// A profile window opens with the step after the next.
+    pub fn prepare_window(&mut self) {
+        self.profiler.prepare_window();
+    }
+
+    /// A profile window that was prepared does not come.
+    pub fn cancel_window(&mut self) {
+        self.profiler.cancel_window();
+    }
+
     /// A profile window opens.
     pub fn begin_window(&mut self, clock: &Clock) -> Result<(), CudaError> {
         self.profiler.begin_window(&self.gpu, &|| clock.now())

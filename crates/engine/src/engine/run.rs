@@ -67,6 +67,8 @@ impl Core {
         if std::mem::take(&mut self.window_open) {
             let gpu = gpu_recording(&mut self.backend, &self.info.clock);
             cut.iter_mut().for_each(|recording| recording.gpu = gpu.clone());
+        } else if let Runner::Cuda(backend) = &mut self.backend {
+            backend.cancel_window();
         }
         let notes = match &mut self.backend {
             Runner::Cpu(_) => Vec::new(),
@@ -190,6 +192,12 @@ impl Core {
             self.window_open = true;
             // Switching the recorder on is no part of the iteration.
             start = clock.now();
+        } else if !self.window_open
+            && self.measuring
+            && self.recorder.opens_after(self.next_iteration)
+            && let Runner::Cuda(backend) = &mut self.backend
+        {
+            backend.prepare_window();
         }
         let mut times = StepTimes { start, fetched: clock.now(), ..StepTimes::default() };
 

@@ -9,7 +9,7 @@ mod records;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::error::CudaError;
 use crate::gpu::Gpu;
@@ -209,6 +209,8 @@ fn clear_external(api: &Api) {
 pub struct Recorder {
     api: Api,
     subscriber: *mut c_void,
+    /// What switching on took, once records are asked for.
+    enabled: Option<Duration>,
     running: Option<Running>,
 }
 
@@ -234,7 +236,7 @@ impl Recorder {
         // SAFETY: the callback is static and nothing is enabled for it.
         let status = unsafe { (api.subscribe)(&mut subscriber, on_callback, std::ptr::null_mut()) };
         api.check(status, "becoming the GPU's profiler")?;
-        let recorder = Recorder { api, subscriber, running: None };
+        let recorder = Recorder { api, subscriber, enabled: None, running: None };
         // SAFETY: the callbacks are static.
         unsafe {
             api.check((api.set_thread_id_type)(THREAD_ID_OF_SYSTEM), "choosing how threads are numbered")?;
@@ -256,13 +258,13 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Begin to record. The caller has waited for the GPU; `now` is the clock that times are wanted on. To be called, as
-    /// everything here, on the thread that launches.
-    pub fn start(&mut self, gpu: &Gpu, now: &dyn Fn() -> u64) -> Result<(), CudaError> {
+    /// Switch CUPTI on ahead of [`Recorder::start`], which throws away what was recorded until then: the first replay of a
+    /// graph waits while CUPTI prepares its nodes, and need not do so inside the window.
+    pub fn warm_up(&mut self) -> Result<(), CudaError> {
+        if self.enabled.is_some() {
+            return Ok(());
+        }
         let begun = Instant::now();
-        // What an earlier, failed window left behind must not be in this one.
-        let leftover = std::mem::take(&mut buffers().full);
-        buffers().free.extend(leftover.into_iter().map(|(buffer, valid)| cleared(buffer, valid)));
         for kind in kind::ALL {
             // SAFETY: a kind that every supported version knows.
             let status = unsafe { (self.api.enable)(kind) };
@@ -271,14 +273,32 @@ impl Recorder {
                 return Err(error);
             }
         }
+        self.enabled = Some(begun.elapsed());
+        Ok(())
+    }
+
+    /// Begin to record. The caller has waited for the GPU; `now` is the clock that times are wanted on. To be called, as
+    /// everything here, on the thread that launches.
+    pub fn start(&mut self, gpu: &Gpu, now: &dyn Fn() -> u64) -> Result<(), CudaError> {
+        let begun = Instant::now();
+        let ahead = self.enabled;
+        self.warm_up()?;
+        self.discard()?;
         ITERATION.store(u32::MAX, Ordering::Relaxed);
         gpu.on_tag(Some(set_external));
         // The first call makes CUPTI take a buffer: here, and not in the first step.
         gpu.synchronize()?;
         let began = self.api.moment(now);
-        let start_ns = begun.elapsed().as_nanos() as u64;
+        let start_ns = (ahead.unwrap_or_default() + begun.elapsed()).as_nanos() as u64;
         self.running = Some(Running { began, start_ns, ties: Ties::default(), graphs: Vec::new() });
         Ok(())
+    }
+
+    /// After [`Recorder::warm_up`]: there will be no window.
+    pub fn cancel(&mut self) {
+        if self.enabled.is_some() && self.running.is_none() {
+            self.disable();
+        }
     }
 
     /// Launches belong to `iteration` from here on, and to no op until the next tag.
@@ -343,9 +363,21 @@ impl Recorder {
         Ok(timeline)
     }
 
-    fn disable(&self) {
+    /// Throw away what was recorded so far: before a window, or left behind by one that failed. The caller has waited for
+    /// the GPU.
+    fn discard(&self) -> Result<(), CudaError> {
+        // SAFETY: no flags: only records that are complete, which all are once the GPU has been waited for.
+        self.api.check(unsafe { (self.api.flush_all)(0) }, "fetching what was recorded before the window")?;
+        let leftover = std::mem::take(&mut buffers().full);
+        let cleared = leftover.into_iter().map(|(buffer, valid)| cleared(buffer, valid));
+        buffers().free.extend(cleared);
+        Ok(())
+    }
+
+    fn disable(&mut self) {
+        self.enabled = None;
         for kind in kind::ALL {
-            // SAFETY: as in `start`; disabling what is off does nothing.
+            // SAFETY: as in `warm_up`; disabling what is off does nothing.
             unsafe { (self.api.disable)(kind) };
         }
     }
@@ -369,6 +401,8 @@ impl Drop for Recorder {
     fn drop(&mut self) {
         if self.running.take().is_some() {
             clear_external(&self.api);
+        }
+        if self.enabled.is_some() {
             self.disable();
         }
         // SAFETY: subscribed by `open`, once.
