@@ -88,39 +88,52 @@ impl Profiler {
         self.recorder.is_some()
     }
 
-    /// A window opens with the step after the next: get the recorder ready, so that its first steps are as the others.
-    pub fn prepare_window(&mut self) {
-        if let Some(recorder) = &mut self.recorder
-            && let Err(error) = recorder.warm_up()
-        {
-            self.give_up(error);
+    /// Switch strobe's own recorder on with `iteration`, the last before a window, which will not be in it: the GPU then
+    /// enters the window as busy as it is in any other iteration. `now` is the clock that times are wanted on.
+    pub fn lead_in(&mut self, gpu: &Gpu, iteration: u64, now: &dyn Fn() -> u64) -> Result<(), CudaError> {
+        if !self.is_leading_in() {
+            gpu.synchronize()?;
+            self.start_recorder(gpu, now);
         }
+        self.begin_iteration(iteration);
+        Ok(())
     }
 
-    /// Open a window: wait for the GPU, so that nothing from before is inside, and begin. `now` is the clock that times
-    /// are wanted on.
+    /// Whether the recorder runs already. Between windows that is a lead-in.
+    pub fn is_leading_in(&self) -> bool {
+        self.recorder.as_ref().is_some_and(Recorder::is_running)
+    }
+
+    /// Open a window. Without a lead-in the GPU is waited for, so that nothing from before is inside. `now` is the clock
+    /// that times are wanted on.
     pub fn begin_window(&mut self, gpu: &Gpu, now: &dyn Fn() -> u64) -> Result<(), CudaError> {
-        gpu.synchronize()?;
+        let leading_in = self.is_leading_in();
+        if !leading_in {
+            gpu.synchronize()?;
+        }
         // SAFETY: no preconditions; without a tool it does nothing.
         check(unsafe { sys::cuProfilerStart() }, || "marking the start of a profile window".into())?;
-        if let Some(recorder) = &mut self.recorder
-            && let Err(error) = recorder.start(gpu, now)
-        {
-            self.give_up(error);
+        match &mut self.recorder {
+            Some(recorder) if leading_in => recorder.skip_lead_in(now),
+            _ => self.start_recorder(gpu, now),
         }
         Ok(())
     }
 
-    /// Go on without a timeline.
-    fn give_up(&mut self, error: CudaError) {
-        self.notes.push(format!("no kernel timeline: {error}"));
-        self.recorder = None;
+    fn start_recorder(&mut self, gpu: &Gpu, now: &dyn Fn() -> u64) {
+        if let Some(recorder) = &mut self.recorder
+            && let Err(error) = recorder.start(gpu, now)
+        {
+            self.notes.push(format!("no kernel timeline: {error}"));
+            self.recorder = None;
+        }
     }
 
-    /// A window that was prepared does not come.
-    pub fn cancel_window(&mut self) {
-        if let Some(recorder) = &mut self.recorder {
-            recorder.cancel();
+    /// The window that a lead-in was for does not come.
+    pub fn cancel_lead_in(&mut self, gpu: &Gpu, now: &dyn Fn() -> u64) -> Result<(), CudaError> {
+        match &mut self.recorder {
+            Some(recorder) if recorder.is_running() => recorder.stop(gpu, now).map(drop),
+            _ => Ok(()),
         }
     }
 

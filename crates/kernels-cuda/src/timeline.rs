@@ -167,7 +167,26 @@ pub(crate) struct Ties {
     pub launch_names: Vec<u32>,
 }
 
+/// An iteration that was recorded ahead of a window: CUPTI prepares the nodes of a graph at its first replay, which
+/// delays that one, and none inside the window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeadIn {
+    /// Its number.
+    pub iteration: u32,
+    /// When everything of it had been launched, on the clock of the timeline.
+    pub end: i64,
+}
+
 impl KernelTimeline {
+    /// Leave out the lead-in: by iteration, because the GPU may have been busy with it until long after its end.
+    pub(crate) fn leave_out(&mut self, lead_in: LeadIn) {
+        self.activities.retain(|activity| match activity.iteration {
+            Some(iteration) => iteration != lead_in.iteration,
+            None => activity.start >= lead_in.end,
+        });
+        self.calls.retain(|call| call.end >= lead_in.end);
+    }
+
     /// Sort, and give every activity its op and iteration.
     ///
     /// Inside graphs the order decides: the launches of a graph form one chain, so the activities of all launches follow
@@ -380,6 +399,19 @@ mod tests {
         let expected = [(Some(10), a), (None, a), (Some(10), b), (Some(11), b), (None, b), (None, c)];
         assert_eq!(nodes(&timeline), expected);
         assert_eq!(timeline.unmapped, 1);
+    }
+
+    #[test]
+    fn a_lead_in_is_left_out_even_where_the_gpu_ran_it_inside_the_window() {
+        let of = |start, iteration| Activity { iteration, ..activity(start, 0, 1) };
+        let mut timeline = KernelTimeline {
+            activities: vec![of(10, Some(4)), of(20, None), of(40, Some(4)), of(50, Some(5)), of(60, None)],
+            calls: vec![call(5, 0, 1), call(35, 0, 2)],
+            ..KernelTimeline::default()
+        };
+        timeline.leave_out(LeadIn { iteration: 4, end: 30 });
+        assert_eq!(timeline.activities.iter().map(|a| a.start).collect::<Vec<_>>(), [50, 60]);
+        assert_eq!(timeline.calls.iter().map(|c| c.start).collect::<Vec<_>>(), [35]);
     }
 
     #[test]

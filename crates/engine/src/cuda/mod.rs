@@ -188,6 +188,9 @@ impl CudaBackend {
         step: &StepInputs,
         trace: Option<(&mut Recorder, &Clock, u64)>,
     ) -> Result<(), CudaError> {
+        if let Some((_, _, iteration)) = &trace {
+            self.profiler.begin_iteration(*iteration);
+        }
         self.launch_step(step, trace).map_err(|error| match &error {
             // Whatever is called after a fault fails with it: the step before is to blame, not this launch.
             CudaError::Driver { code, .. } if is_fault(code) => {
@@ -229,9 +232,6 @@ impl CudaBackend {
             }
             stage.banned[..count].copy_from_slice(&step.banned);
             self.gpu.copy_to_device(self.buffers.banned.ptr(), &stage.banned[..count])?;
-        }
-        if let Some((_, _, iteration)) = &trace {
-            self.profiler.begin_iteration(*iteration);
         }
         let begun = trace.as_ref().map(|(_, clock, _)| clock.now());
         match bucket {
@@ -304,17 +304,17 @@ impl CudaBackend {
         Ok(logits)
     }
 
-    /// A profile window opens with the step after the next.
-    pub fn prepare_window(&mut self) {
-        self.profiler.prepare_window();
+    /// A profile window opens after `iteration`.
+    pub fn lead_in(&mut self, iteration: u64, clock: &Clock) -> Result<(), CudaError> {
+        self.profiler.lead_in(&self.gpu, iteration, &|| clock.now())
     }
 
-    /// A profile window that was prepared does not come.
-    pub fn cancel_window(&mut self) {
-        self.profiler.cancel_window();
+    /// The window that a lead-in was for does not come.
+    pub fn cancel_lead_in(&mut self, clock: &Clock) -> Result<(), CudaError> {
+        self.profiler.cancel_lead_in(&self.gpu, &|| clock.now())
     }
 
-    /// A profile window opens.
+    /// A profile window opens. Without a lead-in no step may be on its way.
     pub fn begin_window(&mut self, clock: &Clock) -> Result<(), CudaError> {
         self.profiler.begin_window(&self.gpu, &|| clock.now())
     }

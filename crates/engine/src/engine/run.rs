@@ -68,7 +68,8 @@ impl Core {
             let gpu = gpu_recording(&mut self.backend, &self.info.clock);
             cut.iter_mut().for_each(|recording| recording.gpu = gpu.clone());
         } else if let Runner::Cuda(backend) = &mut self.backend {
-            backend.cancel_window();
+            // A device that can't answer any more has already ended the run with its own error.
+            let _ = backend.cancel_lead_in(&self.info.clock);
         }
         let notes = match &mut self.backend {
             Runner::Cpu(_) => Vec::new(),
@@ -184,20 +185,9 @@ impl Core {
     /// steps may overlap.
     fn step(&mut self, mut start: u64) -> Result<(), String> {
         let clock = self.info.clock;
-        if !self.window_open && self.measuring && self.recorder.opens(self.next_iteration) {
-            self.drain()?;
-            if let Runner::Cuda(backend) = &mut self.backend {
-                backend.begin_window(&clock).map_err(|error| error.to_string())?;
-            }
-            self.window_open = true;
+        if !self.window_open && self.measuring && self.approach_window()? {
             // Switching the recorder on is no part of the iteration.
             start = clock.now();
-        } else if !self.window_open
-            && self.measuring
-            && self.recorder.opens_after(self.next_iteration)
-            && let Runner::Cuda(backend) = &mut self.backend
-        {
-            backend.prepare_window();
         }
         let mut times = StepTimes { start, fetched: clock.now(), ..StepTimes::default() };
 
@@ -278,6 +268,31 @@ impl Core {
             self.land()?;
         }
         Ok(())
+    }
+
+    /// Open the window that begins with the next iteration, or begin to record for one that begins right after it, where
+    /// strobe itself records: that the GPU is idle when recording begins shall not show in the window. Says whether it did
+    /// anything.
+    fn approach_window(&mut self) -> Result<bool, String> {
+        let (clock, iteration) = (self.info.clock, self.next_iteration);
+        let (records, is_leading_in) = match &self.backend {
+            Runner::Cpu(_) => (false, false),
+            Runner::Cuda(backend) => (backend.profiler().records(), backend.profiler().is_leading_in()),
+        };
+        let opens = self.recorder.opens(iteration);
+        let leads_in = records && self.recorder.opens_after(iteration);
+        if !opens && !leads_in {
+            return Ok(false);
+        }
+        if !is_leading_in {
+            self.drain()?;
+        }
+        if let Runner::Cuda(backend) = &mut self.backend {
+            let done = if opens { backend.begin_window(&clock) } else { backend.lead_in(iteration, &clock) };
+            done.map_err(|error| error.to_string())?;
+        }
+        self.window_open = opens;
+        Ok(true)
     }
 
     /// Start the device on the step; returns when the sampling began (on a CPU) or when everything was launched.

@@ -9,13 +9,13 @@ mod records;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::graph::GraphNode;
 use crate::library::{self, Found, Lib};
-use crate::timeline::{ClockMap, GraphLaunch, KernelTimeline, Ties};
+use crate::timeline::{ClockMap, GraphLaunch, KernelTimeline, LeadIn, Ties};
 use records::{Decoder, external_id, kind};
 
 type Status = c_int;
@@ -209,8 +209,6 @@ fn clear_external(api: &Api) {
 pub struct Recorder {
     api: Api,
     subscriber: *mut c_void,
-    /// What switching on took, once records are asked for.
-    enabled: Option<Duration>,
     running: Option<Running>,
 }
 
@@ -223,6 +221,8 @@ struct Running {
     ties: Ties,
     /// Where the nodes of each known graph stand in memory: what tells graphs apart.
     graphs: Vec<*const GraphNode>,
+    /// What is not wanted of it.
+    lead_in: Option<LeadIn>,
 }
 
 // SAFETY: the pointers are compared and never followed.
@@ -236,7 +236,7 @@ impl Recorder {
         // SAFETY: the callback is static and nothing is enabled for it.
         let status = unsafe { (api.subscribe)(&mut subscriber, on_callback, std::ptr::null_mut()) };
         api.check(status, "becoming the GPU's profiler")?;
-        let recorder = Recorder { api, subscriber, enabled: None, running: None };
+        let recorder = Recorder { api, subscriber, running: None };
         // SAFETY: the callbacks are static.
         unsafe {
             api.check((api.set_thread_id_type)(THREAD_ID_OF_SYSTEM), "choosing how threads are numbered")?;
@@ -258,13 +258,13 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Switch CUPTI on ahead of [`Recorder::start`], which throws away what was recorded until then: the first replay of a
-    /// graph waits while CUPTI prepares its nodes, and need not do so inside the window.
-    pub fn warm_up(&mut self) -> Result<(), CudaError> {
-        if self.enabled.is_some() {
-            return Ok(());
-        }
+    /// Begin to record. The caller has waited for the GPU; `now` is the clock that times are wanted on. To be called, as
+    /// everything here, on the thread that launches.
+    pub fn start(&mut self, gpu: &Gpu, now: &dyn Fn() -> u64) -> Result<(), CudaError> {
         let begun = Instant::now();
+        // What an earlier, failed window left behind must not be in this one.
+        let leftover = std::mem::take(&mut buffers().full);
+        buffers().free.extend(leftover.into_iter().map(|(buffer, valid)| cleared(buffer, valid)));
         for kind in kind::ALL {
             // SAFETY: a kind that every supported version knows.
             let status = unsafe { (self.api.enable)(kind) };
@@ -273,31 +273,27 @@ impl Recorder {
                 return Err(error);
             }
         }
-        self.enabled = Some(begun.elapsed());
-        Ok(())
-    }
-
-    /// Begin to record. The caller has waited for the GPU; `now` is the clock that times are wanted on. To be called, as
-    /// everything here, on the thread that launches.
-    pub fn start(&mut self, gpu: &Gpu, now: &dyn Fn() -> u64) -> Result<(), CudaError> {
-        let begun = Instant::now();
-        let ahead = self.enabled;
-        self.warm_up()?;
-        self.discard()?;
         ITERATION.store(u32::MAX, Ordering::Relaxed);
         gpu.on_tag(Some(set_external));
         // The first call makes CUPTI take a buffer: here, and not in the first step.
         gpu.synchronize()?;
         let began = self.api.moment(now);
-        let start_ns = (ahead.unwrap_or_default() + begun.elapsed()).as_nanos() as u64;
-        self.running = Some(Running { began, start_ns, ties: Ties::default(), graphs: Vec::new() });
+        let start_ns = begun.elapsed().as_nanos() as u64;
+        self.running = Some(Running { began, start_ns, ties: Ties::default(), graphs: Vec::new(), lead_in: None });
         Ok(())
     }
 
-    /// After [`Recorder::warm_up`]: there will be no window.
-    pub fn cancel(&mut self) {
-        if self.enabled.is_some() && self.running.is_none() {
-            self.disable();
+    /// Whether it records.
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// The window begins only now, with the next iteration: what was launched since [`Recorder::start`] will be left out.
+    /// The GPU may still be busy with it.
+    pub fn skip_lead_in(&mut self, now: &dyn Fn() -> u64) {
+        if let Some(running) = &mut self.running {
+            let iteration = ITERATION.load(Ordering::Relaxed);
+            running.lead_in = Some(LeadIn { iteration, end: i64::try_from(now()).unwrap_or(i64::MAX) });
         }
     }
 
@@ -356,6 +352,9 @@ impl Recorder {
         // SAFETY: a local; no context and stream 0 mean the one global queue.
         unsafe { (self.api.dropped)(std::ptr::null_mut(), 0, &mut dropped) };
         let mut timeline = decoder.finish();
+        if let Some(lead_in) = running.lead_in {
+            timeline.leave_out(lead_in);
+        }
         timeline.dropped = dropped as u64;
         timeline.cost.bytes = bytes;
         timeline.cost.start_ns = running.start_ns;
@@ -363,21 +362,9 @@ impl Recorder {
         Ok(timeline)
     }
 
-    /// Throw away what was recorded so far: before a window, or left behind by one that failed. The caller has waited for
-    /// the GPU.
-    fn discard(&self) -> Result<(), CudaError> {
-        // SAFETY: no flags: only records that are complete, which all are once the GPU has been waited for.
-        self.api.check(unsafe { (self.api.flush_all)(0) }, "fetching what was recorded before the window")?;
-        let leftover = std::mem::take(&mut buffers().full);
-        let cleared = leftover.into_iter().map(|(buffer, valid)| cleared(buffer, valid));
-        buffers().free.extend(cleared);
-        Ok(())
-    }
-
-    fn disable(&mut self) {
-        self.enabled = None;
+    fn disable(&self) {
         for kind in kind::ALL {
-            // SAFETY: as in `warm_up`; disabling what is off does nothing.
+            // SAFETY: as in `start`; disabling what is off does nothing.
             unsafe { (self.api.disable)(kind) };
         }
     }
@@ -401,8 +388,6 @@ impl Drop for Recorder {
     fn drop(&mut self) {
         if self.running.take().is_some() {
             clear_external(&self.api);
-        }
-        if self.enabled.is_some() {
             self.disable();
         }
         // SAFETY: subscribed by `open`, once.
