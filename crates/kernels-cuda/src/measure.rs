@@ -23,6 +23,8 @@ pub struct GpuPeaks {
 
 /// Rows, columns and depth of the product.
 const SIDE: usize = 8192;
+/// A depth that models have: such a product is over before a GPU at its power limit lowers its clock.
+const SHALLOW: usize = 2048;
 /// Bytes copied at once; far beyond any cache.
 const COPIED: usize = 2 << 30;
 /// Timed repetitions, of which the fastest counts: a ceiling is the best that was seen.
@@ -68,7 +70,8 @@ fn copy(gpu: &Gpu) -> Result<f64, CudaError> {
 fn product(gpu: &Gpu, mut linear: Linear, precision: Precision, fp8: bool) -> Result<f64, CudaError> {
     let weights = if fp8 { Weights::Fp8 } else { Weights::Same };
     let shape = LinearShape { n: SIDE, k: SIDE, epilogue: Epilogue::Store, weights, bias: false, norm: false };
-    let tuned = tune(gpu, &mut linear, &[LinearSite { shape, max_rows: SIDE }], None, || true)?;
+    let sites = [SIDE, SHALLOW].map(|k| LinearSite { shape: LinearShape { k, ..shape }, max_rows: SIDE });
+    let tuned = tune(gpu, &mut linear, &sites, None, || true)?;
     let ops = WeightOps::new(gpu, precision)?;
     let count = (SIDE * SIDE) as u64;
     let random = |key| {
