@@ -280,7 +280,7 @@ pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, CudaE
         read_bytes_per_s: measured.copy_bytes_per_s,
         copy_bytes_per_s: measured.copy_bytes_per_s,
         measured_at: now.as_secs(),
-        flops_of: format!("{kind} matrix product of 8192 x 8192 x 8192 or 2048, by {}, and device copy", measured.by),
+        flops_of: format!("{kind} matrix product with 8192 x 8192 weights by {}, and device copy", measured.by),
         bandwidth_measured: once(),
     };
     remember(&peaks);

@@ -13,7 +13,7 @@ use cudarc::driver::sys;
 /// Measured ceilings.
 #[derive(Clone, Debug)]
 pub struct GpuPeaks {
-    /// Operations per second of the best kernel for a large matrix product.
+    /// Operations per second of the fastest of some large matrix products.
     pub flops_per_s: f64,
     /// Bytes read and written per second by a copy in device memory.
     pub copy_bytes_per_s: f64,
@@ -23,8 +23,6 @@ pub struct GpuPeaks {
 
 /// Rows, columns and depth of the product.
 const SIDE: usize = 8192;
-/// A depth that models have: such a product is over before a GPU at its power limit lowers its clock.
-const SHALLOW: usize = 2048;
 /// Bytes copied at once; far beyond any cache.
 const COPIED: usize = 2 << 30;
 /// Timed repetitions, of which the fastest counts: a ceiling is the best that was seen.
@@ -70,8 +68,7 @@ fn copy(gpu: &Gpu) -> Result<f64, CudaError> {
 fn product(gpu: &Gpu, mut linear: Linear, precision: Precision, fp8: bool) -> Result<f64, CudaError> {
     let weights = if fp8 { Weights::Fp8 } else { Weights::Same };
     let shape = LinearShape { n: SIDE, k: SIDE, epilogue: Epilogue::Store, weights, bias: false, norm: false };
-    let sites = [SIDE, SHALLOW].map(|k| LinearSite { shape: LinearShape { k, ..shape }, max_rows: SIDE });
-    let tuned = tune(gpu, &mut linear, &sites, None, || true)?;
+    let tuned = tune(gpu, &mut linear, &[LinearSite { shape, max_rows: SIDE }], None, || true)?;
     let ops = WeightOps::new(gpu, precision)?;
     let count = (SIDE * SIDE) as u64;
     let random = |key| {
@@ -102,7 +99,8 @@ fn product(gpu: &Gpu, mut linear: Linear, precision: Precision, fp8: bool) -> Re
         m: SIDE,
     };
     let ms = best_ms(gpu, || linear.run(gpu, &args))?;
-    // Choosing has warmed the GPU up, and at its power limit it may be slower now than it was for the kernel that won.
+    // Choosing has warmed the GPU up, and at its power limit it may be slower now than it was for a kernel that won, perhaps
+    // with fewer rows.
     let chosen = tuned.choices.choices.iter().map(|choice| choice.tflops * 1e12).fold(0.0, f64::max);
     Ok(chosen.max(2.0 * (SIDE as f64).powi(3) / (ms / 1e3)))
 }
