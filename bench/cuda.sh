@@ -6,6 +6,7 @@
 #
 #   bench/cuda.sh [SECTION...]     decode throughput prefill fp8 peers ablation moe; default: all of them, in this order
 #   bench/cuda.sh agree            record the same iterations by strobe and by Nsight Systems, and check that they agree
+#   bench/cuda.sh gemm             time strobe's own matrix products beside cuBLASLt's, shape by shape
 #   bench/cuda.sh docs             put the results into README.md and docs/
 #
 #   STROBE=target/release/strobe   the program to measure
@@ -14,6 +15,7 @@
 #   COMMIT=...                     what was built, where there is no git repository to ask
 #   PYTHON=python3                 the Python of section peers
 #   AGREE=target/release/examples/agree   what compares two recordings: cargo build --release -p strobe-trace --example agree
+#   MICROBENCH=target/release/examples/microbench   times kernels: cargo build --release -p strobe-kernels-cuda --example microbench
 #   RUN_LIMIT_S=300                a run that takes longer is ended, and its result says so
 #   STROBE_BENCH_DEVICE=cpu        a rehearsal with tiny models on the CPU: tests this script, measures nothing worth keeping
 set -euo pipefail
@@ -39,24 +41,29 @@ if [[ -z "${COMMIT:-}" && "$commit" != unknown ]]; then
 fi
 results() { python3 "$root/bench/cuda_results.py" "$@"; }
 
+agree="" microbench=""
+# example SECTION NAME CRATE PATH: what a section needs beside strobe becomes the variable NAME.
+example() {
+  if [[ -n "$rehearsal" ]]; then
+    echo "section $1 measures a GPU; it can't be rehearsed" >&2
+    exit 2
+  fi
+  printf -v "$2" %s "$(realpath -m "${4:-target/release/examples/$2}")"
+  if [[ ! -x "${!2}" ]]; then
+    echo "there is no ${!2}; make it with: cargo build --release -p $3 --example $2" >&2
+    exit 2
+  fi
+}
+
 sections=("$@")
 [[ $# -gt 0 ]] || sections=(decode throughput prefill fp8 peers ablation moe)
 for section in "${sections[@]}"; do
   case "$section" in
     decode | throughput | prefill | fp8 | peers | ablation | moe) ;;
-    agree)
-      if [[ -n "$rehearsal" ]]; then
-        echo "section agree compares recordings of a GPU; it can't be rehearsed" >&2
-        exit 2
-      fi
-      agree="$(realpath -m "${AGREE:-target/release/examples/agree}")"
-      if [[ ! -x "$agree" ]]; then
-        echo "there is no $agree; make it with: cargo build --release -p strobe-trace --example agree" >&2
-        exit 2
-      fi
-      ;;
+    agree) example agree agree strobe-trace "${AGREE:-}" ;;
+    gemm) example gemm microbench strobe-kernels-cuda "${MICROBENCH:-}" ;;
     *)
-      echo "there is no section \`$section\`; write some of decode throughput prefill fp8 peers ablation moe agree, or docs" >&2
+      echo "there is no section \`$section\`; write some of decode throughput prefill fp8 peers ablation moe agree gemm, or docs" >&2
       exit 2
       ;;
   esac
@@ -233,9 +240,14 @@ agree() {
   runs=()
 }
 
+gemm() {
+  "$microbench" gemm > gemm.txt
+  results gemm "$out/cuda-gemm.json" "$commit" gemm.txt
+}
+
 for section in "${sections[@]}"; do
   "$section"
-  # Section agree has made its result.
+  # Sections agree and gemm have made their results.
   [[ ${#runs[@]} -eq 0 ]] || keep "$section"
 done
 echo "results: $out; runs: $work; $SECONDS s"

@@ -3,6 +3,7 @@
   cuda_results.py collect RESULT.json COMMIT COMMAND WORK RUN...
   cuda_results.py balance RESULT.json COMMIT WORK RUN BALANCE   the answer of `strobe bench moe-balance`; RUN has the machine
   cuda_results.py agree RESULT.json COMMIT WORK RUN...       what was said of each RUN's two recordings
+  cuda_results.py gemm RESULT.json COMMIT PRINTED.txt        what `microbench gemm` printed
   cuda_results.py ablation BEFORE AFTER COMPARISON.txt       the figures of both runs, then the comparison
   cuda_results.py docs RESULTS_DIR
 """
@@ -173,6 +174,40 @@ def agree(result, commit, work, names):
                    "machine": machine, "windows": windows})
 
 
+def gemm(result, commit, printed):
+    """The tables of products: own and cuBLASLt's times by type, layer and rows."""
+    rows, types, device = [], None, None
+    with open(printed) as file:
+        for line in map(str.strip, file):
+            device = device or line
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if line.startswith(("bf16:", "e4m3:")):
+                types = line[:4]
+            elif types and len(cells) == 11 and cells[1].isdigit():
+                own, theirs, fused = float(cells[2]), float(cells[6]), float(cells[9])
+                # Without cuBLASLt there is nothing to hold it against.
+                known = theirs == theirs
+                rows.append({
+                    "types": types, "layer": cells[0], "m": int(cells[1]), "own_us": own, "own_tflops": float(cells[3]),
+                    "own_variant": cells[4], "cublaslt_us": theirs if known else None,
+                    "cublaslt_tflops": float(cells[7]) if known else None,
+                    "own_over_cublaslt": round(theirs / own, 3) if known else None, "own_fused_us": fused,
+                    "own_fused_variant": cells[10]})
+    if not rows:
+        sys.exit(f"{printed} has no table of products")
+    what = ("strobe's own tensor-core GEMM against cuBLASLt on TinyLlama-1.1B's shapes, best variant and best algorithm of "
+            "each, times inside CUDA graphs with weights that do not stay in L2; own_over_cublaslt is the ratio of speeds")
+    write(result, {"name": name_of(result), "commit": commit, "what": what, "command": "bench/cuda.sh gemm",
+                   "machine": {"device": device}, "rows": rows})
+
+
+def products(document):
+    shares = [row["own_over_cublaslt"] * 100 for row in document["rows"]
+              if row["types"] == "bf16" and row["m"] == 2048 and row["own_over_cublaslt"]]
+    return (f"Product by product, strobe's kernels reach {min(shares):.0f} to {max(shares):.0f} % of cuBLASLt's speed at 2,048 rows in "
+            f"bfloat16\n([`bench/results/cuda-gemm.json`](../bench/results/cuda-gemm.json), commit {document['commit'][:12]}).")
+
+
 def count(value):
     return f"{value:,.0f}"
 
@@ -253,6 +288,9 @@ def docs(results):
     recordings = os.path.join(results, "cuda-agree.json")
     if os.path.exists(recordings):
         replace("docs/cuda.md", "cuda-agree", agreement(read(recordings)))
+    measured = os.path.join(results, "cuda-gemm.json")
+    if os.path.exists(measured):
+        replace("docs/ablation.md", "cuda-gemm", products(read(measured)))
     for what in ("gemm", "fmha"):
         path = os.path.join(results, f"ablation-{what}.txt")
         if os.path.exists(path):
@@ -271,8 +309,8 @@ def table(documents, done):
         text = f"**{count(value)}** {'output ' if figure == 'output_tok_s' else ''}tok/s"
         if figure == "decode_tok_s":
             text += f", {found['decode_step_ms']:.2f} ms per step"
-        share = share_of_ceilings(done[name], kind)
-        rows.append(f"| {what} | {text} | {percent(share) if share else ''} | {others} |")
+        share = percent(found["by_kind"][kind]["share_of_ceilings"]) if kind in found.get("by_kind", {}) else ""
+        rows.append(f"| {what} | {text} | {share} | {others} |")
 
     def peer(name, figure, what):
         if name not in done or figure not in done[name]["figures"]:
@@ -322,34 +360,8 @@ def agreement(document):
     return "```text\n" + "\n".join(lines).rstrip() + f"\n```\n\n(commit {document['commit']}, {(document['machine'] or {}).get('device', 'GPU')})"
 
 
-def share_of_ceilings(run, kind):
-    """The share of the ceilings that a run found, or where one of its products was faster than the peak it had measured (a
-    GPU at its power limit measures too little at times), at least the share of that product's speed: by kind of
-    iteration, the larger of MFU and MBU."""
-    by_kind, strobe = run["figures"].get("by_kind", {}), run["strobe"]
-    if kind not in by_kind:
-        return None
-    peak = strobe["peaks"]["flops_per_s"]
-    products = [choice["tflops"] * 1e12 for choice in strobe.get("cuda", {}).get("gemm", {}).get("choices", [])]
-    fastest = max([peak, *products])
-    if fastest == peak:
-        return by_kind[kind]["share_of_ceilings"]
-    kinds = [name for name in ("prefill", "mixed", "decode") if name in by_kind] if kind == "all" else [kind]
-    least = [max(found["mfu"] * peak / fastest, found["mbu"]) * found["wall_ms"] for found in map(by_kind.get, kinds)]
-    return sum(least) / sum(by_kind[name]["wall_ms"] for name in kinds)
-
-
 def lengths(found):
     return f"{found['input_tokens']:.0f}/{found['output_tokens']:.0f}"
-
-
-def inside_windows(kind):
-    """Results of strobe before it knew better count the time between two recorded windows as part of an iteration."""
-    apart = sum(part["mean_us"] for part in kind["parts"] if part["part"] == "between iterations")
-    wall = kind["mean_wall_us"] - apart
-    parts = [{**part, "share_of_wall": part["mean_us"] / wall}
-             for part in kind["parts"] if part["part"] != "between iterations"]
-    return {**kind, "mean_wall_us": wall, "parts": parts}
 
 
 def budgets(done):
@@ -358,7 +370,6 @@ def budgets(done):
         if name.startswith(("gemm-", "fmha-")):
             continue
         for kind in run.get("budget", {}).get("by_kind", []):
-            kind = inside_windows(kind)
             parts = [f"{part['part']} {microseconds(part['mean_us'])} ({percent(part['share_of_wall'])})"
                      for part in kind["parts"] if part["share_of_wall"] >= 0.005]
             rest = sum(part["share_of_wall"] for part in kind["parts"] if part["share_of_wall"] < 0.005)
@@ -376,6 +387,8 @@ if __name__ == "__main__":
         balance(*given)
     elif verb == "agree" and len(given) >= 4:
         agree(*given[:3], given[3:])
+    elif verb == "gemm" and len(given) == 3:
+        gemm(*given)
     elif verb == "ablation" and len(given) == 3:
         ablation(*given)
     elif verb == "docs" and len(given) == 1:
