@@ -62,7 +62,7 @@ def ceilings(run, strobe):
             record = json.loads(line)
             own, batch = record["strobe"], record.get("inflightBatchingStats", {})
             prompts, generating = batch.get("numContextRequests", 0), batch.get("numGenRequests", 0)
-            if own["profiled"] or not record["iterLatencyMS"]:
+            if own["profiled"] or own.get("leadIn") or not record["iterLatencyMS"]:
                 continue
             kind = "decode" if not prompts else "mixed" if generating else "prefill"
             row = (record["iterLatencyMS"] / 1e3, own["flops"] / peaks["flops_per_s"],

@@ -222,6 +222,13 @@ pub struct Outbox {
 }
 
 impl Outbox {
+    /// A new measurement begins.
+    fn forget_iterations(&mut self) {
+        self.iterations.clear();
+        self.decisions.clear();
+        self.expert_counts.clear();
+    }
+
     /// `counts` are the expert counts of one iteration.
     fn with_room(counts: usize) -> Outbox {
         Outbox {

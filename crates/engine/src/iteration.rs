@@ -16,6 +16,8 @@ pub struct IterationRecord {
     pub times: StepTimes,
     /// Whether its ops were recorded.
     pub profiled: bool,
+    /// Whether it was recorded ahead of a window, and left out of it.
+    pub lead_in: bool,
     /// Requests in the batch, admitted ones included.
     pub active: u32,
     /// Requests in the queue after admission.
@@ -113,6 +115,11 @@ impl IterationRecord {
         self.times.end.saturating_sub(self.times.start)
     }
 
+    /// Whether no recorder was on, which takes time.
+    pub fn is_undisturbed(&self) -> bool {
+        !self.profiled && !self.lead_in
+    }
+
     /// Time in ops: forward pass and sampling.
     pub fn compute_ns(&self) -> u64 {
         self.times.sampled.saturating_sub(self.times.prepared)
@@ -196,6 +203,7 @@ impl IterationRecord {
                 "contextKeyPairs": self.keys.context_pairs,
                 "generationKvTokens": self.keys.generation,
                 "profiled": self.profiled,
+                "leadIn": self.lead_in,
                 "decisions": decisions.iter().map(decision_json).collect::<Vec<_>>(),
             }),
         );

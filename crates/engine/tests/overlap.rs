@@ -92,6 +92,49 @@ fn iterations_tile_the_time_and_phases_touch() {
     assert!(recordings.iter().all(|r| r.complete));
 }
 
+/// One request that ends by a stop token after some steps, while the step after that is on its way.
+fn stopped(model: &LoadedModel) -> Request {
+    let prompt = Random(3).tokens(7, model.config.model.vocab_size);
+    let request = |stop_ids| {
+        let params = SamplingParams { max_tokens: 40, stop_ids, ..SamplingParams::default() };
+        Request { id: 0, prompt: prompt.clone(), params }
+    };
+    let free = run(Cpu::new(Tier::detect(), 2), model, EngineOptions::default(), vec![request(Vec::new())]);
+    let tokens = &free.tokens[&0];
+    let new = (4..tokens.len()).find(|&at| !tokens[..at].contains(&tokens[at])).unwrap();
+    request(vec![tokens[new]])
+}
+
+#[test]
+fn a_window_may_open_when_the_last_request_has_just_ended() {
+    let model = model();
+    let options = EngineOptions { overlap: true, ..EngineOptions::default() };
+    let heard = run(Cpu::new(Tier::detect(), 2), &model, options.clone(), vec![stopped(&model)]);
+    let steps = heard.tokens[&0].len() as u64;
+    for first in 0..steps + 3 {
+        let window = format!("{first}-{}", first + 1);
+        let heard = run_windows(Cpu::new(Tier::detect(), 2), &model, options.clone(), vec![stopped(&model)], &window);
+        assert_eq!(heard.finished[&0].reason, FinishReason::Stop, "{window}");
+    }
+}
+
+#[test]
+fn a_measurement_holds_its_own_iterations_only() {
+    let model = model();
+    let options = EngineOptions { overlap: true, ..EngineOptions::default() };
+    let engine = Engine::start(Cpu::new(Tier::detect(), 2), &model, options).unwrap();
+    for repeat in 0..4 {
+        engine.begin_measurement(Vec::new());
+        let mut heard = Heard::default();
+        engine.submit([stopped(&model)]);
+        listen_until(&engine, &mut heard, |h| h.finished.contains_key(&0));
+        let numbers: Vec<u64> = heard.records().map(|r| r.iter).collect();
+        assert_eq!(numbers, (0..numbers.len() as u64).collect::<Vec<_>>(), "repeat {repeat}");
+        // Time for the step that nobody needs to land.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn aborts_in_flight_leave_nothing_behind() {
     let model = model();

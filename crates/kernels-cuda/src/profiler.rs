@@ -132,7 +132,11 @@ impl Profiler {
     /// The window that a lead-in was for does not come.
     pub fn cancel_lead_in(&mut self, gpu: &Gpu, now: &dyn Fn() -> u64) -> Result<(), CudaError> {
         match &mut self.recorder {
-            Some(recorder) if recorder.is_running() => recorder.stop(gpu, now).map(drop),
+            Some(recorder) if recorder.is_running() => {
+                // A device that has faulted gives no records any more, and is not asked for them.
+                gpu.synchronize()?;
+                recorder.stop(gpu, now).map(drop)
+            }
             _ => Ok(()),
         }
     }

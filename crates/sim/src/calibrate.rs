@@ -267,8 +267,8 @@ pub fn read_run(path: &Path) -> Result<Run, SimError> {
                 tokens_per_block: count(kv, "tokensPerBlock"),
             };
         }
-        let profiled = record["strobe"]["profiled"].as_bool().unwrap_or(false);
-        if !profiled && sample.device_ns + sample.host_ns > 0.0 {
+        let disturbed = ["profiled", "leadIn"].iter().any(|key| record["strobe"][key].as_bool().unwrap_or(false));
+        if !disturbed && sample.device_ns + sample.host_ns > 0.0 {
             run.samples.push(sample);
         }
     }

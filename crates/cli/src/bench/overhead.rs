@@ -49,7 +49,7 @@ fn measure(iterations: &[IterationRecord], reach: impl Fn(usize) -> usize, both:
         // A block must mostly be of the batch that stands for it, on each side that is compared.
         let step = |part: &[IterationRecord]| -> Option<f64> {
             let alike: Vec<f64> =
-                part.iter().filter(|i| batch(i) == common).map(|i| i.wall_ns() as f64 / 1e6).collect();
+                part.iter().filter(|i| batch(i) == common && !i.lead_in).map(|i| i.wall_ns() as f64 / 1e6).collect();
             (alike.len() >= block.len().div_ceil(4)).then(|| median(&alike)).flatten()
         };
         let near = reach(block.len());

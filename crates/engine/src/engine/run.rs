@@ -123,6 +123,8 @@ impl Core {
                     self.close_recorder();
                     self.recorder = Recorder::new(windows, self.info.program.len(), self.probe);
                     self.measuring = true;
+                    // A step that was on its way when the last request ended has landed after anybody listened.
+                    self.shared.lock().outbox.forget_iterations();
                     self.next_iteration = 0;
                     // Requests that run already count in the new numbers from here.
                     self.active.iter_mut().flatten().for_each(|active| active.iterations = None);
@@ -188,6 +190,10 @@ impl Core {
         if !self.window_open && self.measuring && self.approach_window()? {
             // Switching the recorder on is no part of the iteration.
             start = clock.now();
+            // What was on its way has landed, and with it the last request may have ended.
+            if self.scheduler.is_idle() {
+                return Ok(());
+            }
         }
         let mut times = StepTimes { start, fetched: clock.now(), ..StepTimes::default() };
 
@@ -212,6 +218,7 @@ impl Core {
         let iteration = self.next_iteration;
         self.next_iteration += 1;
         let profiled = self.measuring && self.recorder.begin(iteration);
+        let lead_in = !profiled && self.is_leading_in();
 
         let (context, generation) = (self.plan.context_requests, self.plan.generation_requests);
         self.push_range(format_args!(
@@ -239,6 +246,7 @@ impl Core {
             iter: iteration,
             times,
             profiled,
+            lead_in,
             active: self.scheduler.running().len() as u32,
             queued: self.scheduler.waiting().len() as u32,
             new_active,
@@ -275,16 +283,13 @@ impl Core {
     /// anything.
     fn approach_window(&mut self) -> Result<bool, String> {
         let (clock, iteration) = (self.info.clock, self.next_iteration);
-        let (records, is_leading_in) = match &self.backend {
-            Runner::Cpu(_) => (false, false),
-            Runner::Cuda(backend) => (backend.profiler().records(), backend.profiler().is_leading_in()),
-        };
+        let records = matches!(&self.backend, Runner::Cuda(backend) if backend.profiler().records());
         let opens = self.recorder.opens(iteration);
         let leads_in = records && self.recorder.opens_after(iteration);
         if !opens && !leads_in {
             return Ok(false);
         }
-        if !is_leading_in {
+        if !self.is_leading_in() {
             self.drain()?;
         }
         if let Runner::Cuda(backend) = &mut self.backend {
@@ -293,6 +298,11 @@ impl Core {
         }
         self.window_open = opens;
         Ok(true)
+    }
+
+    /// Whether strobe records already, for a window that opens with the next iteration.
+    fn is_leading_in(&self) -> bool {
+        !self.window_open && matches!(&self.backend, Runner::Cuda(backend) if backend.profiler().is_leading_in())
     }
 
     /// Start the device on the step; returns when the sampling began (on a CPU) or when everything was launched.
