@@ -220,7 +220,9 @@ fn cache_file() -> Option<PathBuf> {
 
 fn cached() -> Vec<MeasuredPeaks> {
     let text = cache_file().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
-    serde_json::from_str(&text).unwrap_or_default()
+    // One by one: an entry that another version wrote is no reason to forget the rest.
+    let entries: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap_or_default();
+    entries.into_iter().filter_map(|entry| serde_json::from_value(entry).ok()).collect()
 }
 
 /// The ceilings, from the cache when this machine was measured before.

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use cudarc::{driver::sys, nvrtc::sys as nvrtc};
 
+use crate::code_cache::CodeCache;
 use crate::error::{CudaError, check};
 use crate::gpu::DeviceInfo;
 use crate::library::{self, Lib};
@@ -161,33 +162,19 @@ fn cache_dir() -> Option<PathBuf> {
     std::fs::create_dir_all(&dir).ok().map(|()| dir)
 }
 
-/// FNV-1a, 128 bits wide: a name for a text, not a protection against anybody.
-pub(crate) fn fingerprint(parts: &[&str]) -> String {
-    let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    for byte in parts.iter().flat_map(|part| part.bytes().chain([0])) {
-        hash = (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-    }
-    format!("{hash:032x}")
-}
-
 /// Machine code of `source`, from the cache in `dir` when it is there; tells whether it was.
 pub fn cubin(source: &KernelSource, arch: Arch, dir: Option<&Path>) -> Result<(Vec<u8>, bool), CudaError> {
-    // The compiler's version is part of the key, but a warm start must not need the compiler at all.
-    let version = nvrtc_version().map_or_else(|_| "none".to_string(), |(major, minor)| format!("{major}.{minor}"));
-    let key = fingerprint(&[PRELUDE, source.text, &options(arch).join(" "), &version]);
-    let path = dir.map(|dir| dir.join(format!("{}-{}-{key}.cubin", source.file.trim_end_matches(".cu"), arch.name())));
-    if let Some(bytes) = path.as_ref().and_then(|path| std::fs::read(path).ok()).filter(|b| b.starts_with(b"\x7fELF")) {
-        return Ok((bytes, true));
+    let compiler = nvrtc_version().ok().map(|(major, minor)| format!("{major}.{minor}"));
+    let name = format!("{}-{}", source.file.trim_end_matches(".cu"), arch.name());
+    let cache = dir.map(|dir| CodeCache::new(dir, &name, &[PRELUDE, source.text, &options(arch).join(" ")]));
+    if let Some(code) = cache.as_ref().and_then(|cache| cache.find(compiler.as_deref())) {
+        return Ok((code, true));
     }
-    let bytes = compile_cubin(source, arch)?;
-    if let Some(path) = path {
-        // Written beside and renamed, so that two processes at once both see whole files. No cache is no failure.
-        let beside = path.with_extension(format!("{}.tmp", std::process::id()));
-        if std::fs::write(&beside, &bytes).is_ok() {
-            let _ = std::fs::rename(&beside, &path);
-        }
+    let code = compile_cubin(source, arch)?;
+    if let (Some(cache), Some(compiler)) = (cache, compiler) {
+        cache.keep(&compiler, &code);
     }
-    Ok((bytes, false))
+    Ok((code, false))
 }
 
 /// Load every kernel file into the current context, compiling in parallel what the cache does not hold.
@@ -223,7 +210,7 @@ pub(crate) fn load_modules(arch: Arch) -> Result<(HashMap<&'static str, sys::CUm
             compiled += 1
         }
         let mut module = std::ptr::null_mut();
-        // SAFETY: the image is whole machine code; the context is current.
+        // SAFETY: the image is whole machine code, as compiled or with the right fingerprint; the context is current.
         check(unsafe { sys::cuModuleLoadData(&mut module, bytes.as_ptr().cast()) }, || format!("loading {file}"))?;
         modules.insert(file, module);
     }

@@ -5,6 +5,7 @@
 //! opened when it is first wanted.
 
 mod attention;
+mod code_cache;
 mod compile;
 mod cupti;
 mod dtype;
@@ -52,7 +53,7 @@ pub use nvml::{GpuLimits, GpuSamples, GpuSeries, GpuSummary, NvmlSampler, Series
 pub use nvtx::Nvtx;
 pub use profiler::{NvtxChoice, Profiler, attached_profiler};
 pub use rows::{EmbedArgs, NormArgs, RopeArgs, RowOps};
-pub use sample::{Draw, Maxima, SampleArgs, SampleOps};
+pub use sample::{Draw, LARGEST_VOCAB, Maxima, SampleArgs, SampleOps};
 pub use skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput, SkinnyTuning};
 pub use timeline::{Activity, ActivityKind, ApiCall, KernelTimeline, RecorderCost};
 pub use tune::{

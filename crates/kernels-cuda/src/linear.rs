@@ -276,10 +276,6 @@ impl Linear {
     /// Run these winners from now on. What is not among them runs as it would without a plan.
     pub(crate) fn set_plan(&mut self, winners: impl Iterator<Item = (LinearShape, usize, Candidate)>) {
         for (shape, bucket, winner) in winners {
-            // Chosen by a version whose kernels took more.
-            if matches!(winner, Candidate::Skinny { folds_norm } if !self.fits_skinny(&shape, bucket, folds_norm)) {
-                continue;
-            }
             let buckets = self.plan.entry(shape).or_insert_with(|| vec![None; BUCKETS.len()]);
             buckets[bucket_index(bucket)] = Some(winner);
         }
@@ -365,6 +361,20 @@ impl Linear {
             found.push((Candidate::Own { variant: Some(variant) }, format!("own {variant}")));
         }
         Ok(found)
+    }
+
+    /// Whether it can run a shape at this number of rows: what is read from a file may come from a version with other
+    /// kernels. Algorithms of cuBLASLt are checked by the library itself.
+    pub(crate) fn can_run(&self, shape: &LinearShape, rows: usize, candidate: &Candidate) -> bool {
+        match *candidate {
+            Candidate::CublasLt { .. } => self.lt.is_some(),
+            Candidate::CublasLtScaled { .. } => self.lt.is_some() && shape.weights == Weights::Fp8,
+            Candidate::Own { variant } => {
+                let able = self.own.variants(&self.gemm_args(&LinearArgs::unbound(*shape, rows), 0, 0));
+                variant.map_or(!able.is_empty(), |variant| able.contains(&variant))
+            }
+            Candidate::Skinny { folds_norm } => self.fits_skinny(shape, rows, folds_norm),
+        }
     }
 
     /// Take the memory that a candidate needs besides its operands.

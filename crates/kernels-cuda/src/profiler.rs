@@ -112,12 +112,19 @@ impl Profiler {
             gpu.synchronize()?;
         }
         // SAFETY: no preconditions; without a tool it does nothing.
-        check(unsafe { sys::cuProfilerStart() }, || "marking the start of a profile window".into())?;
+        self.mark(unsafe { sys::cuProfilerStart() }, "start");
         match &mut self.recorder {
             Some(recorder) if leading_in => recorder.skip_lead_in(now),
             _ => self.start_recorder(gpu, now),
         }
         Ok(())
+    }
+
+    /// A mark that no tool takes is worth a word, and not the run.
+    fn mark(&mut self, status: sys::CUresult, edge: &str) {
+        if let Err(error) = check(status, || format!("marking the {edge} of a profile window")) {
+            self.notes.push(format!("a profiler can't see the {edge} of a window: {error}"));
+        }
     }
 
     fn start_recorder(&mut self, gpu: &Gpu, now: &dyn Fn() -> u64) {
@@ -163,9 +170,9 @@ impl Profiler {
         let alive = waited.is_ok();
         let timeline = self.recorder.as_mut().filter(|_| alive).map(|recorder| recorder.stop(gpu, now));
         // SAFETY: no preconditions; without a tool it does nothing.
-        let marked = check(unsafe { sys::cuProfilerStop() }, || "marking the end of a profile window".into());
+        let status = unsafe { sys::cuProfilerStop() };
         waited?;
-        marked?;
+        self.mark(status, "end");
         match timeline {
             Some(Err(error)) => {
                 self.notes.push(format!("no kernel timeline: {error}"));

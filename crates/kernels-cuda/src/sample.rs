@@ -62,8 +62,8 @@ const THREADS: u32 = 1024;
 const ARGMAX_THREADS: u32 = 256;
 /// Shared memory before the bits of forbidden ids, as in the kernel.
 const SCRATCH_BYTES: usize = 18_432;
-/// Sums of weights are made for no more.
-const LARGEST_VOCAB: usize = 1 << 18;
+/// Tokens of the largest vocabulary: sums of weights are made for no more.
+pub const LARGEST_VOCAB: usize = 1 << 18;
 
 /// Drawing tokens.
 pub struct SampleOps {

@@ -123,7 +123,7 @@ pub struct RecorderCost {
     pub start_ns: u64,
     /// Nanoseconds to switch it off, fetch what is left and decode everything.
     pub stop_ns: u64,
-    /// Nanoseconds inside the window that CUPTI reports as its own.
+    /// Nanoseconds of the steps, the lead-in among them, that CUPTI reports as its own.
     pub inside_ns: u64,
     /// Records.
     pub records: u64,
@@ -178,12 +178,14 @@ pub(crate) struct LeadIn {
 }
 
 impl KernelTimeline {
-    /// Leave out the lead-in: by iteration, because the GPU may have been busy with it until long after its end.
+    /// Leave out the lead-in: by iteration, because the GPU may have been busy with it until long after its end. What could
+    /// not be tied to an iteration belongs to the lead-in if it ran before everything that is known to be in the window.
     pub(crate) fn leave_out(&mut self, lead_in: LeadIn) {
-        self.activities.retain(|activity| match activity.iteration {
-            Some(iteration) => iteration != lead_in.iteration,
-            None => activity.start >= lead_in.end,
-        });
+        let is_inside =
+            |activity: &Activity| activity.iteration.is_some_and(|iteration| iteration != lead_in.iteration);
+        let first = self.activities.iter().filter(|a| is_inside(a)).map(|a| a.start).min();
+        let opened = lead_in.end.max(first.unwrap_or(i64::MIN));
+        self.activities.retain(|a| is_inside(a) || a.iteration.is_none() && a.start >= opened);
         self.calls.retain(|call| call.end >= lead_in.end);
     }
 
@@ -405,7 +407,14 @@ mod tests {
     fn a_lead_in_is_left_out_even_where_the_gpu_ran_it_inside_the_window() {
         let of = |start, iteration| Activity { iteration, ..activity(start, 0, 1) };
         let mut timeline = KernelTimeline {
-            activities: vec![of(10, Some(4)), of(20, None), of(40, Some(4)), of(50, Some(5)), of(60, None)],
+            activities: vec![
+                of(10, Some(4)),
+                of(20, None),
+                of(40, Some(4)),
+                of(45, None),
+                of(50, Some(5)),
+                of(60, None),
+            ],
             calls: vec![call(5, 0, 1), call(35, 0, 2)],
             ..KernelTimeline::default()
         };

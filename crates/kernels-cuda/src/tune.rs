@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::compile::{fingerprint, nvrtc_version};
+use crate::code_cache::fingerprint;
+use crate::compile::nvrtc_version;
 use crate::dtype::Precision;
 use crate::error::CudaError;
 use crate::gemm::{GemmCluster, GemmVariant};
@@ -193,8 +194,8 @@ pub fn tune(
     let mut missing = Vec::new();
     for (shape, bucket, rows) in wanted {
         match known.iter().find(|c| c.shape == shape && c.bucket == bucket) {
-            Some(choice) => choices.push(choice.clone()),
-            None => missing.push((shape, bucket, rows)),
+            Some(choice) if linear.can_run(&shape, rows, &choice.winner) => choices.push(choice.clone()),
+            _ => missing.push((shape, bucket, rows)),
         }
     }
     let measured = missing.len();

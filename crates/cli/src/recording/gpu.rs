@@ -64,7 +64,9 @@ impl Spans {
         let mut continues = None;
         for (index, step) in steps.iter().enumerate() {
             let mut end = step.times.end as i64;
-            let start = continues.take().unwrap_or(step.times.start as i64);
+            // Of a window that was led in, the first step too may have begun before the host was done with the one before.
+            let begun = on_device.get(&number(step.iteration)).map_or(i64::MAX, |&(begins, _)| begins);
+            let start = continues.take().unwrap_or((step.times.start as i64).min(begun));
             let next = steps.get(index + 1).and_then(|next| on_device.get(&number(next.iteration)));
             if next.is_some_and(|&(begins, _)| begins < end) {
                 let done = on_device.get(&number(step.iteration)).map_or(start, |&(_, done)| done);
@@ -269,6 +271,9 @@ mod tests {
         let expected = [(100, 600, Some((110, 120))), (600, 1100, Some((300, 310))), (1100, 1400, Some((1110, 1120)))];
         assert_eq!(found, expected);
         assert!(spans.overlap);
+        // Led in: the GPU was at step 5 before the answers of step 4 were out.
+        let led_in = Spans::of(&[step(5, 250, 800), step(6, 800, 1100)], Some(&timeline));
+        assert_eq!(led_in.steps.iter().map(|s| (s.start, s.end)).collect::<Vec<_>>(), [(200, 600), (600, 1100)]);
         let on_cpu = Spans::of(&steps, None);
         assert!(!on_cpu.overlap);
         assert_eq!(

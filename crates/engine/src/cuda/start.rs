@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strobe_kernels_cuda::{
-    CapturedGraph, CudaError, DeviceBuffer, Event, GemmPlugin, Gpu, KvDtype, Linear, PinnedBuffer, Profiler, RowOps,
-    SampleOps, Spent, Tuned, UnfusedAttention, tune,
+    CapturedGraph, CudaError, DeviceBuffer, Event, GemmPlugin, Gpu, KvDtype, LARGEST_VOCAB, Linear, PinnedBuffer,
+    Profiler, RowOps, SampleOps, Spent, Tuned, UnfusedAttention, tune,
 };
 use strobe_model::program::Node;
 use strobe_model::{ModelConfig, PerfectRouter};
@@ -298,6 +298,12 @@ pub fn buckets(most: usize) -> Vec<usize> {
 
 /// Refuses models that have no kernels here.
 fn check_model(config: &ModelConfig, build: &BuildConfig) -> Result<(), EngineError> {
+    if config.vocab_size > LARGEST_VOCAB {
+        let vocab = config.vocab_size;
+        let problem =
+            format!("draws from {LARGEST_VOCAB} tokens at most, and this model has {vocab}; use --device cpu");
+        return Err(EngineError::option("--device cuda", problem));
+    }
     if let Some(latent) = latent_config(config, weights::precision(build.dtype), build.cache_block_tokens()) {
         // Before anything is loaded.
         latent.check()?;

@@ -276,7 +276,12 @@ impl Recorder {
         ITERATION.store(u32::MAX, Ordering::Relaxed);
         gpu.on_tag(Some(set_external));
         // The first call makes CUPTI take a buffer: here, and not in the first step.
-        gpu.synchronize()?;
+        if let Err(error) = gpu.synchronize() {
+            gpu.on_tag(None);
+            clear_external(&self.api);
+            self.disable();
+            return Err(error);
+        }
         let began = self.api.moment(now);
         let start_ns = begun.elapsed().as_nanos() as u64;
         self.running = Some(Running { began, start_ns, ties: Ties::default(), graphs: Vec::new(), lead_in: None });
