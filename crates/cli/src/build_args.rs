@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use strobe_engine::{BuildConfig, KvCacheType, ModelRef, Quantization};
 use strobe_model::{DType, RouterSkew};
 
-use crate::device::{Device, DeviceArgs};
+use crate::device::{Device, DeviceArgs, Needs};
 
 /// On or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -180,7 +180,10 @@ impl BuildArgs {
 
     /// Where to run: where nobody says, what only a CPU can run goes there even if there is a GPU.
     pub fn device(&self, asked: &DeviceArgs) -> Result<Device> {
-        if self.needs_cpu() && asked.device.is_none() { Ok(Device::Cpu) } else { asked.resolve() }
+        if self.needs_cpu() && asked.device.is_none() {
+            return Ok(Device::Cpu);
+        }
+        asked.resolve(Needs::Engine { cublaslt: self.gemm_plugin != Some(GemmPlugin::Disable) })
     }
 
     /// Refuse a seed where there is nothing random.

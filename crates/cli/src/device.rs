@@ -50,8 +50,8 @@ pub struct DeviceArgs {
 
 impl DeviceArgs {
     /// The device; a machine that never had a GPU is told so only if it was asked.
-    pub fn resolve(&self) -> Result<Device> {
-        self.device.unwrap_or(DeviceChoice::Auto).resolve(self.device.is_some())
+    pub fn resolve(&self, needs: Needs) -> Result<Device> {
+        self.device.unwrap_or(DeviceChoice::Auto).resolve(self.device.is_some(), needs)
     }
 }
 
@@ -76,14 +76,17 @@ impl std::fmt::Display for Device {
 impl DeviceChoice {
     /// Find the device. A GPU that was asked for and can't be used is an error; with `auto` the reason is a note, left
     /// out where there is no driver and the user did not ask.
-    pub fn resolve(self, asked: bool) -> Result<Device> {
+    pub fn resolve(self, asked: bool, needs: Needs) -> Result<Device> {
         match self {
             DeviceChoice::Cpu => Ok(Device::Cpu),
             DeviceChoice::Cuda(index) => {
-                usable(index)?;
+                match needs {
+                    Needs::Driver => listed(index)?,
+                    Needs::Engine { .. } => usable(index)?,
+                };
                 Ok(Device::Cuda(index))
             }
-            DeviceChoice::Auto => match first_gpu() {
+            DeviceChoice::Auto => match first_gpu(needs) {
                 Ok(()) => Ok(Device::Cuda(0)),
                 Err(reason) => {
                     let no_driver = matches!(reason, CudaError::LibraryMissing { library: "libcuda", .. });
@@ -97,22 +100,47 @@ impl DeviceChoice {
     }
 }
 
-/// GPU `index`, if the driver has it and kernels are compiled for its architecture.
-pub fn usable(index: u32) -> Result<DeviceInfo, CudaError> {
+/// What a run needs of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// The driver: another program runs there, with kernels of its own.
+    Driver,
+    /// strobe's kernels.
+    Engine {
+        /// And cuBLASLt.
+        cublaslt: bool,
+    },
+}
+
+impl Needs {
+    /// An engine with default options.
+    pub const ENGINE: Needs = Needs::Engine { cublaslt: true };
+}
+
+/// GPU `index`, if the driver has it.
+fn listed(index: u32) -> Result<DeviceInfo, CudaError> {
     let all = devices()?;
     let listed = all.len();
-    let info = all.into_iter().nth(index as usize).ok_or_else(|| CudaError::NoDevice {
-        problem: format!("there is no GPU {index}, the driver lists {listed}"),
-    })?;
+    all.into_iter()
+        .nth(index as usize)
+        .ok_or_else(|| CudaError::NoDevice { problem: format!("there is no GPU {index}, the driver lists {listed}") })
+}
+
+/// GPU `index`, if the driver has it and kernels are compiled for its architecture.
+pub fn usable(index: u32) -> Result<DeviceInfo, CudaError> {
+    let info = listed(index)?;
     Arch::of(&info)?;
     Ok(info)
 }
 
 /// Whether `auto` would take the first GPU: it and the libraries that a run needs besides the driver are there.
-pub fn first_gpu() -> Result<(), CudaError> {
+pub fn first_gpu(needs: Needs) -> Result<(), CudaError> {
+    let Needs::Engine { cublaslt } = needs else { return listed(0).map(drop) };
     usable(0)?;
     library::open(Lib::Nvrtc)?;
-    library::open(Lib::CublasLt)?;
+    if cublaslt {
+        library::open(Lib::CublasLt)?;
+    }
     Ok(())
 }
 
@@ -134,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_cpu_is_always_there() {
-        assert_eq!(DeviceChoice::Cpu.resolve(true).unwrap(), Device::Cpu);
-        assert!(DeviceChoice::Auto.resolve(false).is_ok());
+        assert_eq!(DeviceChoice::Cpu.resolve(true, Needs::ENGINE).unwrap(), Device::Cpu);
+        assert!(DeviceChoice::Auto.resolve(false, Needs::ENGINE).is_ok());
     }
 }

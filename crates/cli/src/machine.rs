@@ -256,7 +256,10 @@ pub fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
 
 /// The ceilings of a GPU for engines built like `build`: a large matrix product of its type, and a copy in its memory.
 pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, CudaError> {
-    let gpu = Gpu::open(index)?;
+    let spinner = progress::spinner("loading GPU kernels, which are compiled the first time");
+    let gpu = Gpu::open(index);
+    spinner.finish_and_clear();
+    let gpu = gpu?;
     let precision = match build.dtype {
         DType::F32 => Precision::F32,
         DType::F16 => Precision::F16,

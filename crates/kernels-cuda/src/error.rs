@@ -17,6 +17,16 @@ pub enum CudaError {
         /// What to do.
         remedy: String,
     },
+    /// Files of a library are there, and none can be loaded.
+    #[error("{library} can't be loaded: {problems}; {remedy}")]
+    LibraryBroken {
+        /// What it is called.
+        library: &'static str,
+        /// What the loader said of each file.
+        problems: String,
+        /// What to do.
+        remedy: String,
+    },
     /// A library is there and too old.
     #[error("{library} {found} is too old, {needed} or newer is needed; {remedy}")]
     TooOld {

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
@@ -422,10 +423,26 @@ impl Event {
     pub fn since(&self, earlier: &Event) -> Result<f32, CudaError> {
         let mut milliseconds = 0.0;
         // SAFETY: both are live.
-        let status = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.raw, self.raw) };
+        let status = unsafe { elapsed_time()?(&mut milliseconds, earlier.raw, self.raw) };
         check(status, || "reading an event's time".into())?;
         Ok(milliseconds)
     }
+}
+
+type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+
+/// How the time between events is asked for: drivers before CUDA 12.8 have only the older function.
+fn elapsed_time() -> Result<ElapsedTime, CudaError> {
+    static KNOWN: OnceLock<ElapsedTime> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(*known);
+    }
+    let driver = library::open(Lib::Driver)?;
+    // SAFETY: both have this type in NVIDIA's headers.
+    let newer: Option<ElapsedTime> = unsafe { driver.symbol("cuEventElapsedTime_v2") };
+    // SAFETY: as above.
+    let function = newer.map_or_else(|| unsafe { driver.function("cuEventElapsedTime") }, Ok)?;
+    Ok(*KNOWN.get_or_init(|| function))
 }
 
 impl Drop for Event {

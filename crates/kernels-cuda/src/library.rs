@@ -52,7 +52,10 @@ impl Lib {
 
     fn remedy(self) -> &'static str {
         match self {
-            Lib::Driver | Lib::Nvml => "install NVIDIA's driver (580 or newer for CUDA 13), or use --device cpu",
+            Lib::Nvml => "it comes with NVIDIA's driver",
+            Lib::Driver => {
+                "install NVIDIA's driver (580 or newer for CUDA 13); all but selftest also runs with --device cpu"
+            }
             Lib::Nvrtc => "install it with `pip install nvidia-cuda-nvrtc` or the CUDA toolkit, and set CUDA_HOME",
             Lib::CublasLt => "install it with `pip install nvidia-cublas` or the CUDA toolkit, and set CUDA_HOME",
             Lib::Cupti => "install it with `pip install nvidia-cuda-cupti` or the CUDA toolkit, and set CUDA_HOME",
@@ -63,6 +66,7 @@ impl Lib {
 
 /// A library as it was found.
 pub struct Found {
+    lib: Lib,
     /// Full path, or the bare name when the loader found it.
     pub path: PathBuf,
     library: libloading::os::unix::Library,
@@ -76,6 +80,19 @@ impl Found {
     pub unsafe fn symbol<T: Copy>(&self, name: &str) -> Option<T> {
         // SAFETY: by the caller's promise; the library is never closed.
         unsafe { self.library.get::<T>(name.as_bytes()).ok().map(|s| *s) }
+    }
+
+    /// The same where it has to be there.
+    ///
+    /// # Safety
+    /// See [`Found::symbol`].
+    pub(crate) unsafe fn function<T: Copy>(&self, name: &str) -> Result<T, CudaError> {
+        // SAFETY: by the caller's promise.
+        unsafe { self.symbol(name) }.ok_or_else(|| CudaError::Library {
+            library: self.lib.name(),
+            action: format!("finding {name}"),
+            code: format!("it is not in {}", self.file().display()),
+        })
     }
 }
 
@@ -95,6 +112,31 @@ impl Found {
         mapped.into_iter().find(own).map_or_else(|| self.path.clone(), Path::to_owned)
     }
 }
+
+/// Functions of a library as one struct. They are those of the file that was opened, whatever else is on the loader's path,
+/// and one that is missing is an error.
+macro_rules! functions {
+    ($(#[$meta:meta])* $name:ident of $lib:ident { $($field:ident: fn($($argument:ty),*) -> $result:ty = $symbol:literal;)* }) => {
+        $(#[$meta])*
+        struct $name {
+            $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl $name {
+            fn get() -> Result<&'static $name, $crate::error::CudaError> {
+                static FUNCTIONS: std::sync::OnceLock<$name> = std::sync::OnceLock::new();
+                if let Some(known) = FUNCTIONS.get() {
+                    return Ok(known);
+                }
+                let found = $crate::library::open($crate::library::Lib::$lib)?;
+                // SAFETY: the types are those of NVIDIA's headers.
+                let functions = unsafe { $name { $($field: found.function($symbol)?,)* } };
+                Ok(FUNCTIONS.get_or_init(|| functions))
+            }
+        }
+    };
+}
+pub(crate) use functions;
 
 /// The version of a library, in words; `None` where it can't be asked or is not there.
 pub fn version(lib: Lib) -> Option<String> {
@@ -143,29 +185,59 @@ pub fn version(lib: Lib) -> Option<String> {
 /// Names a CUDA toolkit, or an unpacked wheel of one of its libraries, whose libraries are to be used.
 pub const CUDA_PATH_VARIABLE: &str = "STROBE_CUDA_PATH";
 
+/// Variables that name a CUDA toolkit.
+const TOOLKIT_VARIABLES: [&str; 3] = [CUDA_PATH_VARIABLE, "CUDA_HOME", "CUDA_PATH"];
+
 /// Open `lib` once for the whole process. Symbols become global, so that bindings which open it by its bare name find
 /// the same copy.
 pub fn open(lib: Lib) -> Result<&'static Found, CudaError> {
-    static OPENED: [OnceLock<Option<Found>>; Lib::ALL.len()] = [const { OnceLock::new() }; Lib::ALL.len()];
+    static OPENED: [OnceLock<Result<Found, Vec<String>>>; Lib::ALL.len()] = [const { OnceLock::new() }; Lib::ALL.len()];
     let opened = OPENED[lib as usize].get_or_init(|| search(lib)).as_ref();
-    opened.ok_or_else(|| CudaError::LibraryMissing {
-        library: lib.name(),
-        names: lib.files().join(", "),
-        places: places().iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "),
-        remedy: lib.remedy().to_string(),
+    opened.map_err(|broken| match broken.is_empty() {
+        true => CudaError::LibraryMissing {
+            library: lib.name(),
+            names: lib.files().join(", "),
+            places: searched(),
+            remedy: lib.remedy().to_string(),
+        },
+        false => CudaError::LibraryBroken {
+            library: lib.name(),
+            problems: broken.join("; "),
+            remedy: lib.remedy().to_string(),
+        },
     })
 }
 
-fn search(lib: Lib) -> Option<Found> {
+/// Where is searched, in words, with the directories that were named and are not there.
+pub fn searched() -> String {
+    let places = places().into_iter().map(|place| place.display().to_string());
+    let named = TOOLKIT_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+    let gone = named
+        .filter(|(_, value)| !value.is_empty() && !Path::new(value).is_dir())
+        .map(|(name, value)| format!("{name}={}, which is no directory", value.to_string_lossy()));
+    places.chain(gone).collect::<Vec<_>>().join(", ")
+}
+
+/// Files that are there and can't be loaded are named with the reason where none can.
+fn search(lib: Lib) -> Result<Found, Vec<String>> {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
     // SAFETY: NVIDIA's libraries run no code of ours when they are opened.
-    let try_open = |path: &Path| unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) }.ok();
-    let try_open = |path: &Path| {
+    let try_open = |path: &Path| unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) };
+    let mut broken = Vec::new();
+    let mut try_open = |path: &Path| {
         if lib == Lib::Nvrtc {
             // NVRTC opens its other half by its bare name, which a directory off the loader's path does not answer.
-            builtins_beside(path).iter().filter_map(|half| try_open(half)).for_each(std::mem::forget);
+            builtins_beside(path).iter().filter_map(|half| try_open(half).ok()).for_each(std::mem::forget);
         }
-        try_open(path)
+        let opened = try_open(path);
+        if let Err(problem) = &opened {
+            let problem = why(problem);
+            // The loader says the same of every name that it does not find.
+            if path.is_absolute() || !problem.contains("No such file") {
+                broken.push(problem);
+            }
+        }
+        opened.ok()
     };
     let bare = lib.files().iter().map(PathBuf::from);
     let full = places().into_iter().flat_map(|place| lib.files().iter().map(move |file| place.join(file)));
@@ -173,7 +245,15 @@ fn search(lib: Lib) -> Option<Found> {
     let named = std::env::var_os(CUDA_PATH_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
     let (first, rest): (Vec<_>, Vec<_>) =
         full.filter(|path| path.exists()).partition(|path| named.as_ref().is_some_and(|dir| path.starts_with(dir)));
-    first.into_iter().chain(bare).chain(rest).find_map(|path| try_open(&path).map(|library| Found { path, library }))
+    let mut all = first.into_iter().chain(bare).chain(rest);
+    let found = all.find_map(|path| try_open(&path).map(|library| Found { lib, path, library }));
+    found.ok_or(broken)
+}
+
+/// What the loader said.
+fn why(problem: &libloading::Error) -> String {
+    use std::error::Error;
+    problem.source().map_or_else(|| problem.to_string(), |source| source.to_string())
 }
 
 /// The files of NVRTC's other half in the directory of `path`.
@@ -189,8 +269,7 @@ fn builtins_beside(path: &Path) -> Vec<PathBuf> {
 /// Directories that are searched besides the loader's path; only those that exist.
 pub fn places() -> Vec<PathBuf> {
     let mut places = Vec::new();
-    let mut toolkits: Vec<PathBuf> =
-        [CUDA_PATH_VARIABLE, "CUDA_HOME", "CUDA_PATH"].iter().filter_map(std::env::var_os).map(PathBuf::from).collect();
+    let mut toolkits: Vec<PathBuf> = TOOLKIT_VARIABLES.iter().filter_map(std::env::var_os).map(PathBuf::from).collect();
     let mut installed: Vec<PathBuf> = std::fs::read_dir("/usr/local")
         .into_iter()
         .flatten()

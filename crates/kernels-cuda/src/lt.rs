@@ -5,14 +5,14 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
 use cudarc::cublaslt::sys;
 
 use crate::dtype::Precision;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
-use crate::library::{self, Lib};
+use crate::library;
 use crate::memory::{DeviceBuffer, DevicePtr};
 
 /// Element type of both operands.
@@ -103,11 +103,56 @@ impl LtAlgo {
 /// Every pointer must be a multiple of this; the algorithms are chosen for it.
 const ALIGNMENT: u32 = 16;
 
+library::functions! {
+    /// What is called of cuBLASLt.
+    Functions of CublasLt {
+        create: fn(*mut sys::cublasLtHandle_t) -> sys::cublasStatus_t = "cublasLtCreate";
+        destroy: fn(sys::cublasLtHandle_t) -> sys::cublasStatus_t = "cublasLtDestroy";
+        get_version: fn() -> usize = "cublasLtGetVersion";
+        matmul: fn(
+            sys::cublasLtHandle_t, sys::cublasLtMatmulDesc_t, *const c_void,
+            *const c_void, sys::cublasLtMatrixLayout_t, *const c_void, sys::cublasLtMatrixLayout_t, *const c_void,
+            *const c_void, sys::cublasLtMatrixLayout_t, *mut c_void, sys::cublasLtMatrixLayout_t,
+            *const sys::cublasLtMatmulAlgo_t, *mut c_void, usize, sys::cudaStream_t
+        ) -> sys::cublasStatus_t = "cublasLtMatmul";
+        matmul_algo_check: fn(
+            sys::cublasLtHandle_t, sys::cublasLtMatmulDesc_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t,
+            sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t, *const sys::cublasLtMatmulAlgo_t,
+            *mut sys::cublasLtMatmulHeuristicResult_t
+        ) -> sys::cublasStatus_t = "cublasLtMatmulAlgoCheck";
+        matmul_algo_get_heuristic: fn(
+            sys::cublasLtHandle_t, sys::cublasLtMatmulDesc_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t,
+            sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatmulPreference_t, c_int,
+            *mut sys::cublasLtMatmulHeuristicResult_t, *mut c_int
+        ) -> sys::cublasStatus_t = "cublasLtMatmulAlgoGetHeuristic";
+        matmul_desc_create: fn(*mut sys::cublasLtMatmulDesc_t, sys::cublasComputeType_t, sys::cudaDataType_t)
+            -> sys::cublasStatus_t = "cublasLtMatmulDescCreate";
+        matmul_desc_destroy: fn(sys::cublasLtMatmulDesc_t) -> sys::cublasStatus_t = "cublasLtMatmulDescDestroy";
+        matmul_desc_set_attribute: fn(
+            sys::cublasLtMatmulDesc_t, sys::cublasLtMatmulDescAttributes_t, *const c_void, usize
+        ) -> sys::cublasStatus_t = "cublasLtMatmulDescSetAttribute";
+        matmul_preference_create: fn(*mut sys::cublasLtMatmulPreference_t) -> sys::cublasStatus_t
+            = "cublasLtMatmulPreferenceCreate";
+        matmul_preference_destroy: fn(sys::cublasLtMatmulPreference_t) -> sys::cublasStatus_t
+            = "cublasLtMatmulPreferenceDestroy";
+        matmul_preference_set_attribute: fn(
+            sys::cublasLtMatmulPreference_t, sys::cublasLtMatmulPreferenceAttributes_t, *const c_void, usize
+        ) -> sys::cublasStatus_t = "cublasLtMatmulPreferenceSetAttribute";
+        matrix_layout_create: fn(*mut sys::cublasLtMatrixLayout_t, sys::cudaDataType, u64, u64, i64)
+            -> sys::cublasStatus_t = "cublasLtMatrixLayoutCreate";
+        matrix_layout_destroy: fn(sys::cublasLtMatrixLayout_t) -> sys::cublasStatus_t = "cublasLtMatrixLayoutDestroy";
+        matrix_layout_set_attribute: fn(
+            sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayoutAttribute_t, *const c_void, usize
+        ) -> sys::cublasStatus_t = "cublasLtMatrixLayoutSetAttribute";
+    }
+}
+
 /// A shape, its rows, and the algorithm that was tuned for it.
 type Wanted = (LtShape, usize, Option<LtAlgo>);
 
 /// A library handle with its workspace. Made by the thread that runs steps, used by one thread at a time.
 pub struct Lt {
+    api: &'static Functions,
     handle: sys::cublasLtHandle_t,
     workspace: DeviceBuffer,
     version: usize,
@@ -124,18 +169,18 @@ unsafe impl Send for Lt {}
 impl Lt {
     /// Open the library and take its workspace.
     pub fn new(gpu: &Gpu) -> Result<Lt, CudaError> {
-        library::open(Lib::CublasLt)?;
+        let api = Functions::get()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the library is open; a local.
-        check(unsafe { sys::cublasLtCreate(&mut handle) }, || "making a handle".into())?;
+        // SAFETY: a local.
+        check(unsafe { (api.create)(&mut handle) }, || "making a handle".into())?;
         // SAFETY: no arguments.
-        let version = unsafe { sys::cublasLtGetVersion() };
+        let version = unsafe { (api.get_version)() };
         let arch = gpu.arch().number();
         let workspace = DeviceBuffer::new(if arch >= 90 { 64 << 20 } else { 32 << 20 }, "cuBLASLt's workspace")?;
         // Scales per row came with 12.9 and exist on Hopper only.
         let hopper = arch == 90 && version >= 120_900;
         let (products, resolved) = Default::default();
-        Ok(Lt { handle, workspace, version, hopper, fp8: arch >= 89, products, resolved })
+        Ok(Lt { api, handle, workspace, version, hopper, fp8: arch >= 89, products, resolved })
     }
 
     /// The library's version, as 130001 for 13.0.1.
@@ -161,7 +206,7 @@ impl Lt {
         let mut products = self.products.borrow_mut();
         let product = match products.entry(*shape) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Product::new(shape)?),
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Product::new(self.api, shape)?),
         };
         product.set_rows(m)?;
         // The heuristic looks at whether scales are there, never at what they point to.
@@ -172,9 +217,10 @@ impl Lt {
 
     fn heuristic(&self, product: &Product, most: usize) -> Result<Vec<LtAlgo>, CudaError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as P;
+        let api = self.api;
         let mut preference = std::ptr::null_mut();
         // SAFETY: a local.
-        check(unsafe { sys::cublasLtMatmulPreferenceCreate(&mut preference) }, || "making a preference".into())?;
+        check(unsafe { (api.matmul_preference_create)(&mut preference) }, || "making a preference".into())?;
         let workspace = self.workspace.bytes();
         // Partial sums stay in 32 bits: sums in the output's type would lose what the accumulator kept.
         let reductions = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
@@ -183,7 +229,7 @@ impl Lt {
         // SAFETY: live handles; attributes of the sizes that the library documents; room for `most` results.
         let status = unsafe {
             let set = |which, value: *const c_void, bytes| {
-                sys::cublasLtMatmulPreferenceSetAttribute(preference, which, value, bytes)
+                (api.matmul_preference_set_attribute)(preference, which, value, bytes)
             };
             let mut status = set(P::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const workspace).cast(), 8);
             let small = [
@@ -201,7 +247,7 @@ impl Lt {
             if status == SUCCESS {
                 let Product { operation, a, b, d, .. } = *product;
                 let (most, results) = (most as i32, found.as_mut_ptr());
-                status = sys::cublasLtMatmulAlgoGetHeuristic(
+                status = (api.matmul_algo_get_heuristic)(
                     self.handle,
                     operation,
                     a,
@@ -214,7 +260,7 @@ impl Lt {
                     &mut count,
                 );
             }
-            let _ = sys::cublasLtMatmulPreferenceDestroy(preference);
+            let _ = (api.matmul_preference_destroy)(preference);
             status
         };
         use sys::cublasStatus_t::{CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
@@ -246,7 +292,7 @@ impl Lt {
         // SAFETY: live handles; the buffers are the caller's and of the sizes that `shape` and `m` name; the scalars
         // are read before the call returns.
         let status = unsafe {
-            sys::cublasLtMatmul(
+            (self.api.matmul)(
                 self.handle,
                 product.operation,
                 (&raw const alpha).cast(),
@@ -281,7 +327,7 @@ impl Lt {
             // SAFETY: live handles with the rows set by `algorithms`; locals.
             let status = unsafe {
                 let Product { operation, a, b, d, .. } = *product;
-                sys::cublasLtMatmulAlgoCheck(self.handle, operation, a, b, d, d, &algo.raw(), &mut result)
+                (self.api.matmul_algo_check)(self.handle, operation, a, b, d, d, &algo.raw(), &mut result)
             };
             (status == SUCCESS && result.workspaceSize <= self.workspace.bytes()).then_some(algo)
         };
@@ -294,7 +340,7 @@ impl Lt {
 impl Drop for Lt {
     fn drop(&mut self) {
         // SAFETY: made by `new`, destroyed once; nobody is left to hear of a failure.
-        let _ = unsafe { sys::cublasLtDestroy(self.handle) };
+        let _ = unsafe { (self.api.destroy)(self.handle) };
     }
 }
 
@@ -329,6 +375,7 @@ fn data_type(precision: Precision) -> sys::cudaDataType {
 
 /// Descriptors of one shape. Rows and scale pointers change from call to call, the rest stays.
 struct Product {
+    api: &'static Functions,
     operation: sys::cublasLtMatmulDesc_t,
     a: sys::cublasLtMatrixLayout_t,
     b: sys::cublasLtMatrixLayout_t,
@@ -338,7 +385,7 @@ struct Product {
 }
 
 impl Product {
-    fn new(shape: &LtShape) -> Result<Product, CudaError> {
+    fn new(api: &'static Functions, shape: &LtShape) -> Result<Product, CudaError> {
         use sys::cublasLtMatmulDescAttributes_t as D;
         let (input, fp8) = match shape.input {
             LtInput::Same(precision) => (data_type(precision), false),
@@ -347,20 +394,20 @@ impl Product {
         use std::ptr::null_mut as none;
         let row_scales = shape.input == LtInput::Fp8RowScales;
         // Dropped, and its handles with it, when a call below fails.
-        let mut product = Product { operation: none(), a: none(), b: none(), d: none(), rows: 1, row_scales };
+        let mut product = Product { api, operation: none(), a: none(), b: none(), d: none(), rows: 1, row_scales };
         let (n, k) = (shape.n as u64, shape.k as u64);
         let scalar = sys::cudaDataType_t::CUDA_R_32F;
         // SAFETY: locals.
         unsafe {
             let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-            check(sys::cublasLtMatmulDescCreate(&mut product.operation, compute, scalar), || "describing".into())?;
+            check((api.matmul_desc_create)(&mut product.operation, compute, scalar), || "describing".into())?;
             let layouts = [
                 (&mut product.a, input, k, n, k),
                 (&mut product.b, input, k, 1, k),
                 (&mut product.d, data_type(shape.output), n, 1, n),
             ];
             for (layout, kind, rows, columns, leading) in layouts {
-                let status = sys::cublasLtMatrixLayoutCreate(layout, kind, rows, columns, leading as i64);
+                let status = (api.matrix_layout_create)(layout, kind, rows, columns, leading as i64);
                 check(status, || format!("describing a matrix of {shape:?}"))?;
             }
         }
@@ -380,7 +427,7 @@ impl Product {
     fn set<T>(&self, which: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), CudaError> {
         // SAFETY: the descriptor is live; callers give a value of the attribute's type.
         let status = unsafe {
-            sys::cublasLtMatmulDescSetAttribute(self.operation, which, (&raw const *value).cast(), size_of::<T>())
+            (self.api.matmul_desc_set_attribute)(self.operation, which, (&raw const *value).cast(), size_of::<T>())
         };
         check(status, || format!("setting {which:?}"))
     }
@@ -393,7 +440,7 @@ impl Product {
         let m64 = m as u64;
         for layout in [self.b, self.d] {
             // SAFETY: live layouts; the attribute is 64 bits wide.
-            let status = unsafe { sys::cublasLtMatrixLayoutSetAttribute(layout, columns, (&raw const m64).cast(), 8) };
+            let status = unsafe { (self.api.matrix_layout_set_attribute)(layout, columns, (&raw const m64).cast(), 8) };
             check(status, || format!("setting {m} rows"))?;
         }
         self.rows = m;
@@ -415,10 +462,10 @@ impl Drop for Product {
         // SAFETY: made by `new`, destroyed once; those that were never made are null.
         unsafe {
             for layout in [self.a, self.b, self.d].into_iter().filter(|l| !l.is_null()) {
-                let _ = sys::cublasLtMatrixLayoutDestroy(layout);
+                let _ = (self.api.matrix_layout_destroy)(layout);
             }
             if !self.operation.is_null() {
-                let _ = sys::cublasLtMatmulDescDestroy(self.operation);
+                let _ = (self.api.matmul_desc_destroy)(self.operation);
             }
         }
     }
@@ -447,14 +494,15 @@ mod tests {
 
     #[test]
     fn products_of_every_kind_can_be_described() {
-        if library::open(Lib::CublasLt).is_err() {
+        let Ok(api) = Functions::get() else {
             eprintln!("skipped: there is no libcublasLt here");
             return;
-        }
+        };
         let same = Precision::ALL.map(LtInput::Same);
         for input in same.into_iter().chain([LtInput::Fp8RowScales, LtInput::Fp8Codes]) {
             for output in Precision::ALL {
-                let mut product = Product::new(&LtShape { n: 48, k: 64, input, output, accumulate: false }).unwrap();
+                let mut product =
+                    Product::new(api, &LtShape { n: 48, k: 64, input, output, accumulate: false }).unwrap();
                 product.set_rows(7).unwrap();
                 product.set_scales(256, 512).unwrap();
             }

@@ -32,7 +32,9 @@ const REPEATS: usize = 7;
 pub fn peaks(gpu: &Gpu, precision: Precision, fp8: bool) -> Result<GpuPeaks, CudaError> {
     let (linear, by) = match Linear::new(gpu, precision, GemmPlugin::Auto) {
         Ok(linear) => (linear, "cuBLASLt or strobe"),
-        Err(CudaError::LibraryMissing { .. }) => (Linear::new(gpu, precision, GemmPlugin::Disable)?, "strobe"),
+        Err(CudaError::LibraryMissing { .. } | CudaError::LibraryBroken { .. }) => {
+            (Linear::new(gpu, precision, GemmPlugin::Disable)?, "strobe")
+        }
         Err(error) => return Err(error),
     };
     Ok(GpuPeaks { flops_per_s: product(gpu, linear, precision, fp8)?, copy_bytes_per_s: copy(gpu)?, by })

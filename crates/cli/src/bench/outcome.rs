@@ -165,7 +165,13 @@ impl Outcome {
 
     /// What the recorder is seen to cost in the profile windows, against the steps around them.
     pub fn window_overhead(&self) -> Option<Overhead> {
-        (!self.windows.is_empty()).then(|| overhead::of_windows(&self.run.iterations)).flatten()
+        (!self.windows.is_empty() && self.recorded()).then(|| overhead::of_windows(&self.run.iterations)).flatten()
+    }
+
+    /// Whether strobe itself recorded what was asked for: on a GPU another tool may, or none can.
+    pub fn recorded(&self) -> bool {
+        let on_gpu = matches!(self.info.device, DeviceFacts::Cuda(_));
+        !on_gpu || self.run.recordings.iter().any(|recording| recording.gpu.is_some())
     }
 
     /// What switching a GPU's recorder on and off took for each window.

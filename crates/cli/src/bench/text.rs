@@ -390,6 +390,9 @@ fn signed_percent(share: f64) -> String {
 
 /// What recording the windows cost: in the steps, against those around, and at their edges.
 fn recorder_cost(text: &mut String, outcome: &Outcome) {
+    if !outcome.recorded() {
+        return;
+    }
     match outcome.window_overhead() {
         Some(o) => {
             let _ = writeln!(

@@ -20,7 +20,7 @@ use crate::bench::start::{Start, since_beginning_ms};
 use crate::bench::write::{self, Files};
 use crate::bench::{self, Spec, text};
 use crate::build_args::{BuildArgs, Switch};
-use crate::device::{Device, DeviceArgs};
+use crate::device::{Device, DeviceArgs, Needs};
 use crate::machine::{self, MeasuredPeaks};
 use crate::model_args::{CpuArgs, CudaArgs, ModelArgs, Target};
 use crate::runtime::{self, Runtime};
@@ -263,7 +263,10 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     } else if args.python.is_some() {
         bail!("--python is for --runtime pytorch and pytorch-graph");
     }
-    let device = args.build.device(&args.device)?;
+    let device = match args.runtime {
+        Runtime::Strobe => args.build.device(&args.device)?,
+        _ => args.device.resolve(Needs::Driver)?,
+    };
     if args.repeat == 0 {
         bail!("--repeat must be at least 1");
     }

@@ -10,6 +10,7 @@ use strobe_kernels_cuda::library::{self, Lib};
 use strobe_kernels_cuda::{Arch, CudaError, DeviceInfo};
 use strobe_report::human;
 
+use crate::device::Needs;
 use crate::machine::{self, Machine};
 use crate::model_args::CpuArgs;
 use crate::{device, nsys, output};
@@ -100,7 +101,7 @@ pub fn run(args: Args) -> Result<()> {
     let tiers: Vec<_> = Tier::available().iter().map(|t| t.name()).collect();
     let available = memory::available();
     let gpus = strobe_kernels_cuda::devices();
-    let auto = device::first_gpu();
+    let auto = device::first_gpu(Needs::ENGINE);
     let cache = kernel_cache();
     let nsys = nsys::search();
 
@@ -173,8 +174,7 @@ pub fn run(args: Args) -> Result<()> {
     for lib in Lib::ALL {
         facts.push((lib.name(), library_text(lib)));
     }
-    let places: Vec<_> = library::places().iter().map(|place| place.display().to_string()).collect();
-    facts.push(("searched", format!("the loader's path, {}", places.join(", "))));
+    facts.push(("searched", format!("the loader's path, {}", library::searched())));
     facts.push((
         "kernel cache",
         cache.map_or("no place for it: neither HOME, XDG_CACHE_HOME nor STROBE_CACHE_DIR is set".into(), |c| {

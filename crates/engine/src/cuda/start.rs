@@ -221,6 +221,9 @@ impl CudaBackend {
             backend.capture_graphs(|| (options.progress)(loaded))?;
         }
         lap("graphs");
+        if let Some((_, milliseconds)) = times.first_mut() {
+            *milliseconds += backend.facts.kernels.earlier_milliseconds;
+        }
         backend.facts.start_ms = times;
         Ok(backend)
     }

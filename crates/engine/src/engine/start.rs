@@ -105,7 +105,12 @@ impl Core {
                     progress,
                 };
                 let mut backend = CudaBackend::new(model, nodes.clone(), setup)?;
-                notes.extend(backend.notes());
+                let said = backend.notes();
+                if options.probe_recorder && !backend.profiler().records() {
+                    let problem = format!("finds no recorder to measure: {}", said.join("; "));
+                    return Err(EngineError::option("--measure-profiler-overhead", problem));
+                }
+                notes.extend(said);
                 let (blocks, facts) = (backend.blocks(), DeviceFacts::Cuda(Box::new(backend.facts().clone())));
                 let kernels: Arc<[String]> = nodes.iter().map(|node| node.name.to_string()).collect();
                 (Runner::Cuda(Box::new(backend)), blocks, kernels, facts)

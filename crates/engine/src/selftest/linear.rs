@@ -69,7 +69,9 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
 /// With cuBLASLt where it is installed.
 fn open(rig: &Rig, precision: Precision) -> Result<Linear, CudaError> {
     match Linear::new(rig.gpu, precision, GemmPlugin::Auto) {
-        Err(CudaError::LibraryMissing { .. }) => Linear::new(rig.gpu, precision, GemmPlugin::Disable),
+        Err(CudaError::LibraryMissing { .. } | CudaError::LibraryBroken { .. }) => {
+            Linear::new(rig.gpu, precision, GemmPlugin::Disable)
+        }
         other => other,
     }
 }

@@ -161,7 +161,9 @@ impl Bench {
             Some(place) => place,
             None => {
                 let linear = match Linear::new(&self.gpu, precision, GemmPlugin::Auto) {
-                    Err(CudaError::LibraryMissing { .. }) => Linear::new(&self.gpu, precision, GemmPlugin::Disable)?,
+                    Err(CudaError::LibraryMissing { .. } | CudaError::LibraryBroken { .. }) => {
+                        Linear::new(&self.gpu, precision, GemmPlugin::Disable)?
+                    }
                     linear => linear?,
                 };
                 self.linears.push((precision, linear));

@@ -16,7 +16,7 @@ use strobe_report::human;
 use self::cases::{Case, Kind, Op};
 use self::torch::Torch;
 use crate::commands::bench::command_line;
-use crate::device::{Device, DeviceArgs, DeviceChoice};
+use crate::device::{Device, DeviceArgs, DeviceChoice, Needs};
 use crate::machine::{self, Machine};
 use crate::model_args::CpuArgs;
 use crate::{interrupt, output, progress};
@@ -185,7 +185,7 @@ pub fn run(args: Args) -> Result<()> {
         bail!("--repeat must be {LEAST_REPEATS} to {MOST_REPEATS}, found {}", args.repeat);
     }
     // The kernels of the CPU are what is measured unless a GPU is asked for.
-    let device = args.device.device.unwrap_or(DeviceChoice::Cpu).resolve(true)?;
+    let device = args.device.device.unwrap_or(DeviceChoice::Cpu).resolve(true, Needs::ENGINE)?;
     let cases = cases::cases(device, &args.shapes, &args.op, &args.dtype)?;
     if let Some(dir) = &args.output_dir {
         staged_dir::check_target(dir, args.overwrite, &report::MARKS, "directory of kernel measurements")?;
