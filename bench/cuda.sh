@@ -7,6 +7,7 @@
 #   bench/cuda.sh [SECTION...]     decode throughput prefill fp8 peers ablation moe; default: all of them, in this order
 #   bench/cuda.sh agree            record the same iterations by strobe and by Nsight Systems, and check that they agree
 #   bench/cuda.sh gemm             time strobe's own matrix products beside cuBLASLt's, shape by shape
+#   bench/cuda.sh selftest         `strobe selftest`, then a few cases of each of its checks under compute-sanitizer
 #   bench/cuda.sh docs             put the results into README.md and docs/
 #
 #   STROBE=target/release/strobe   the program to measure
@@ -16,6 +17,7 @@
 #   PYTHON=python3                 the Python of section peers
 #   AGREE=target/release/examples/agree   what compares two recordings: cargo build --release -p strobe-trace --example agree
 #   MICROBENCH=target/release/examples/microbench   times kernels: cargo build --release -p strobe-kernels-cuda --example microbench
+#   SANITIZER=...                  compute-sanitizer; default: that on the PATH, or of a CUDA toolkit
 #   RUN_LIMIT_S=300                a run that takes longer is ended, and its result says so
 #   STROBE_BENCH_DEVICE=cpu        a rehearsal with tiny models on the CPU: tests this script, measures nothing worth keeping
 set -euo pipefail
@@ -61,9 +63,10 @@ for section in "${sections[@]}"; do
   case "$section" in
     decode | throughput | prefill | fp8 | peers | ablation | moe) ;;
     agree) example agree agree strobe-trace "${AGREE:-}" ;;
+    selftest) [[ -z "$rehearsal" ]] || { echo "section selftest needs a GPU; it can't be rehearsed" >&2; exit 2; } ;;
     gemm) example gemm microbench strobe-kernels-cuda "${MICROBENCH:-}" ;;
     *)
-      echo "there is no section \`$section\`; write some of decode throughput prefill fp8 peers ablation moe agree gemm, or docs" >&2
+      echo "there is no section \`$section\`; write some of decode throughput prefill fp8 peers ablation moe agree gemm selftest, or docs" >&2
       exit 2
       ;;
   esac
@@ -240,6 +243,25 @@ agree() {
   runs=()
 }
 
+# The check `fault` writes out of bounds on purpose: that is no case for the sanitizer.
+selftest() {
+  local sanitizer check
+  "$strobe" selftest --device "$device" > selftest.txt 2>&1 || failed=1
+  tail -n 1 selftest.txt
+  sanitizer="${SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2> /dev/null | tail -n 1 || true)}"
+  rm -f sanitizer-*.txt
+  if [[ -z "$sanitizer" ]]; then
+    echo "compute-sanitizer is not here; SANITIZER names it" >&2
+    failed=1
+  else
+    for check in $(sed -nE 's/^([a-z]+) +[0-9]+ cases passed in .*/\1/p' selftest.txt | grep -vx fault); do
+      "$sanitizer" --error-exitcode 9 "$strobe" selftest --device "$device" --quick --only "$check" \
+        > "sanitizer-$check.txt" 2>&1 || failed=1
+      echo "sanitizer, $check: $(tail -n 1 "sanitizer-$check.txt")"
+    done
+  fi
+  results selftest "$out/cuda-selftest.json" "$commit" "$work"
+}
 gemm() {
   "$microbench" gemm > gemm.txt
   results gemm "$out/cuda-gemm.json" "$commit" gemm.txt
@@ -247,7 +269,7 @@ gemm() {
 
 for section in "${sections[@]}"; do
   "$section"
-  # Sections agree and gemm have made their results.
+  # Sections agree, gemm and selftest have made their results.
   [[ ${#runs[@]} -eq 0 ]] || keep "$section"
 done
 echo "results: $out; runs: $work; $SECONDS s"

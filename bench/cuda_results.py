@@ -4,6 +4,7 @@
   cuda_results.py balance RESULT.json COMMIT WORK RUN BALANCE   the answer of `strobe bench moe-balance`; RUN has the machine
   cuda_results.py agree RESULT.json COMMIT WORK RUN...       what was said of each RUN's two recordings
   cuda_results.py gemm RESULT.json COMMIT PRINTED.txt        what `microbench gemm` printed
+  cuda_results.py selftest RESULT.json COMMIT WORK           what `strobe selftest` said, and compute-sanitizer of it
   cuda_results.py ablation BEFORE AFTER COMPARISON.txt       the figures of both runs, then the comparison
   cuda_results.py docs RESULTS_DIR
 """
@@ -201,6 +202,28 @@ def gemm(result, commit, printed):
                    "machine": {"device": device}, "rows": rows})
 
 
+def selftest(result, commit, work):
+    def said(name):
+        with open(os.path.join(work, name)) as file:
+            return file.read()
+
+    text = said("selftest.txt")
+    device = re.search(r"^device +(.*)$", text, re.M)
+    checks = {name: {"cases": int(cases), "seconds": float(seconds)}
+              for name, cases, seconds in re.findall(r"^([a-z]+) +(\d+) cases passed in ([\d.]+) s$", text, re.M)}
+    for name, check in checks.items():
+        path = f"sanitizer-{name}.txt"
+        if os.path.exists(os.path.join(work, path)):
+            found = said(path)
+            errors = re.search(r"ERROR SUMMARY: (\d+) error", found)
+            cases = re.search(r"^([\d,]+) cases in .*all passed", found, re.M)
+            check["sanitizer"] = {"cases": int(cases[1].replace(",", "")) if cases else None,
+                                  "errors": int(errors[1]) if errors else None}
+    write(result, {"name": name_of(result), "commit": commit, "command": "bench/cuda.sh selftest",
+                   "machine": {"device": device[1] if device else None}, "said": text.strip().splitlines()[-1],
+                   "passes": text.strip().endswith("all passed"), "checks": checks})
+
+
 def products(document):
     shares = [row["own_over_cublaslt"] * 100 for row in document["rows"]
               if row["types"] == "bf16" and row["m"] == 2048 and row["own_over_cublaslt"]]
@@ -387,6 +410,8 @@ if __name__ == "__main__":
         balance(*given)
     elif verb == "agree" and len(given) >= 4:
         agree(*given[:3], given[3:])
+    elif verb == "selftest" and len(given) == 3:
+        selftest(*given)
     elif verb == "gemm" and len(given) == 3:
         gemm(*given)
     elif verb == "ablation" and len(given) == 3:
