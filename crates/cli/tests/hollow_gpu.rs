@@ -1,0 +1,218 @@
+//! GPUs that are old, full or faulty, on any machine: the driver and the compiler are stand-ins that answer every call and
+//! compute nothing (`hollow_gpu/*.c`). What GPUs compute is `strobe selftest`'s business, on a real one.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use common::{Done, Sandbox, assert_names, finish};
+
+/// Directories that go on the loader's path.
+struct Libraries {
+    driver: PathBuf,
+    old_driver: PathBuf,
+    compiler: PathBuf,
+}
+
+/// Compiled once, by the compiler that Rust links with.
+fn libraries() -> &'static Libraries {
+    static LIBRARIES: OnceLock<Libraries> = OnceLock::new();
+    LIBRARIES.get_or_init(|| {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hollow-{}", std::process::id()));
+        let library = |directory: &str, source: &str, names: [&str; 2], options: &[&str]| {
+            let directory = root.join(directory);
+            std::fs::create_dir_all(&directory).unwrap();
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hollow_gpu").join(source);
+            let file = directory.join(names[0]);
+            let mut cc = Command::new("cc");
+            cc.args(["-shared", "-fPIC", "-w", "-o"]).arg(&file).arg(source).args(options);
+            assert!(cc.status().expect("Rust links with cc").success(), "{cc:?}");
+            std::fs::copy(&file, directory.join(names[1])).unwrap();
+            directory
+        };
+        Libraries {
+            driver: library("driver", "driver.c", ["libcuda.so.1", "libcuda.so"], &[]),
+            old_driver: library("old-driver", "driver.c", ["libcuda.so.1", "libcuda.so"], &["-DOLD"]),
+            compiler: library("compiler", "compiler.c", ["libnvrtc.so.13", "libnvrtc.so"], &[]),
+        }
+    })
+}
+
+/// A sandbox, and a cache of its own for kernels and peaks: what is compiled here must not be loaded elsewhere.
+struct Machine {
+    sandbox: Sandbox,
+    cache: PathBuf,
+}
+
+const BENCH: &str = "bench throughput --model micro --dataset d.jsonl --warmup 0 --device cuda --gemm-plugin disable";
+
+impl Machine {
+    fn new() -> Machine {
+        let (sandbox, elsewhere) = (Sandbox::new(), Sandbox::new());
+        sandbox.dataset("d.jsonl", &[(5, 30), (9, 30)]);
+        let cache = elsewhere.path("cache");
+        std::mem::forget(elsewhere);
+        Machine { sandbox, cache }
+    }
+
+    fn command(&self, directories: &[&Path], variables: &[(&str, &str)], words: &str) -> Command {
+        let mut command = self.sandbox.command(words);
+        command.env("LD_LIBRARY_PATH", std::env::join_paths(directories).unwrap());
+        command.env("XDG_CACHE_HOME", &self.cache).envs(variables.iter().copied());
+        command
+    }
+
+    fn usual(&self, variables: &[(&str, &str)], words: &str) -> Command {
+        let Libraries { driver, compiler, .. } = libraries();
+        self.command(&[driver, compiler], variables, words)
+    }
+
+    fn run(&self, variables: &[(&str, &str)], words: &str) -> Done {
+        finish(&mut self.usual(variables, words))
+    }
+
+    fn refused(&self, variables: &[(&str, &str)], words: &str) -> String {
+        self.sandbox.refused_command(&mut self.usual(variables, words))
+    }
+
+    fn kernels(&self) -> PathBuf {
+        self.cache.join("strobe/kernels")
+    }
+}
+
+fn assert_runs(done: &Done) {
+    assert_eq!(done.code, Some(0), "{}\n{}", done.stdout, done.stderr);
+}
+
+#[test]
+fn drivers_from_12_4_on_run() {
+    let machine = Machine::new();
+    let Libraries { old_driver, compiler, .. } = libraries();
+    for version in ["12040", "12060", "13000"] {
+        let directories: [&Path; 2] = [old_driver, compiler];
+        assert_runs(&finish(&mut machine.command(&directories, &[("HOLLOW_DRIVER", version)], BENCH)));
+    }
+    let message = machine.refused(&[("HOLLOW_DRIVER", "12030")], BENCH);
+    assert_names(&message, &["12.3", "too old", "12.4"]);
+}
+
+#[test]
+fn gpus_that_are_not_there_or_not_supported() {
+    let machine = Machine::new();
+    let message = machine.refused(&[("HOLLOW_GPUS", "0")], BENCH);
+    assert_names(&message, &["there is no GPU 0"]);
+    for capability in ["75", "100"] {
+        let message = machine.refused(&[("HOLLOW_CAPABILITY", capability)], BENCH);
+        assert_names(&message, &["Hollow GPU", "sm_80", "sm_90"]);
+        let auto = machine.run(&[("HOLLOW_CAPABILITY", capability)], &BENCH.replace(" --device cuda", ""));
+        assert_runs(&auto);
+        assert_names(&auto.stderr, &["note: using the CPU", "Hollow GPU"]);
+    }
+}
+
+#[test]
+fn a_run_without_cublaslt_needs_none() {
+    let machine = Machine::new();
+    let done = machine.run(&[], &BENCH.replace(" --device cuda", ""));
+    assert_runs(&done);
+    assert!(done.stdout.contains("Hollow GPU"), "{}", done.stdout);
+}
+
+#[test]
+fn kernels_are_compiled_once_and_then_need_no_compiler() {
+    let machine = Machine::new();
+    let files = |done: &Done| done.stdout.lines().find(|line| line.starts_with("Kernel files:")).map(str::to_string);
+    let count = |text: Option<String>, what: &str| assert_names(&text.unwrap_or_default(), &[what]);
+    count(files(&machine.run(&[], BENCH)), " 0 from the cache");
+    count(files(&machine.run(&[], BENCH)), " 0 compiled now");
+    let without: [&Path; 1] = [&libraries().driver];
+    let warm = finish(&mut machine.command(&without, &[], BENCH));
+    assert_runs(&warm);
+    count(files(&warm), " 0 compiled now");
+
+    // Every file cut short: they are noticed, and made again where there is a compiler.
+    for entry in std::fs::read_dir(machine.kernels()).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 3]).unwrap();
+    }
+    let message = machine.sandbox.refused_command(&mut machine.command(&without, &[], BENCH));
+    assert_names(&message, &["libnvrtc was not found", "pip install"]);
+    count(files(&machine.run(&[], BENCH)), " 0 from the cache");
+    count(files(&machine.run(&[], BENCH)), " 0 compiled now");
+}
+
+#[test]
+fn a_kernel_that_does_not_compile() {
+    let machine = Machine::new();
+    let done = machine.run(&[("HOLLOW_COMPILE_ERROR", "1")], BENCH);
+    assert_eq!(done.code, Some(2), "{}", done.stderr);
+    assert_names(&done.stderr, &["identifier \"nonsense\" is undefined", ".cu", "sm_90a", "99.1", "--std=c++17"]);
+}
+
+#[test]
+fn memory_that_is_not_enough() {
+    let machine = Machine::new();
+    let message = machine.refused(&[("HOLLOW_FREE_MIB", "0")], BENCH);
+    assert_names(&message, &["not enough memory", "weights"]);
+    let message = machine.refused(&[("HOLLOW_FREE_MIB", "1000")], BENCH);
+    assert_names(&message, &["not enough memory for the KV cache", "GiB"]);
+    let message = machine.refused(&[("HOLLOW_FAULT", "cuMemAlloc_v2:2:0")], BENCH);
+    assert_names(&message, &["memory"]);
+}
+
+#[test]
+fn a_fault_in_a_step_names_the_step_and_blocking_names_the_op() {
+    let machine = Machine::new();
+    let faulty = |function: &str, words: &str| {
+        let fault = format!("{function}:700:-1");
+        let done = machine.run(&[("HOLLOW_FAULT", &fault)], &format!("{BENCH} --profile 5-9 {words}"));
+        assert_eq!(done.code, Some(2), "{}", done.stderr);
+        assert_names(&done.stderr, &["CUDA_ERROR_ILLEGAL_ADDRESS", "iteration 5"]);
+        done.stderr
+    };
+    let message = faulty("cuEventSynchronize", "--output-dir waiting");
+    assert_names(&message, &["--cuda-launch-blocking"]);
+    // The device is at fault as soon as it is waited for: which is right behind the op that launches block for.
+    let message = faulty("cuStreamSynchronize", "--output-dir blocking --cuda-launch-blocking");
+    assert_names(&message, &["embed"]);
+}
+
+#[test]
+fn a_profiler_that_takes_no_marks_does_not_end_the_run() {
+    let machine = Machine::new();
+    let done = machine.run(&[("HOLLOW_FAULT", "cuProfilerStart:5:0")], &format!("{BENCH} --profile 5-9"));
+    assert_runs(&done);
+    assert_names(&done.stderr, &["can't see the start of a window"]);
+}
+
+#[test]
+fn a_recorder_that_can_t_run_is_not_measured() {
+    if strobe_kernels_cuda::library::open(strobe_kernels_cuda::library::Lib::Cupti).is_ok() {
+        eprintln!("skipped: this machine has libcupti");
+        return;
+    }
+    let machine = Machine::new();
+    let message = machine.refused(&[], &format!("{BENCH} --measure-profiler-overhead"));
+    assert_names(&message, &["--measure-profiler-overhead", "libcupti was not found"]);
+    let done = machine.run(&[], &format!("{BENCH} --profile 5-9 --output-dir run"));
+    assert_runs(&done);
+    assert_names(&done.stderr, &["no kernel timeline", "libcupti"]);
+    assert!(!done.stdout.contains("Cost of recording"), "{}", done.stdout);
+}
+
+#[test]
+fn a_library_that_can_t_be_loaded_is_named_with_the_reason() {
+    let machine = Machine::new();
+    let broken = machine.cache.with_file_name("broken");
+    std::fs::create_dir_all(&broken).unwrap();
+    std::fs::write(broken.join("libcuda.so.1"), "no library").unwrap();
+    let mut command = machine.command(&[&broken], &[("CUDA_HOME", "/no/such/toolkit")], BENCH);
+    let message = machine.sandbox.refused_command(&mut command);
+    assert_names(&message, &["libcuda can't be loaded", "broken/libcuda.so.1", "driver"]);
+    let mut command = machine.command(&[&libraries().driver], &[("CUDA_HOME", "/no/such/toolkit")], BENCH);
+    let message = machine.sandbox.refused_command(&mut command);
+    assert_names(&message, &["libnvrtc was not found", "CUDA_HOME=/no/such/toolkit, which is no directory"]);
+}
