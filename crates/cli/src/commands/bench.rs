@@ -258,6 +258,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     let arrival = arrival(&args)?;
     let concurrency = concurrency(&args, latency)?;
     let params = sampling(&args)?;
+    args.cuda.refuse_conflicts()?;
     if args.runtime != Runtime::Strobe {
         refuse_of_other_runtimes(&args, !windows.is_empty())?;
     } else if args.python.is_some() {

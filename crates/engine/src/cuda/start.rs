@@ -23,7 +23,7 @@ use super::experts::Experts;
 use super::inputs::{self, Layout, PackOptions, Packed};
 use super::ops::sites;
 use super::weights::{self, DeviceWeights, device_bytes};
-use super::{CudaBackend, CudaDevice, CudaFacts, Stage, fault};
+use super::{CudaBackend, CudaDevice, CudaFacts, Stage};
 
 /// How a backend is set up.
 pub struct CudaBackendOptions<'a> {
@@ -213,11 +213,11 @@ impl CudaBackend {
             stages,
             workspace_bytes,
             profiler,
-            notes: tuned.notes,
+            notes: options.device.note().into_iter().chain(tuned.notes).collect(),
             facts,
             gpu,
         };
-        if options.device.graphs && !options.device.blocking {
+        if options.device.replays_graphs() {
             backend.capture_graphs(|| (options.progress)(loaded))?;
         }
         lap("graphs");
@@ -249,7 +249,7 @@ impl CudaBackend {
             self.run_nodes(&packed)?;
             self.gpu
                 .synchronize()
-                .map_err(|error| fault(error, || format!("the first decode step of {bucket} rows")))?;
+                .map_err(|error| error.while_waiting_for(|| format!("the first decode step of {bucket} rows")))?;
             let graph = CapturedGraph::capture(&self.gpu, || self.run_nodes(&packed))?;
             self.graphs.push((bucket, graph));
         }
