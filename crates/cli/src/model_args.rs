@@ -67,7 +67,7 @@ impl From<Target> for Device {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "GPU")]
 pub struct CudaArgs {
-    /// Replay decode steps as CUDA graphs, one per batch size [default: enable]
+    /// Replay decode steps as CUDA graphs, one per batch size [default: enable, unless launches block]
     #[arg(long, value_enum)]
     pub cuda_graph: Option<Switch>,
     /// Plan and launch a step before the tokens of the one before are known to the host [default: enable on a GPU]
@@ -76,7 +76,8 @@ pub struct CudaArgs {
     /// Ranges for Nsight Systems: when it is attached, always or never [default: auto]
     #[arg(long, value_enum)]
     pub nvtx: Option<NvtxArg>,
-    /// Wait after every op, so that an error names the op that caused it; also CUDA_LAUNCH_BLOCKING=1
+    /// Wait after every op, so that an error names the op that caused it; CUDA graphs are off then; also
+    /// CUDA_LAUNCH_BLOCKING=1
     #[arg(long)]
     pub cuda_launch_blocking: bool,
 }
@@ -91,18 +92,28 @@ pub enum NvtxArg {
 impl CudaArgs {
     /// The GPU as asked for; `record` says whether any window will be recorded.
     pub fn device(&self, index: u32, record: bool) -> CudaDevice {
-        let blocking = self.cuda_launch_blocking || std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|v| v == "1");
+        let plain = CudaDevice::new(index);
         CudaDevice {
             graphs: self.cuda_graph.is_none_or(Switch::on),
-            blocking,
+            blocking: self.cuda_launch_blocking || plain.blocking,
             record,
             nvtx: match self.nvtx.unwrap_or(NvtxArg::Auto) {
                 NvtxArg::Auto => NvtxChoice::Auto,
                 NvtxArg::Enable => NvtxChoice::Enable,
                 NvtxArg::Disable => NvtxChoice::Disable,
             },
-            ..CudaDevice::new(index)
+            ..plain
         }
+    }
+
+    /// Refuse options that exclude each other.
+    pub fn refuse_conflicts(&self) -> Result<()> {
+        if self.cuda_graph == Some(Switch::Enable) && self.cuda_launch_blocking {
+            bail!(
+                "--cuda-graph enable and --cuda-launch-blocking exclude each other: no op of a graph can be waited for; leave one of them out"
+            );
+        }
+        Ok(())
     }
 
     /// Refuse what only a GPU can do.

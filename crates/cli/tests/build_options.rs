@@ -254,3 +254,22 @@ fn the_simd_tier_can_be_forced_and_is_reported() {
         assert_eq!(*found, ran[0].1, "{tier}");
     }
 }
+
+#[test]
+fn types_that_no_device_runs_are_refused_before_anything_is_written() {
+    let sandbox = Sandbox::new();
+    for (model, options, parts) in [
+        ("moe-tiny", "--quantization fp8", ["--quantization fp8", "experts", "--quantization none"]),
+        ("gpt-oss-tiny", "--quantization fp8", ["--quantization fp8", "experts", "--quantization none"]),
+        ("deepseek-tiny", "--quantization fp8 --kv-cache-dtype fp8", ["--quantization fp8", "no kernels", "use"]),
+        ("deepseek-tiny", "--kv-cache-dtype fp8", ["--kv-cache-dtype fp8", "latent attention", "auto"]),
+        ("micro", "--quantization fp8 --kv-cache-dtype int8", ["--kv-cache-dtype int8", "fp8", "no device"]),
+        ("micro", "--quantization int4 --kv-cache-dtype fp8", ["--kv-cache-dtype fp8", "int4", "no device"]),
+    ] {
+        let message = sandbox.refused(&format!("build --model {model} {options} --output-dir e --device cpu"));
+        assert_names(&message, &parts);
+    }
+    // What a GPU runs can be built without one.
+    sandbox.ok("build --model micro --quantization fp8 --kv-cache-dtype fp8 --output-dir e --device cpu");
+    sandbox.ok("build --model moe-tiny --kv-cache-dtype fp8 --output-dir m --device cpu");
+}

@@ -65,3 +65,15 @@ fn auto_falls_back_to_the_cpu() {
     assert_names(&asked.stderr, &["note: using the CPU", "libcuda was not found"]);
     sandbox.ok(&format!("{BENCH} --device cpu"));
 }
+
+#[test]
+fn graphs_and_launches_that_block_exclude_each_other() {
+    let sandbox = with_dataset();
+    let both = "--cuda-graph enable --cuda-launch-blocking";
+    for words in [format!("{BENCH} --device cuda {both}"), format!("{BENCH} {both}")] {
+        let message = sandbox.refused(&words);
+        assert_names(&message, &["--cuda-graph enable", "--cuda-launch-blocking", "leave one of them out"]);
+        let message = sandbox.refused(&words.replace("throughput --model micro", "moe-balance --model moe-tiny"));
+        assert_names(&message, &["--cuda-graph enable", "--cuda-launch-blocking", "leave one of them out"]);
+    }
+}

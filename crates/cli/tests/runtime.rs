@@ -62,6 +62,8 @@ fn requests_go_out_and_token_times_come_back() {
     assert_eq!(report, sandbox.json("run/report.json"));
     assert_names(report["engine"]["backend"].as_str().unwrap(), &["pytorch", "torch 9.9"]);
     assert_eq!(report["strobe"]["runtime"], "pytorch");
+    // It has no such limit.
+    assert!(report.pointer("/world_info").unwrap().get("max_num_tokens").is_none(), "{report:#}");
     // Five tokens in three milliseconds.
     assert!((num(&report, "/performance/system_output_throughput_tok_s") - 5.0 / 3e-3).abs() < 1e-6);
     assert_eq!(sandbox.names("run"), ["iterations.jsonl", "report.json", "requests.jsonl", "run.json"]);
@@ -125,9 +127,57 @@ fn bad_calls() {
         (format!("{BENCH} --cuda-graph disable"), vec!["--cuda-graph", "--runtime strobe"]),
         (format!("{BENCH} --quantization fp8"), vec!["--runtime pytorch has no fp8"]),
         (format!("{BENCH} --request-rate 3"), vec!["--request-rate", "--runtime strobe"]),
+        (
+            format!("{BENCH} --max-num-tokens 64"),
+            vec!["--max-num-tokens", "strobe and pytorch-graph", "--max-batch-size"],
+        ),
     ] {
         assert_names(&sandbox.refused(&words), &parts);
     }
+}
+
+/// A request of 14 tokens within the vocabulary of the fixtures.
+const SMALL_IDS: &str = r#"{"task_id":0,"input_ids":[3,4,5,6,7,8,9,10,11],"output_tokens":5}"#;
+
+#[test]
+fn models_that_the_runner_would_run_as_others_are_refused_before_it_starts() {
+    let sandbox = with_python("");
+    sandbox.ok("build --model moe-tiny --output-dir e --device cpu");
+    let bench = |model: &str, runtime: &str| {
+        format!("bench throughput {model} --dataset d.jsonl --runtime {runtime} --device cpu --python ./python")
+    };
+    for runtime in ["pytorch", "pytorch-graph"] {
+        for (model, part) in [
+            ("--model gpt-oss-20b", "experts"),
+            ("--model moe-tiny", "experts"),
+            ("--model deepseek-tiny", "experts"),
+            ("--engine-dir e", "experts"),
+        ] {
+            // The stand-in would leave its input behind, which `refused` would notice.
+            let message = sandbox.refused(&bench(model, runtime));
+            let runtime = format!("--runtime {runtime} ");
+            assert_names(&message, &[&runtime, part, "--runtime strobe", "tinyllama-1.1b"]);
+        }
+    }
+    for (fixture, part) in [("mixtral", "experts"), ("gpt-oss", "experts"), ("mistral-window", "14 tokens pass")] {
+        let model = format!("--model {FIXTURES}/{fixture}");
+        let longer = bench(&model, "pytorch-graph").replace("d.jsonl", "long.jsonl");
+        sandbox.write("long.jsonl", SMALL_IDS);
+        assert_names(&sandbox.refused(&longer), &[fixture, part, "--runtime pytorch, which"]);
+        // What transformers loads it knows.
+        let done = sandbox.run(&longer.replace("pytorch-graph", "pytorch"));
+        assert_names(&done.stderr, &["ended early"]);
+        fs::remove_file(sandbox.path("input")).unwrap();
+        fs::remove_file(sandbox.path("long.jsonl")).unwrap();
+    }
+}
+
+#[test]
+fn checkpoints_that_python_cannot_read_are_refused_before_it_starts() {
+    let sandbox = with_python("");
+    sandbox.write("d.jsonl", SMALL_IDS);
+    let words = BENCH.replace("--model micro", &format!("--model {FIXTURES}/gguf/llama-q8_0.gguf"));
+    assert_names(&sandbox.refused(&words), &["llama-q8_0.gguf", "GGUF", "Hugging Face directory"]);
 }
 
 /// A Python that has what the runner needs.
@@ -145,7 +195,18 @@ fn torch() -> Option<String> {
 #[test]
 fn pytorch_gives_the_tokens_that_strobe_gives() {
     let Some(python) = torch() else { return };
-    for model in ["llama-bias", "llama3-rope-tied", "qwen2", "qwen3"] {
+    const BOTH: [&str; 2] = ["pytorch", "pytorch-graph"];
+    for (model, runtimes) in [
+        ("llama-bias", &BOTH[..]),
+        ("llama3-rope-tied", &BOTH),
+        ("qwen2", &BOTH),
+        ("qwen3", &BOTH),
+        // What only transformers knows.
+        ("mistral-window", &BOTH[..1]),
+        ("mixtral", &BOTH[..1]),
+        ("gpt-oss", &BOTH[..1]),
+        ("deepseek-v3", &BOTH[..1]),
+    ] {
         let sandbox = Sandbox::new();
         let line = |(task, (input, output)): (usize, (usize, usize))| {
             let ids: Vec<_> = (0..input).map(|i| (3 + (task * 13 + i * 7) % 60).to_string()).collect();
@@ -158,8 +219,9 @@ fn pytorch_gives_the_tokens_that_strobe_gives() {
         let bench = format!("bench throughput --model {FIXTURES}/{model} {common}");
         sandbox.ok(&format!("{bench} --output-dir strobe"));
         let expected = outputs(&sandbox.json_lines("strobe/requests.jsonl"));
-        for runtime in ["pytorch", "pytorch-graph"] {
-            let words = format!("--runtime {runtime} --python {python} --max-batch-size 3 --max-num-tokens 32");
+        for &runtime in runtimes {
+            let few = if runtime == "pytorch-graph" { "--max-num-tokens 32" } else { "" };
+            let words = format!("--runtime {runtime} --python {python} --max-batch-size 3 {few}");
             sandbox.ok(&format!("{bench} {words} --warmup 0 --output-dir {runtime}"));
             let found = outputs(&sandbox.json_lines(&format!("{runtime}/requests.jsonl")));
             assert_eq!(found, expected, "{model} on {runtime}");

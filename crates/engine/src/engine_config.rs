@@ -115,7 +115,7 @@ impl BuildConfig {
             );
             return Err(EngineError::option("--max-seq-len", problem));
         }
-        Ok(())
+        self.check_types(model)
     }
 
     /// Tokens per block of the cache as it is laid out: a contiguous cache is one block per request.
@@ -267,9 +267,16 @@ impl EngineConfig {
         }
         build.validate(&model).map_err(|error| match error {
             EngineError::Option { option, problem } => {
-                let name = option.trim_start_matches('-').replace('-', "_");
-                let parent = if name == "tokens_per_block" { plugin } else { "build_config" };
-                refused(format!("{parent}.{name}"), problem)
+                // Some name the value as well.
+                let words = option.split(' ').collect::<Vec<_>>();
+                let (name, value) = (words[0].trim_start_matches('-').replace('-', "_"), &words[1..]);
+                let field = match name.as_str() {
+                    "quantization" => "pretrained_config.quantization.quant_algo".to_string(),
+                    "kv_cache_dtype" => "pretrained_config.kv_dtype".to_string(),
+                    "tokens_per_block" | "gemm_plugin" => format!("{plugin}.{name}"),
+                    _ => format!("build_config.{name}"),
+                };
+                refused(field, value.iter().copied().chain([problem.as_str()]).collect::<Vec<_>>().join(" "))
             }
             other => other,
         })?;
@@ -371,7 +378,7 @@ mod tests {
                 context_fmha: false,
                 paged_kv_cache: true,
                 quantization: Quantization::Int8,
-                kv_cache: KvCacheType::Fp8,
+                kv_cache: KvCacheType::Int8,
             },
             model,
             weights: WeightsOrigin::Random { seed: 3 },
@@ -393,7 +400,17 @@ mod tests {
             for kv_cache in KvCacheType::ALL {
                 let mut config = micro();
                 (config.build.quantization, config.build.kv_cache) = (quantization, kv_cache);
-                assert_eq!(read(&config.to_json()).unwrap(), config);
+                let runs = config.build.check_cpu().is_ok() || config.build.check_gpu().is_ok();
+                match read(&config.to_json()) {
+                    Ok(found) => assert!(runs && found == config, "{quantization:?} {kv_cache:?}"),
+                    Err(problem) => {
+                        let (a, b) = (quantization.name(), kv_cache.name());
+                        assert!(!runs, "{a} {b}: {problem}");
+                        let named =
+                            ["pretrained_config.kv_dtype", a, b, "no device"].map(|part| problem.contains(part));
+                        assert_eq!(named, [true; 4], "{problem}");
+                    }
+                }
             }
         }
         let mut config = micro();
@@ -404,6 +421,33 @@ mod tests {
         document["pretrained_config"]["kv_dtype"] = json!("int3");
         let problem = read(&document).unwrap_err();
         assert!(problem.contains("kv_dtype") && problem.contains("float16"), "{problem}");
+    }
+
+    #[test]
+    fn no_engine_is_of_types_that_no_device_has_kernels_for() {
+        let (matrices, cache) = ((Quantization::Fp8, KvCacheType::Auto), (Quantization::None, KvCacheType::Fp8));
+        for (preset, (quantization, kv_cache), refused) in [
+            ("micro", matrices, None),
+            ("micro", cache, None),
+            ("moe-tiny", matrices, Some(["--quantization fp8", "experts", "quantization.quant_algo"])),
+            ("moe-tiny", cache, None),
+            ("gpt-oss-tiny", matrices, Some(["--quantization fp8", "experts", "quantization.quant_algo"])),
+            ("gpt-oss-tiny", cache, None),
+            ("deepseek-tiny", matrices, Some(["--quantization fp8", "experts", "quantization.quant_algo"])),
+            ("deepseek-tiny", cache, Some(["--kv-cache-dtype fp8", "latent", "pretrained_config.kv_dtype"])),
+        ] {
+            let model = strobe_model::preset(preset).unwrap().config();
+            let build = BuildConfig { quantization, kv_cache, ..micro().build };
+            let config = EngineConfig { model, build, ..micro() };
+            let (built, found) = (config.build.validate(&config.model), read(&config.to_json()));
+            let Some([option, why, field]) = refused else {
+                assert!(built.is_ok() && found.is_ok(), "{preset}: {built:?} {found:?}");
+                continue;
+            };
+            let (built, found) = (built.unwrap_err().to_string(), found.unwrap_err());
+            assert!([option, why, "; use"].iter().all(|part| built.contains(part)), "{preset}: {built}");
+            assert!([field, why, "fp8"].iter().all(|part| found.contains(part)), "{preset}: {found}");
+        }
     }
 
     #[test]

@@ -101,6 +101,34 @@ impl KvCacheType {
 }
 
 impl BuildConfig {
+    /// Refuse types that no device has kernels for, alone or together.
+    pub(crate) fn check_types(&self, model: &ModelConfig) -> Result<(), EngineError> {
+        // CPUs have no e4m3 at all, so what GPUs lack here nobody has.
+        let (matrices, cache) = (self.quantization == Quantization::Fp8, self.kv_cache == KvCacheType::Fp8);
+        if matrices && model.moe.is_some() {
+            let problem = "has no kernels for experts; use --quantization none";
+            return Err(EngineError::option("--quantization fp8", problem));
+        }
+        if matrices && model.latent.is_some() {
+            let problem = "has no kernels for latent attention; use --quantization none";
+            return Err(EngineError::option("--quantization fp8", problem));
+        }
+        if cache && model.latent.is_some() {
+            let problem = "has no kernels for latent attention; use --kv-cache-dtype auto";
+            return Err(EngineError::option("--kv-cache-dtype fp8", problem));
+        }
+        if self.check_cpu().is_err() && self.check_gpu().is_err() {
+            let option = format!("--kv-cache-dtype {}", self.kv_cache.name());
+            let problem = format!(
+                "runs on no device together with --quantization {} in an engine of {}: one of them is for GPUs only, the other for CPUs; use --kv-cache-dtype auto",
+                self.quantization.name(),
+                self.dtype
+            );
+            return Err(EngineError::option(option, problem));
+        }
+        Ok(())
+    }
+
     /// Refuse what only a GPU can run.
     pub fn check_cpu(&self) -> Result<(), EngineError> {
         if self.quantization == Quantization::Fp8 {

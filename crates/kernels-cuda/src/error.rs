@@ -131,6 +131,46 @@ pub enum CudaError {
     Unsupported(String),
 }
 
+impl CudaError {
+    /// Whether it is a kernel's doing: it sticks to the context from then on.
+    pub fn is_fault(&self) -> bool {
+        const FAULTS: [&str; 11] = [
+            "ILLEGAL_ADDRESS",
+            "MISALIGNED_ADDRESS",
+            "INVALID_ADDRESS_SPACE",
+            "INVALID_PC",
+            "ILLEGAL_INSTRUCTION",
+            "HARDWARE_STACK_ERROR",
+            "LAUNCH_FAILED",
+            "LAUNCH_TIMEOUT",
+            "ASSERT",
+            "ECC_UNCORRECTABLE",
+            "CONTAINED",
+        ];
+        match self {
+            CudaError::Driver { code, .. } => {
+                FAULTS.iter().any(|fault| code.strip_prefix("CUDA_ERROR_") == Some(fault))
+            }
+            CudaError::Fault { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// The same, with what was running where a kernel caused it. Whatever is called after a fault fails with it, so this is
+    /// for calls of any kind.
+    pub fn during(self, op: impl FnOnce() -> String) -> CudaError {
+        if self.is_fault() { self.while_waiting_for(op) } else { self }
+    }
+
+    /// The same, with what was waited for: whatever the driver finds then, that has caused.
+    pub fn while_waiting_for(self, op: impl FnOnce() -> String) -> CudaError {
+        match self {
+            CudaError::Driver { code, meaning, .. } => CudaError::Fault { op: op(), code, meaning },
+            other => other,
+        }
+    }
+}
+
 /// What to do when memory runs out beside a cache that took its share.
 const MORE_ROOM: &str = "lower --kv-cache-free-gpu-mem-fraction, --max-batch-size or --max-num-tokens, or free the GPU";
 
@@ -171,4 +211,29 @@ pub(crate) fn describe(status: sys::CUresult) -> (String, String) {
     };
     let code = text(sys::cuGetErrorName).unwrap_or_else(|| format!("{status:?}"));
     (code, text(sys::cuGetErrorString).unwrap_or_else(|| "no description".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn driver(code: &str) -> CudaError {
+        CudaError::Driver { action: "waiting for the GPU".into(), code: code.into(), meaning: "in its words".into() }
+    }
+
+    #[test]
+    fn faults_say_what_ran_and_other_errors_stay_what_they_are() {
+        let error = driver("CUDA_ERROR_ILLEGAL_ADDRESS").during(|| "op gate_up".into());
+        let CudaError::Fault { op, code, meaning } = &error else { panic!("{error:?}") };
+        assert_eq!([op, code, meaning], ["op gate_up", "CUDA_ERROR_ILLEGAL_ADDRESS", "in its words"]);
+        // What is known already is not overwritten from farther out.
+        let CudaError::Fault { op, .. } = error.during(|| "a step".into()) else { panic!("no fault any more") };
+        assert_eq!(op, "op gate_up");
+
+        let refused = driver("CUDA_ERROR_INVALID_VALUE").during(|| unreachable!());
+        assert!(matches!(refused, CudaError::Driver { .. }), "{refused:?}");
+        assert!(!CudaError::Interrupted.is_fault() && !CudaError::Unsupported("too wide".into()).is_fault());
+        let waited = driver("CUDA_ERROR_UNKNOWN").while_waiting_for(|| "op gate_up".into());
+        assert!(matches!(waited, CudaError::Fault { .. }), "{waited:?}");
+    }
 }

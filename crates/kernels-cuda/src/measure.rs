@@ -6,7 +6,7 @@ use crate::gpu::{Event, Gpu};
 use crate::linear::{Epilogue, GemmPlugin, Linear, LinearArgs, LinearInput, LinearShape, Weights};
 use crate::memory::DeviceBuffer;
 use crate::rows::RowOps;
-use crate::tune::{LinearSite, tune};
+use crate::tune::{LinearSite, running, tune};
 use crate::weights::WeightOps;
 use cudarc::driver::sys;
 
@@ -40,8 +40,18 @@ pub fn peaks(gpu: &Gpu, precision: Precision, fp8: bool) -> Result<GpuPeaks, Cud
     Ok(GpuPeaks { flops_per_s: product(gpu, linear, precision, fp8)?, copy_bytes_per_s: copy(gpu)?, by })
 }
 
-/// Milliseconds of `work` at its fastest, after one run to warm up.
-fn best_ms(gpu: &Gpu, mut work: impl FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+/// Milliseconds of `work` at its fastest, after one run to warm up. `what` it is stands in errors.
+fn best_ms(
+    gpu: &Gpu,
+    what: impl Fn() -> String,
+    work: impl FnMut() -> Result<(), CudaError>,
+) -> Result<f64, CudaError> {
+    // What was launched before is not this work's fault.
+    gpu.synchronize().map_err(|error| error.during(|| format!("preparing {}", what())))?;
+    fastest_ms(gpu, work).map_err(|error| error.during(what))
+}
+
+fn fastest_ms(gpu: &Gpu, mut work: impl FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
     let (start, end) = (Event::new(true)?, Event::new(true)?);
     work()?;
     let mut best = f64::INFINITY;
@@ -59,7 +69,8 @@ fn copy(gpu: &Gpu) -> Result<f64, CudaError> {
     let bytes = COPIED.min((gpu.memory()?.0 / 4) as usize);
     let (from, to) = (DeviceBuffer::new(bytes, "a copy")?, DeviceBuffer::new(bytes, "a copy")?);
     from.fill(0x5a)?;
-    let ms = best_ms(gpu, || {
+    let what = || format!("the copy of {bytes} bytes that memory's peak is measured with");
+    let ms = best_ms(gpu, what, || {
         // SAFETY: both buffers have `bytes` bytes and outlive the copy.
         let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to.ptr(), from.ptr(), bytes, gpu.stream()) };
         crate::error::check(status, || "copying device memory".into())
@@ -100,7 +111,10 @@ fn product(gpu: &Gpu, mut linear: Linear, precision: Precision, fp8: bool) -> Re
         spared: 0,
         m: SIDE,
     };
-    let ms = best_ms(gpu, || linear.run(gpu, &args))?;
+    let kernel = tuned.choices.choices.iter().find(|choice| choice.rows == SIDE);
+    let kernel = kernel.and_then(|choice| choice.candidates.first()).map_or("the likeliest", |timing| &timing.kernel);
+    let what = || format!("the peak's {}", running(kernel, &shape, SIDE));
+    let ms = best_ms(gpu, what, || linear.run(gpu, &args))?;
     // Choosing has warmed the GPU up, and at its power limit it may be slower now than it was for a kernel that won, perhaps
     // with fewer rows.
     let chosen = tuned.choices.choices.iter().map(|choice| choice.tflops * 1e12).fold(0.0, f64::max);

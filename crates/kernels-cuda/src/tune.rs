@@ -208,7 +208,8 @@ pub fn tune(
             skipped += usize::from(!fits);
             fits
         });
-        let bench = Bench::new(gpu, linear, &missing)?;
+        let bench = Bench::new(gpu, linear, &missing)
+            .map_err(|error| error.during(|| "preparing the choice of GEMMs".into()))?;
         for (shape, bucket, rows) in &missing {
             if !go_on() {
                 return Err(CudaError::Interrupted);
@@ -321,20 +322,21 @@ impl Bench {
         let (mut best, mut repeats) = (f64::INFINITY, 0);
         for (candidate, name) in linear.candidates(shape, rows)? {
             linear.reserve(&candidate)?;
+            let running = |error: CudaError| error.during(|| running(&name, shape, rows));
+            let time = |repeats, hopeless| -> Result<Option<f64>, CudaError> {
+                match self.time(gpu, linear, shape, rows, &candidate, repeats, hopeless) {
+                    // A library may refuse because its own kernel has faulted, for which the next candidate is not to blame.
+                    Err(error) if refused(&error) => gpu.synchronize().map(|()| None).map_err(running),
+                    timed => timed.map(Some).map_err(running),
+                }
+            };
             if repeats == 0 {
-                match self.time(gpu, linear, shape, rows, &candidate, 4, f64::INFINITY) {
-                    Ok(estimate) => repeats = (REPLAY_MICROSECONDS / estimate).clamp(2.0, 48.0) as usize,
-                    Err(error) if refused(&error) => continue,
-                    Err(error) => return Err(error),
-                }
+                let Some(estimate) = time(4, f64::INFINITY)? else { continue };
+                repeats = (REPLAY_MICROSECONDS / estimate).clamp(2.0, 48.0) as usize;
             }
-            match self.time(gpu, linear, shape, rows, &candidate, repeats, best * HOPELESS) {
-                Ok(microseconds) => {
-                    best = best.min(microseconds);
-                    timed.push((candidate, name, microseconds));
-                }
-                Err(error) if refused(&error) => {}
-                Err(error) => return Err(error),
+            if let Some(microseconds) = time(repeats, best * HOPELESS)? {
+                best = best.min(microseconds);
+                timed.push((candidate, name, microseconds));
             }
         }
         let weighed = |(candidate, _, microseconds): &(Candidate, String, f64)| match candidate {
@@ -477,6 +479,21 @@ impl Bench {
     }
 }
 
+/// A candidate at work, for errors.
+pub(crate) fn running(name: &str, shape: &LinearShape, rows: usize) -> String {
+    let with = [
+        (shape.norm, ", the norm before it"),
+        (shape.bias, ", a bias"),
+        (shape.weights == Weights::Fp8, ", weights in e4m3"),
+        (shape.epilogue == Epilogue::SiluMul, ", the activation"),
+        (shape.epilogue == Epilogue::AddResidual, ", the residual"),
+        (shape.epilogue == Epilogue::Logits, ", the maxima"),
+    ];
+    let with: String = with.iter().filter(|(there, _)| *there).map(|(_, words)| *words).collect();
+    let LinearShape { n, k, .. } = shape;
+    format!("GEMM `{name}` (a product of {rows} rows with {n} x {k} weights{with})")
+}
+
 /// Errors that only mean that a candidate is none.
 fn refused(error: &CudaError) -> bool {
     matches!(error, CudaError::Library { .. } | CudaError::Unsupported(_))
@@ -506,6 +523,24 @@ mod tests {
 
     fn shape() -> LinearShape {
         LinearShape { n: 2560, k: 2048, epilogue: Epilogue::Store, weights: Weights::Same, bias: false, norm: true }
+    }
+
+    #[test]
+    fn a_fault_names_kernel_shape_and_rows() {
+        let error = CudaError::Driver {
+            action: "waiting for the GPU".into(),
+            code: "CUDA_ERROR_ILLEGAL_ADDRESS".into(),
+            meaning: "an illegal memory access was encountered".into(),
+        };
+        let error = error.during(|| running("skinny with norm", &shape(), 16));
+        assert!(matches!(error, CudaError::Fault { .. }), "{error:?}");
+        let said = error.to_string();
+        for part in ["skinny with norm", "16 rows", "2560 x 2048", "norm before", "ILLEGAL_ADDRESS"] {
+            assert!(said.contains(part), "{said}");
+        }
+        let gates = LinearShape { epilogue: Epilogue::SiluMul, weights: Weights::Fp8, norm: false, ..shape() };
+        let said = running("cublaslt 3", &gates, 1);
+        assert!(said.contains("e4m3") && said.contains("activation") && !said.contains("norm"), "{said}");
     }
 
     fn choices() -> GemmChoices {

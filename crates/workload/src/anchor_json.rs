@@ -57,8 +57,8 @@ pub struct WorldInfo {
     pub ep_size: usize,
     /// Most requests in a step.
     pub max_batch_size: usize,
-    /// Most tokens in a step.
-    pub max_num_tokens: usize,
+    /// Most tokens in a step; none without such a limit.
+    pub max_num_tokens: Option<usize>,
     /// The scheduler's policy.
     pub scheduling_policy: String,
     /// Share of free memory given to the KV cache (0 to 1); none when blocks were given instead.
@@ -147,7 +147,7 @@ fn world(m: &Metrics, w: &WorldInfo) -> Value {
     out.insert("ep_size".into(), json!(w.ep_size));
     out.insert("world_size".into(), json!(m.world_size));
     out.insert("max_batch_size".into(), json!(w.max_batch_size));
-    out.insert("max_num_tokens".into(), json!(w.max_num_tokens));
+    insert_known(&mut out, "max_num_tokens", w.max_num_tokens);
     out.insert("scheduling_policy".into(), json!(w.scheduling_policy));
     insert_known(&mut out, "kv_cache_percentage", w.kv_cache_percentage);
     insert_known(&mut out, "issue_rate", m.issue_rate_req_s);

@@ -95,7 +95,7 @@ fn world(text: &mut String, m: &Metrics, ctx: &ReportContext) {
     row("PP Size:", w.pp_size.to_string());
     row("EP Size:", w.ep_size.to_string());
     row("Max Runtime Batch Size:", w.max_batch_size.to_string());
-    row("Max Runtime Tokens:", w.max_num_tokens.to_string());
+    row("Max Runtime Tokens:", w.max_num_tokens.map_or(UNKNOWN.to_string(), |tokens| tokens.to_string()));
     row("Scheduling Policy:", w.scheduling_policy.clone());
     let share = w.kv_cache_percentage.map(|share| format!("{:.2}%", share * 100.0));
     row("KV Memory Percentage:", share.unwrap_or_else(|| UNKNOWN.to_string()));

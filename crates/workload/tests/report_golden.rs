@@ -34,7 +34,7 @@ fn context() -> ReportContext {
             pp_size: 1,
             ep_size: 1,
             max_batch_size: 64,
-            max_num_tokens: 2048,
+            max_num_tokens: Some(2048),
             scheduling_policy: "guaranteed_no_evict".to_string(),
             kv_cache_percentage: Some(0.9),
         },

@@ -309,7 +309,7 @@ impl Outcome {
                 pp_size: 1,
                 ep_size: 1,
                 max_batch_size: self.info.limits.runtime.0,
-                max_num_tokens: self.info.limits.runtime.1,
+                max_num_tokens: Some(self.info.limits.runtime.1),
                 scheduling_policy: self.info.limits.policy.name().into(),
                 kv_cache_percentage: match self.cache {
                     CacheSize::FreeFraction(fraction) => Some(fraction),

@@ -182,7 +182,7 @@ struct BenchArgs {
     /// Most requests in a step [default: the engine's]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     max_batch_size: Option<usize>,
-    /// Most tokens in a step [default: the engine's]
+    /// Most tokens in a step; not for --runtime pytorch [default: the engine's]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     max_num_tokens: Option<usize>,
     /// Where the weights of an engine directory are read from: huge pages of their own, or the mapped file
@@ -258,6 +258,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     let arrival = arrival(&args)?;
     let concurrency = concurrency(&args, latency)?;
     let params = sampling(&args)?;
+    args.cuda.refuse_conflicts()?;
     if args.runtime != Runtime::Strobe {
         refuse_of_other_runtimes(&args, !windows.is_empty())?;
     } else if args.python.is_some() {
@@ -461,6 +462,11 @@ fn ready(
 
 /// Options that only mean something to strobe's own engine.
 fn refuse_of_other_runtimes(args: &BenchArgs, profiled: bool) -> Result<()> {
+    if args.runtime == Runtime::Pytorch && args.max_num_tokens.is_some() {
+        bail!(
+            "--max-num-tokens is for --runtime strobe and pytorch-graph; pytorch takes all prompts of a batch in one step: lower --max-batch-size instead"
+        );
+    }
     let given = [
         ("--profile (or one of its variables)", profiled || args.profile.is_some()),
         ("--trace-out", args.trace_out.is_some()),
@@ -521,6 +527,8 @@ fn other_runtime(
     }
     let batch = args.max_batch_size.unwrap_or(model.config.build.max_batch_size).min(concurrency).max(1);
     let jobs = bench::jobs(&args.dataset, samples, model.config.model.vocab_size, model.tokenizer.as_ref())?;
+    let longest = jobs.iter().map(|job| job.prompt.len() + job.output_tokens as usize).max().unwrap_or(0);
+    runtime::check_model(args.runtime, &model.config, longest)?;
     let threads = args.cpu.open()?.threads();
     let python = args.python.clone().unwrap_or_else(|| PathBuf::from("python3"));
     let (facts, mut runs) = runtime::execute(&runtime::Task {
@@ -553,7 +561,7 @@ fn other_runtime(
         repeats,
         rule,
         batch,
-        prefill_tokens,
+        prefill_tokens: (args.runtime == Runtime::PytorchGraph).then_some(prefill_tokens),
         dataset: args.dataset.display().to_string(),
         command: command_line(),
         arrival,

@@ -36,6 +36,7 @@ class Weights:
         if self.head is not self.embedding:
             tensors.append(self.head)
         self.bytes = sum(t.numel() * t.element_size() for t in tensors)
+        check_parameters(task, tensors)
 
     def at_random(self, seed):
         model = self.model
@@ -160,10 +161,6 @@ class Graphs:
         self.batch = max(1, min(task["batch"], len(requests)))
         self.prefill_tokens = task["prefill_tokens"]
         longest = max(len(r["input_ids"]) + r["output_tokens"] for r in requests)
-        windows = [w for w in self.model["sliding_window"] if w]
-        if windows and min(windows) < longest:
-            fail(f"--runtime pytorch-graph has no sliding window, and requests of {longest} tokens pass the model's "
-                 f"{min(windows)}; use --runtime pytorch")
         self.length = -(-longest // LENGTH_STEP) * LENGTH_STEP
         self.gpu = device.type == "cuda"
         self.weights = Weights(task, device, dtype)

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::json;
 use strobe_engine::recorder::StepTimes;
 use strobe_engine::{EngineConfig, IterationRecord, WeightsOrigin};
+use strobe_model::{ModelConfig, RopeScaling};
 use strobe_workload::RequestRecord;
 
 use crate::bench::client::Job;
@@ -109,12 +110,60 @@ enum Event {
     },
 }
 
+/// Refuse a model that the runner would run as another one: it makes dense models, and leaves out what it does not know.
+/// `longest` is the longest sequence that is asked for, prompt and output together.
+pub fn check_model(runtime: Runtime, config: &EngineConfig, longest: usize) -> Result<()> {
+    let random = matches!(config.weights, WeightsOrigin::Random { .. });
+    if runtime == Runtime::Pytorch && !random {
+        return Ok(()); // transformers reads the checkpoint's own configuration
+    }
+    let Some(lacking) = lacking(runtime, &config.model, longest) else { return Ok(()) };
+    let remedy = match random {
+        true => {
+            "use --runtime strobe, a dense preset such as tinyllama-1.1b, or --runtime pytorch with a checkpoint directory"
+        }
+        false => "use --runtime pytorch, which loads it with transformers",
+    };
+    bail!("--runtime {} can't run {}: the runtime has no {lacking}; {remedy}", runtime.name(), config.model_name)
+}
+
+/// What a model has and the runner's own models have not.
+fn lacking(runtime: Runtime, model: &ModelConfig, longest: usize) -> Option<String> {
+    let known = match model.rope_scaling {
+        RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => true,
+        RopeScaling::Yarn { .. } | RopeScaling::Factors { .. } => false,
+    };
+    let parts = [
+        ("experts", model.moe.is_some()),
+        ("latent attention", model.latent.is_some()),
+        ("attention sinks", model.attention_sinks),
+        ("rotary scaling but linear and llama3", !known),
+    ];
+    if let Some((part, _)) = parts.iter().find(|(_, there)| *there) {
+        return Some(part.to_string());
+    }
+    // A window that no request fills changes nothing.
+    if let Some(window) = model.sliding_window.iter().flatten().min().filter(|window| **window < longest) {
+        return Some(format!("sliding window, and requests of {longest} tokens pass the model's {window}"));
+    }
+    // The step written by hand has what the configuration says, a class of transformers what it is made with.
+    let biases = model.qkv_bias == model.o_bias;
+    let fits = match model.model_type.as_str() {
+        "llama" => biases && !model.qk_norm,
+        "qwen3" => biases && !model.mlp_bias && model.qk_norm,
+        _ => false,
+    };
+    let strange = runtime == Runtime::Pytorch && !fits;
+    strange.then(|| format!("random weights of type {} with these norms and biases", model.model_type))
+}
+
 /// How often an interrupt is looked for.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Run the dataset; the runs come back in order.
 pub fn execute(task: &Task<'_>) -> Result<(Facts, Vec<Run>)> {
     let python = task.python.display();
+    let input = input(task)?;
     let mut child = Command::new(task.python)
         .args(["-c", RUNNER])
         .stdin(Stdio::piped())
@@ -127,7 +176,6 @@ pub fn execute(task: &Task<'_>) -> Result<(Facts, Vec<Run>)> {
     else {
         bail!("`{python}` has no standard streams");
     };
-    let input = input(task)?;
     // Threads of their own, so that neither side waits for the other to make room in a pipe.
     let writer = std::thread::spawn(move || {
         let _ = stdin.write_all(input.as_bytes()); // a runner that has ended says why by itself
@@ -184,6 +232,8 @@ fn input(task: &Task<'_>) -> Result<String> {
         "dtype": task.config.build.dtype.name(),
         "model": task.config.model,
         "checkpoint": checkpoint,
+        // What random weights must come to, should a library leave out what it was asked for.
+        "parameters": task.config.model.parameter_count(),
         "seed": seed,
         "batch": task.batch,
         "prefill_tokens": task.prefill_tokens,
@@ -272,5 +322,70 @@ fn iteration(iter: u64, (start, end, context, generation, tokens): (u64, u64, u3
         context_tokens: tokens,
         new_tokens: context + generation,
         ..IterationRecord::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strobe_model::preset;
+
+    use super::*;
+
+    fn preset_of(name: &str) -> ModelConfig {
+        preset(name).unwrap().config()
+    }
+
+    #[test]
+    fn dense_presets_run_and_all_others_are_told_apart() {
+        for preset in strobe_model::presets() {
+            let model = preset.config();
+            for runtime in [Runtime::Pytorch, Runtime::PytorchGraph] {
+                let dense = model.moe.is_none() && model.latent.is_none();
+                let lacking = lacking(runtime, &model, 4096);
+                assert_eq!(lacking.is_none(), dense, "{}: {lacking:?}", preset.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_part_that_would_be_left_out_is_named() {
+        let dense = || ModelConfig { moe: None, ..preset_of("gpt-oss-tiny") };
+        let plain = || preset_of("micro");
+        let yarn = dense().rope_scaling;
+        let windows = vec![Some(64), None, None, None];
+        for (model, part) in [
+            (preset_of("gpt-oss-tiny"), "experts"),
+            (ModelConfig { moe: None, ..preset_of("deepseek-tiny") }, "latent attention"),
+            (dense(), "attention sinks"),
+            (ModelConfig { rope_scaling: yarn, ..plain() }, "rotary scaling"),
+            (ModelConfig { rope_scaling: RopeScaling::Factors { factors: vec![1.0; 16] }, ..plain() }, "rotary"),
+            (ModelConfig { sliding_window: windows.clone(), ..plain() }, "65 tokens pass the model's 64"),
+        ] {
+            for runtime in [Runtime::Pytorch, Runtime::PytorchGraph] {
+                let said = lacking(runtime, &model, 65).unwrap();
+                assert!(said.contains(part), "{said}");
+            }
+        }
+        let unfilled = ModelConfig { sliding_window: windows, ..plain() };
+        assert_eq!(lacking(Runtime::PytorchGraph, &unfilled, 64), None);
+    }
+
+    #[test]
+    fn classes_of_transformers_have_their_own_norms_and_biases() {
+        let (llama, qwen3) = (preset_of("micro"), preset_of("qwen3-0.6b"));
+        let of_type = |name: &str| ModelConfig { model_type: name.into(), ..llama.clone() };
+        for (model, fits) in [
+            (ModelConfig { qkv_bias: true, o_bias: true, mlp_bias: true, ..llama.clone() }, true),
+            (ModelConfig { qkv_bias: true, ..llama.clone() }, false),
+            (ModelConfig { qk_norm: true, ..llama.clone() }, false),
+            (ModelConfig { qkv_bias: true, o_bias: true, ..qwen3.clone() }, true),
+            (ModelConfig { mlp_bias: true, ..qwen3.clone() }, false),
+            // Qwen2 has its biases whatever is said, Mistral a window.
+            (of_type("qwen2"), false),
+            (of_type("mistral"), false),
+        ] {
+            assert_eq!(lacking(Runtime::Pytorch, &model, 64).is_none(), fits, "{model:?}");
+            assert_eq!(lacking(Runtime::PytorchGraph, &model, 64), None, "{model:?}");
+        }
     }
 }

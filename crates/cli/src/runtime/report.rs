@@ -37,7 +37,8 @@ pub struct Outcome {
     pub rule: PercentileRule,
     pub machine: Machine,
     pub batch: usize,
-    pub prefill_tokens: usize,
+    /// Most prompt tokens in a step, where the runtime has such a limit.
+    pub prefill_tokens: Option<usize>,
     pub dataset: String,
     pub command: String,
     pub arrival: String,
@@ -53,9 +54,12 @@ impl Outcome {
     }
 
     fn limits(&self) -> IterationLimits {
+        let largest = self.run.iterations.iter().map(|i| i.context_tokens + i.generation_requests).max();
+        // Without a limit the largest step is as much as there can be.
+        let tokens = self.prefill_tokens.unwrap_or(largest.unwrap_or(0) as usize);
         IterationLimits {
-            built: (self.batch, self.prefill_tokens),
-            runtime: (self.batch, self.prefill_tokens),
+            built: (self.batch, tokens),
+            runtime: (self.batch, tokens),
             kv_blocks: 0,
             tokens_per_block: 0,
             policy: Policy::GuaranteedNoEvict,

@@ -63,9 +63,18 @@ def hugging_face_config(task, library):
     values["rope_parameters"] = rope
     # Older versions know it by two other names.
     values["rope_theta"] = model["rope_theta"]
+    if model["rope_scaling"]["rope_type"] != "none":
+        values["rope_scaling"] = dict(rope)
     values["attention_bias"] = model["qkv_bias"]
     values["mlp_bias"] = model["mlp_bias"]
     return library.CONFIG_MAPPING[model["model_type"]](**values)
+
+
+def check_parameters(task, tensors):
+    """Random weights must be those of the model that was asked for."""
+    made = sum(tensor.numel() for tensor in tensors)
+    if not task["checkpoint"] and made != task["parameters"]:
+        fail(f"this is another model: {made} random weights were made, and it has {task['parameters']}; use --runtime strobe")
 
 
 def hugging_face_model(task, dtype, device):
@@ -77,6 +86,7 @@ def hugging_face_model(task, dtype, device):
     torch.manual_seed(task["seed"])
     with torch.device(device):
         model = library.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    check_parameters(task, model.parameters())
     return model.eval()
 
 

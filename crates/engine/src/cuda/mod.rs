@@ -69,6 +69,18 @@ impl CudaDevice {
             measure: true,
         }
     }
+
+    /// Whether decode steps are replayed as graphs: nothing in a graph can be waited for.
+    pub fn replays_graphs(&self) -> bool {
+        self.graphs && !self.blocking
+    }
+
+    /// What a user should know of how the GPU will be used.
+    fn note(&self) -> Option<String> {
+        let lost = self.graphs && !self.replays_graphs();
+        let why = "launches block (--cuda-launch-blocking, or CUDA_LAUNCH_BLOCKING=1)";
+        lost.then(|| format!("CUDA graphs are off, because {why}; decode steps are launched op by op and take longer"))
+    }
 }
 
 /// What starting on a GPU took and gave.
@@ -191,13 +203,8 @@ impl CudaBackend {
         if let Some((_, _, iteration)) = &trace {
             self.profiler.begin_iteration(*iteration);
         }
-        self.launch_step(step, trace).map_err(|error| match &error {
-            // Whatever is called after a fault fails with it: the step before is to blame, not this launch.
-            CudaError::Driver { code, .. } if is_fault(code) => {
-                fault(error, || self.stages[self.oldest].what.to_string())
-            }
-            _ => error,
-        })
+        // The step before is to blame, not this launch.
+        self.launch_step(step, trace).map_err(|error| error.during(|| self.stages[self.oldest].what.to_string()))
     }
 
     fn launch_step(&mut self, step: &StepInputs, trace: Option<(&mut Recorder, &Clock, u64)>) -> Result<(), CudaError> {
@@ -281,7 +288,7 @@ impl CudaBackend {
     /// Wait for the oldest step on its way and give its tokens.
     pub fn wait(&mut self) -> Result<&[u32], CudaError> {
         let stage = &self.stages[self.oldest];
-        stage.done.wait().map_err(|error| fault(error, || stage.what.to_string()))?;
+        stage.done.wait().map_err(|error| error.while_waiting_for(|| stage.what.to_string()))?;
         self.oldest = 1 - self.oldest;
         Ok(&stage.tokens[..stage.sampled])
     }
@@ -356,7 +363,7 @@ impl CudaBackend {
         if !self.blocking {
             return Ok(());
         }
-        self.gpu.synchronize().map_err(|error| fault(error, || format!("op {op}")))
+        self.gpu.synchronize().map_err(|error| error.while_waiting_for(|| format!("op {op}")))
     }
 }
 
@@ -365,28 +372,24 @@ fn maxima_cost(rows: u64, tiles: u64) -> Cost {
     Cost { shape: [rows, tiles, 0], flops: rows * tiles, bytes: rows * tiles * size_of::<u64>() as u64 }
 }
 
-/// Whether the driver's error is a kernel's doing: it sticks to the context from then on.
-fn is_fault(code: &str) -> bool {
-    const FAULTS: [&str; 11] = [
-        "ILLEGAL_ADDRESS",
-        "MISALIGNED_ADDRESS",
-        "INVALID_ADDRESS_SPACE",
-        "INVALID_PC",
-        "ILLEGAL_INSTRUCTION",
-        "HARDWARE_STACK_ERROR",
-        "LAUNCH_FAILED",
-        "LAUNCH_TIMEOUT",
-        "ASSERT",
-        "ECC_UNCORRECTABLE",
-        "CONTAINED",
-    ];
-    FAULTS.iter().any(|fault| code.strip_prefix("CUDA_ERROR_") == Some(fault))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// A driver error that a kernel caused, with what was running.
-fn fault(error: CudaError, op: impl FnOnce() -> String) -> CudaError {
-    match error {
-        CudaError::Driver { code, meaning, .. } => CudaError::Fault { op: op(), code, meaning },
-        other => other,
+    #[test]
+    fn launches_that_block_leave_no_graphs_and_say_so() {
+        let device = |graphs, blocking| CudaDevice { graphs, blocking, ..CudaDevice::new(0) };
+        for (device, replays, told) in [
+            (device(true, false), true, false),
+            (device(true, true), false, true),
+            (device(false, true), false, false),
+            (device(false, false), false, false),
+        ] {
+            assert_eq!((device.replays_graphs(), device.note().is_some()), (replays, told), "{device:?}");
+        }
+        let note = device(true, true).note().unwrap();
+        for part in ["graphs are off", "launches block", "--cuda-launch-blocking", "CUDA_LAUNCH_BLOCKING=1"] {
+            assert!(note.contains(part), "{note}");
+        }
     }
 }

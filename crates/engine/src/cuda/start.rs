@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strobe_kernels_cuda::{
-    CapturedGraph, CudaError, DeviceBuffer, Event, GemmPlugin, Gpu, KvDtype, LARGEST_VOCAB, Linear, PinnedBuffer,
-    Profiler, RowOps, SampleOps, Spent, Tuned, UnfusedAttention, tune,
+    CapturedGraph, CudaError, DeviceBuffer, DeviceInfo, Event, GemmPlugin, Gpu, KvDtype, LARGEST_VOCAB, Linear,
+    PinnedBuffer, Profiler, RowOps, SampleOps, Spent, Tuned, UnfusedAttention, tune,
 };
 use strobe_model::program::Node;
 use strobe_model::{ModelConfig, PerfectRouter};
 
 use crate::cpu::qkv_shape;
+use crate::engine::CacheSize;
 use crate::engine_config::{BuildConfig, EngineConfig};
 use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
@@ -23,7 +24,7 @@ use super::experts::Experts;
 use super::inputs::{self, Layout, PackOptions, Packed};
 use super::ops::sites;
 use super::weights::{self, DeviceWeights, device_bytes};
-use super::{CudaBackend, CudaDevice, CudaFacts, Stage, fault};
+use super::{CudaBackend, CudaDevice, CudaFacts, Stage};
 
 /// How a backend is set up.
 pub struct CudaBackendOptions<'a> {
@@ -32,7 +33,7 @@ pub struct CudaBackendOptions<'a> {
     /// Limits of a step.
     pub limits: StepLimits,
     /// Share of free memory for the cache, or the blocks asked for.
-    pub cache: crate::CacheSize,
+    pub cache: CacheSize,
     /// Balanced logits for every step, to be used instead of the routers' from the start.
     pub perfect_router: Option<&'a PerfectRouter>,
     /// Told the bytes of weights done so far, often and while kernels are chosen and graphs captured too; answers whether
@@ -60,14 +61,7 @@ impl CudaBackend {
             times.push((name, clock.elapsed().as_secs_f64() * 1e3));
             clock = Instant::now();
         };
-        let gpu = Gpu::open(options.device.index)?;
-        build.check_gpu()?;
-        if build.quantization == Quantization::Fp8 && gpu.arch().number() < 89 {
-            return Err(EngineError::option(
-                "--quantization fp8",
-                format!("needs a GPU of compute capability 8.9 or newer; {} is older", gpu.info().name),
-            ));
-        }
+        let gpu = open(options.device.index, build)?;
         lap("context and kernels");
         let precision = weights::precision(build.dtype);
         let needed = device_bytes(model);
@@ -134,35 +128,16 @@ impl CudaBackend {
         let kv_bytes = if build.kv_cache == KvCacheType::Fp8 { 1 } else { build.dtype.bytes() };
         let block_bytes = cache_width(&config) * block_tokens * kv_bytes;
         let (free, total) = gpu.memory()?;
-        let arithmetic = |blocks: u64, needed: u64| {
-            format!(
-                "{blocks} KV cache blocks of {} bytes = {:.2} GiB, {:.2} of {:.1} GiB free beside weights {:.2} GiB and activations {:.2} GiB",
-                block_bytes * config.num_hidden_layers,
-                gib(needed),
-                gib(free),
-                gib(total),
-                gib(weights.bytes()),
-                gib(buffers.bytes() + expert_bytes)
-            )
+        let room = CacheRoom {
+            free,
+            total,
+            weights: weights.bytes(),
+            activations: buffers.bytes() + expert_bytes,
+            per_block: (block_bytes * config.num_hidden_layers) as u64,
+            most: limits.requests * limits.positions.div_ceil(block_tokens),
         };
-        let per_block = (block_bytes * config.num_hidden_layers) as u64;
-        let most = limits.requests * limits.positions.div_ceil(block_tokens);
-        let blocks = match options.cache {
-            crate::CacheSize::Blocks(blocks) => blocks,
-            crate::CacheSize::FreeFraction(share) => {
-                // Graphs and what libraries load later need room too.
-                let spare = free.saturating_sub(GRAPH_RESERVE);
-                ((spare as f64 * share / per_block as f64) as usize).min(most)
-            }
-        };
-        let kv_total = per_block.saturating_mul(blocks as u64);
-        if blocks == 0 || kv_total > free {
-            return Err(EngineError::Memory {
-                what: "the KV cache".into(),
-                arithmetic: arithmetic(blocks.max(1) as u64, kv_total.max(per_block)),
-                remedy: "use a smaller model or cache, lower --max-batch-size, --max-num-tokens or --max-seq-len, or free the GPU".into(),
-            });
-        }
+        let blocks = room.blocks(options.cache)?;
+        let kv_total = room.per_block * blocks as u64;
         if blocks * block_tokens > i32::MAX as usize {
             return Err(EngineError::option(
                 "--kv-cache-blocks",
@@ -213,11 +188,11 @@ impl CudaBackend {
             stages,
             workspace_bytes,
             profiler,
-            notes: tuned.notes,
+            notes: options.device.note().into_iter().chain(tuned.notes).collect(),
             facts,
             gpu,
         };
-        if options.device.graphs && !options.device.blocking {
+        if options.device.replays_graphs() {
             backend.capture_graphs(|| (options.progress)(loaded))?;
         }
         lap("graphs");
@@ -252,7 +227,7 @@ impl CudaBackend {
             self.run_nodes(&packed)?;
             self.gpu
                 .synchronize()
-                .map_err(|error| fault(error, || format!("the first decode step of {bucket} rows")))?;
+                .map_err(|error| error.while_waiting_for(|| format!("the first decode step of {bucket} rows")))?;
             let graph = CapturedGraph::capture(&self.gpu, || self.run_nodes(&packed))?;
             self.graphs.push((bucket, graph));
         }
@@ -268,7 +243,7 @@ impl CudaBackend {
 pub fn choose_gemms(index: u32, config: &EngineConfig, go_on: impl FnMut() -> bool) -> Result<Tuned, EngineError> {
     let build = &config.build;
     check_model(&config.model, build)?;
-    let gpu = Gpu::open(index)?;
+    let gpu = open(index, build)?;
     let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
     let mut linear = Linear::new(&gpu, weights::precision(build.dtype), plugin)?;
     let batch = build.max_batch_size.min(build.max_num_tokens);
@@ -280,6 +255,82 @@ pub fn choose_gemms(index: u32, config: &EngineConfig, go_on: impl FnMut() -> bo
 
 /// Free memory that is not given to the cache: graphs and code that libraries load later.
 const GRAPH_RESERVE: u64 = 1 << 30;
+
+/// What the cache is cut from, in bytes.
+struct CacheRoom {
+    /// Memory of the GPU that is free beside everything else.
+    free: u64,
+    /// All of its memory.
+    total: u64,
+    weights: u64,
+    activations: u64,
+    /// A block over all layers.
+    per_block: u64,
+    /// Blocks that the largest batch of the longest sequences fills.
+    most: usize,
+}
+
+impl CacheRoom {
+    /// How many blocks the cache gets, or the arithmetic by which it gets none.
+    fn blocks(&self, asked: CacheSize) -> Result<usize, EngineError> {
+        let &CacheRoom { free, per_block, .. } = self;
+        let beside = format!(
+            "{} of {} are free beside weights of {} and activations of {}",
+            size(free),
+            size(self.total),
+            size(self.weights),
+            size(self.activations)
+        );
+        let refused = |arithmetic: String, remedy: String| {
+            Err(EngineError::Memory { what: "the KV cache".into(), arithmetic, remedy })
+        };
+        let smaller = "use a smaller model, lower --max-batch-size, --max-num-tokens or --max-seq-len, or free the GPU";
+        match asked {
+            CacheSize::Blocks(blocks) => {
+                let needed = per_block.saturating_mul(blocks as u64);
+                if needed <= free {
+                    return Ok(blocks);
+                }
+                let arithmetic = format!("{blocks} blocks of {} = {}; {beside}", size(per_block), size(needed));
+                match free / per_block {
+                    0 => refused(arithmetic, smaller.into()),
+                    fit => refused(arithmetic, format!("lower --kv-cache-blocks to {fit}, or free the GPU")),
+                }
+            }
+            CacheSize::FreeFraction(share) => {
+                let spare = free.saturating_sub(GRAPH_RESERVE);
+                let bytes = (spare as f64 * share) as u64;
+                let blocks = ((bytes / per_block) as usize).min(self.most);
+                if blocks > 0 {
+                    return Ok(blocks);
+                }
+                let arithmetic = format!(
+                    "{beside}; less {} that is kept for graphs and libraries {} are left, and {share} of that is {}; one block needs {}",
+                    size(GRAPH_RESERVE),
+                    size(spare),
+                    size(bytes),
+                    size(per_block)
+                );
+                if spare < per_block {
+                    return refused(arithmetic, smaller.into());
+                }
+                // Rounded up, so that what is named is enough.
+                let least = (per_block as f64 / spare as f64 * 1e3).ceil() / 1e3;
+                let remedy = format!("raise --kv-cache-free-gpu-mem-fraction to {least} or more, or free the GPU");
+                refused(arithmetic, remedy)
+            }
+        }
+    }
+}
+
+/// Bytes as people compare them.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{bytes} bytes"),
+        0x10_0000..0x4000_0000 => format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.2} GiB", gib(bytes)),
+    }
+}
 
 /// Batch sizes that graphs are captured for: fine steps where a step is short, coarser ones where padding costs little.
 pub fn buckets(most: usize) -> Vec<usize> {
@@ -299,6 +350,30 @@ pub fn buckets(most: usize) -> Vec<usize> {
     sizes
 }
 
+/// Open a GPU that can run such an engine.
+fn open(index: u32, build: &BuildConfig) -> Result<Gpu, EngineError> {
+    build.check_gpu()?;
+    let gpu = Gpu::open(index)?;
+    check_device(gpu.info(), build)?;
+    Ok(gpu)
+}
+
+/// The oldest GPUs that multiply e4m3.
+const FP8_CAPABILITY: (i32, i32) = (8, 9);
+
+/// Refuses GPUs that lack what an engine needs.
+fn check_device(device: &DeviceInfo, build: &BuildConfig) -> Result<(), EngineError> {
+    let ((needed, needed_minor), (major, minor)) = (FP8_CAPABILITY, device.compute_capability);
+    if build.quantization == Quantization::Fp8 && device.compute_capability < FP8_CAPABILITY {
+        let problem = format!(
+            "needs a GPU of compute capability {needed}.{needed_minor} or newer, {} has {major}.{minor}; use --quantization none",
+            device.name
+        );
+        return Err(EngineError::option("--quantization fp8", problem));
+    }
+    Ok(())
+}
+
 /// Refuses models that have no kernels here.
 fn check_model(config: &ModelConfig, build: &BuildConfig) -> Result<(), EngineError> {
     if config.vocab_size > LARGEST_VOCAB {
@@ -314,20 +389,98 @@ fn check_model(config: &ModelConfig, build: &BuildConfig) -> Result<(), EngineEr
             let problem = "has no kernels for latent attention with sinks or windows; use --device cpu";
             return Err(EngineError::option("--device cuda", problem));
         }
-        let fp8 = |option: &str| {
-            let problem = "has no kernels for latent attention on a GPU; use the model's own type";
-            Err(EngineError::option(format!("{option} fp8"), problem))
-        };
-        if build.quantization == Quantization::Fp8 {
-            return fp8("--quantization");
-        }
-        if build.kv_cache == KvCacheType::Fp8 {
-            return fp8("--kv-cache-dtype");
-        }
-    }
-    if config.moe.is_some() && build.quantization == Quantization::Fp8 {
-        let problem = "has no kernels for experts of 8 bits; use --quantization none";
-        return Err(EngineError::option("--quantization fp8", problem));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use strobe_model::DType;
+
+    use super::*;
+
+    fn device(name: &str, compute_capability: (i32, i32)) -> DeviceInfo {
+        DeviceInfo {
+            index: 0,
+            name: name.into(),
+            compute_capability,
+            multiprocessors: 1,
+            memory_bytes: 0,
+            l2_bytes: 0,
+            shared_bytes_per_block: 0,
+            clock_khz: 0,
+            pci_bus_id: String::new(),
+            driver_cuda: 13_000,
+        }
+    }
+
+    fn build(quantization: Quantization) -> BuildConfig {
+        BuildConfig {
+            dtype: DType::Bf16,
+            max_batch_size: 8,
+            max_num_tokens: 256,
+            max_seq_len: 512,
+            tokens_per_block: 32,
+            gemm_plugin: true,
+            context_fmha: true,
+            paged_kv_cache: true,
+            quantization,
+            kv_cache: KvCacheType::Auto,
+        }
+    }
+
+    #[test]
+    fn fp8_needs_a_gpu_that_multiplies_it() {
+        let fp8 = build(Quantization::Fp8);
+        for old in [(8, 0), (8, 6)] {
+            let problem = check_device(&device("NVIDIA A10", old), &fp8).unwrap_err().to_string();
+            let found = format!("NVIDIA A10 has {}.{}", old.0, old.1);
+            for part in ["--quantization fp8", "8.9 or newer", &found, "--quantization none"] {
+                assert!(problem.contains(part), "{problem}");
+            }
+            assert!(check_device(&device("NVIDIA A10", old), &build(Quantization::None)).is_ok());
+        }
+        assert!(check_device(&device("NVIDIA L4", (8, 9)), &fp8).is_ok());
+        assert!(check_device(&device("NVIDIA H200", (9, 0)), &fp8).is_ok());
+    }
+
+    #[test]
+    fn the_arithmetic_of_a_cache_adds_up() {
+        const GIB: u64 = 1 << 30;
+        let room = CacheRoom {
+            free: 11 * GIB,
+            total: 80 * GIB,
+            weights: 60 * GIB,
+            activations: GIB,
+            per_block: 1 << 20,
+            most: 1 << 20,
+        };
+        // 11 - 1 = 10 GiB, half of them 5 GiB, in blocks of a MiB.
+        assert_eq!(room.blocks(CacheSize::FreeFraction(0.5)).unwrap(), 5 * 1024);
+        let most = CacheRoom { most: 7, ..room };
+        assert_eq!(most.blocks(CacheSize::FreeFraction(0.5)).unwrap(), 7);
+        assert_eq!(most.blocks(CacheSize::Blocks(11 * 1024)).unwrap(), 11 * 1024);
+
+        let says = |room: &CacheRoom, asked, parts: &[&str], not: &str| {
+            let said = room.blocks(asked).unwrap_err().to_string();
+            parts.iter().for_each(|part| assert!(said.contains(part), "`{part}` is not in: {said}"));
+            assert!(!said.contains(not), "{said}");
+        };
+        // The reserve alone is more than there is: no fraction helps.
+        let full = CacheRoom { free: GIB - (20 << 20), per_block: 131_072, ..room };
+        let parts = ["1004.00 MiB of 80.00 GiB", "less 1.00 GiB", "0 bytes are left", "131072 bytes", "free the GPU"];
+        says(&full, CacheSize::FreeFraction(0.9), &parts, "fraction");
+        // A block of 4 MiB in 10 MiB of which a tenth is asked for.
+        let small = CacheRoom { free: GIB + (10 << 20), per_block: 4 << 20, ..room };
+        let parts = ["1.01 GiB of 80", "10.00 MiB are left", "0.1 of that is 1.00 MiB", "one block needs 4.00 MiB"];
+        says(&small, CacheSize::FreeFraction(0.1), &parts, "smaller model");
+        says(&small, CacheSize::FreeFraction(0.1), &["--kv-cache-free-gpu-mem-fraction to 0.4 or more"], "0.39");
+        assert_eq!(small.blocks(CacheSize::FreeFraction(0.4)).unwrap(), 1);
+        says(
+            &small,
+            CacheSize::Blocks(1000),
+            &["1000 blocks of 4.00 MiB = 3.91 GiB", "--kv-cache-blocks to 258"],
+            "less",
+        );
+    }
 }

@@ -50,6 +50,7 @@ pub fn run(args: Args) -> Result<()> {
     } else if args.repeat < 2 {
         bail!("--repeat must be at least 2 for moe-balance");
     }
+    args.cuda.refuse_conflicts()?;
     let call = Call {
         arrival: arrival(&args)?,
         concurrency: concurrency(&args, false)?,

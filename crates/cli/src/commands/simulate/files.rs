@@ -125,7 +125,7 @@ impl<'a> Writers<'a> {
                     pp_size: 1,
                     ep_size: 1,
                     max_batch_size: self.limits.runtime.0,
-                    max_num_tokens: self.limits.runtime.1,
+                    max_num_tokens: Some(self.limits.runtime.1),
                     scheduling_policy: self.limits.policy.name().into(),
                     kv_cache_percentage: None,
                 },
