@@ -18,6 +18,7 @@ mod recording;
 mod run_dir;
 mod runtime;
 mod sheets;
+mod shell;
 mod trace_input;
 
 use std::process::ExitCode;
