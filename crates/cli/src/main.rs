@@ -18,11 +18,13 @@ mod recording;
 mod run_dir;
 mod runtime;
 mod sheets;
+mod shell;
 mod trace_input;
 
+use std::any::TypeId;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Run large language models and see where the wall clock of every iteration went.
 #[derive(Parser)]
@@ -77,7 +79,7 @@ enum Command {
 
 fn main() -> ExitCode {
     bench::start::since_beginning_ms();
-    let cli = match Cli::try_parse() {
+    let cli = match parse() {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
             output::error(&one_line(&error));
@@ -121,6 +123,32 @@ fn main() -> ExitCode {
             ExitCode::from(if stopped || error.is::<interrupt::Interrupted>() { 130 } else { 2 })
         }
     }
+}
+
+/// What was typed.
+fn parse() -> Result<Cli, clap::Error> {
+    let mut command = with_negative_numbers(Cli::command());
+    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Hand `-1` to the options that take a number, whose errors name them. clap would look for an option of that name.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let numbers = [
+        TypeId::of::<usize>(),
+        TypeId::of::<u64>(),
+        TypeId::of::<u32>(),
+        TypeId::of::<i64>(),
+        TypeId::of::<f64>(),
+        TypeId::of::<f32>(),
+    ];
+    let takes_number = |arg: &clap::Arg| {
+        let value = arg.get_value_parser().type_id();
+        arg.get_action().takes_values() && numbers.iter().any(|number| value == *number)
+    };
+    command
+        .mut_args(|arg| if takes_number(&arg) { arg.allow_negative_numbers(true) } else { arg })
+        .mut_subcommands(with_negative_numbers)
 }
 
 /// An error and what caused it. Many errors quote their cause in their own words already: it is not said twice.

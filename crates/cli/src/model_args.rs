@@ -19,7 +19,7 @@ use crate::{machine, progress};
 #[derive(Args, Clone, Debug, Default)]
 pub struct CpuArgs {
     /// Worker threads [default: the physical cores this process may use]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 }
 

@@ -1,6 +1,7 @@
 //! Nsight Systems: where it is, and what has to be done with what it writes.
 
 use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -25,7 +26,12 @@ pub struct Nsys {
 /// The nsys that the user named, or the first one found.
 pub fn find(named: Option<&Path>) -> Result<Nsys> {
     let path = match named {
-        Some(path) if path.is_file() => path.to_owned(),
+        // Without a slash it would be looked for on the PATH.
+        Some(path) if is_program(path) => Path::new(".").join(path),
+        Some(path) if path.is_file() => {
+            let path = path.display();
+            bail!("--nsys {path} may not be executed; allow it with `chmod +x`, or name another nsys")
+        }
         Some(path) if path.exists() => bail!("--nsys {} is not a file; name the program itself", path.display()),
         Some(path) => bail!("--nsys {} does not exist", path.display()),
         None => search().with_context(|| format!("nsys was not found on {PLACES}; {REMEDY}"))?,
@@ -37,15 +43,20 @@ pub fn find(named: Option<&Path>) -> Result<Nsys> {
 /// The first nsys on the PATH, else the newest one where installers put it.
 pub fn search() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let on_path = std::env::split_paths(&path).map(|p| p.join("nsys")).find(|p| p.is_file());
+    let on_path = std::env::split_paths(&path).map(|p| p.join("nsys")).find(|p| is_program(p));
     on_path.or_else(|| {
         let versions = folders("/opt/nvidia", "nsight-systems").into_iter().flat_map(|dir| folders(dir, ""));
         let systems = versions.flat_map(|v| [v.join("target-linux-x64/nsys"), v.join("bin/nsys")]);
         let toolkits = folders("/usr/local", "cuda").into_iter().map(|dir| dir.join("bin/nsys"));
         let compute = folders("/opt/nvidia/nsight-compute", "").into_iter();
         let bundled = compute.map(|dir| dir.join("host/target-linux-x64/nsys"));
-        systems.chain(toolkits).chain(bundled).find(|p| p.is_file())
+        systems.chain(toolkits).chain(bundled).find(|p| is_program(p))
     })
+}
+
+/// Whether this is a file that somebody may execute.
+fn is_program(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
 /// Folders of `root` whose name starts with `start`, the newest version first.
@@ -84,8 +95,16 @@ pub struct Recording<'a> {
 type Seen = Vec<(PathBuf, Option<std::time::SystemTime>, u64)>;
 
 impl Nsys {
+    /// `nsys profile` around `command`.
+    pub fn call(&self, recording: &Recording<'_>, command: &Command) -> Command {
+        let mut call = Command::new(&self.path);
+        call.args(self.arguments(recording)).arg(command.get_program()).args(command.get_args());
+        call.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        call
+    }
+
     /// Arguments of `nsys profile` up to the command.
-    pub fn arguments(&self, recording: &Recording<'_>) -> Vec<String> {
+    fn arguments(&self, recording: &Recording<'_>) -> Vec<String> {
         let mut words: Vec<String> = ["profile", "-t", "cuda,nvtx,osrt", "--sample=none", "--cpuctxsw=none"]
             .into_iter()
             .chain(["--cuda-memory-usage=true"])
@@ -102,25 +121,13 @@ impl Nsys {
         words
     }
 
-    /// Run `command` under nsys with the terminal passed through. Gives the exit status, which is the command's, and the
-    /// reports, one per window.
-    pub fn profile(
-        &self,
-        recording: &Recording<'_>,
-        command: &mut Command,
-    ) -> Result<(std::process::ExitStatus, Vec<PathBuf>)> {
-        let before = outputs(recording.output);
-        let mut nsys = Command::new(&self.path);
-        nsys.args(self.arguments(recording)).arg(command.get_program()).args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => nsys.env(name, value),
-                None => nsys.env_remove(name),
-            };
-        }
-        let status = nsys.status().with_context(|| format!("cannot run {}", self.path.display()))?;
+    /// Make a `call` that writes to `output`, with the terminal passed through. Gives the exit status, which is the
+    /// command's or, where nsys failed, its own, and the reports, one per window.
+    pub fn profile(&self, mut call: Command, output: &Path) -> Result<(std::process::ExitStatus, Vec<PathBuf>)> {
+        let before = recordings(output);
+        let status = call.status().with_context(|| format!("cannot run {}", self.path.display()))?;
         let changed: Vec<PathBuf> =
-            outputs(recording.output).into_iter().filter(|now| !before.contains(now)).map(|(path, ..)| path).collect();
+            recordings(output).into_iter().filter(|now| !before.contains(now)).map(|(path, ..)| path).collect();
         let mut reports = Vec::new();
         for path in &changed {
             if path.extension().is_none_or(|e| e != "qdstrm") {
@@ -194,27 +201,32 @@ fn quietly(command: &mut Command, action: &str) -> Result<()> {
     bail!("{action} failed: {program} ended with {}: {}{remedy}", done.status, shown.trim());
 }
 
-/// Reports and raw recordings of this name: NAME.nsys-rep, NAME.1.nsys-rep and so on, in the order of their windows.
-fn outputs(name: &Path) -> Seen {
-    let stem = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let folder = name.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let number = |path: &Path| -> Option<u64> {
-        let file = path.file_name()?.to_string_lossy().into_owned();
-        let rest = file.strip_prefix(&stem)?;
-        let middle = rest.strip_suffix(".nsys-rep").or_else(|| rest.strip_suffix(".qdstrm"))?;
-        if middle.is_empty() { Some(0) } else { middle.strip_prefix('.')?.parse().ok() }
-    };
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| name.with_file_name(e.file_name()));
-    let mut found: Vec<_> = files.filter_map(|path| Some((number(&path)?, path))).collect();
-    found.sort();
-    let described = found.into_iter().map(|(_, path)| {
+/// Reports and raw recordings of this name.
+fn recordings(name: &Path) -> Seen {
+    let described = files(name, &[".nsys-rep", ".qdstrm"]).into_iter().map(|path| {
         let facts = std::fs::metadata(&path).ok();
         (path, facts.as_ref().and_then(|m| m.modified().ok()), facts.map_or(0, |m| m.len()))
     });
     described.collect()
 }
 
-/// Whether anything of this name is there already.
-pub fn exists(name: &Path) -> bool {
-    !outputs(name).is_empty()
+/// Files NAME, NAME.1, NAME.2 and so on with these endings, in the order of their windows.
+fn files(name: &Path, endings: &[&str]) -> Vec<PathBuf> {
+    let stem = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let folder = name.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let number = |path: &Path| -> Option<u64> {
+        let file = path.file_name()?.to_string_lossy().into_owned();
+        let rest = file.strip_prefix(&stem)?;
+        let middle = endings.iter().find_map(|ending| rest.strip_suffix(ending))?;
+        if middle.is_empty() { Some(0) } else { middle.strip_prefix('.')?.parse().ok() }
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| name.with_file_name(e.file_name()));
+    let mut found: Vec<_> = entries.filter_map(|path| Some((number(&path)?, path))).collect();
+    found.sort();
+    found.into_iter().map(|(_, path)| path).collect()
+}
+
+/// A file that a recording of this name could replace.
+pub fn existing(name: &Path) -> Option<PathBuf> {
+    files(name, &[".nsys-rep", ".qdstrm", ".sqlite"]).into_iter().next()
 }

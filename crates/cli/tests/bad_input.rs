@@ -300,6 +300,36 @@ fn numbers_out_of_range() {
 }
 
 #[test]
+fn negative_numbers_are_put_to_their_option() {
+    let sandbox = with_dataset();
+    let bench = "bench throughput --model micro --dataset d.jsonl --output-dir run";
+    for spelling in ["--kv-cache-free-mem-fraction -1", "--kv-cache-free-gpu-mem-fraction -0.5"] {
+        let message = sandbox.refused(&format!("{bench} --device cpu {spelling}"));
+        assert_names(&message, &["--kv-cache-free-mem-fraction", "above 0 and at most 1", "found -"]);
+    }
+    for (words, options) in [
+        (
+            bench,
+            "--num-requests --warmup --random-seed --repeat --top-k --stop-ids --min-tokens --kv-cache-blocks --max-batch-size \
+             --max-num-tokens --max-seq-len --tokens-per-block --seed --assume-ep --threads",
+        ),
+        (
+            "build --model micro --output-dir e",
+            "--max-batch-size --max-num-tokens --max-seq-len --tokens-per-block --seed --threads",
+        ),
+        ("bench moe-plan --experts 8", "--tokens --top-k --ep --n-group --topk-group"),
+        ("bench kernels", "--repeat --threads"),
+        ("bench moe-balance --model micro --dataset d.jsonl", "--threshold --assume-ep"),
+        ("simulate --rate 1", "--num-requests --concurrency"),
+    ] {
+        for option in options.split_whitespace() {
+            let message = sandbox.refused(&format!("{words} {option} -1"));
+            assert_names(&message, &[&format!("'-1' for '{option} ")]);
+        }
+    }
+}
+
+#[test]
 fn options_that_exclude_each_other() {
     let sandbox = with_dataset();
     let bench = "bench throughput --model micro --dataset d.jsonl";

@@ -139,13 +139,60 @@ fn windows_of_strobe_go_by_option() {
     assert_eq!(words[words.len() - 2..], ["--profile", "0-1"]);
     assert!(sandbox.exists("run/trace.sqlite"), "strobe was told its window");
     for (words, parts) in [
-        ("profile --windows 1-2 -- strobe demo", ["--windows", "strobe bench"]),
+        ("profile --windows 1-2 -- strobe", ["--windows", "`strobe` takes no windows"]),
+        ("profile --windows 1-2 -- strobe demo", ["`strobe demo` takes no windows", "`strobe bench throughput`"]),
+        ("profile --windows 1-2 -- strobe bench", ["--windows", "`strobe bench` takes no windows"]),
+        ("profile --windows 1-2 -- strobe bench kernels", ["--windows", "`strobe bench kernels` takes no windows"]),
+        (
+            "profile --windows 1-2 -- strobe bench moe-plan --experts 8",
+            ["`strobe bench moe-plan`", "`strobe bench latency`"],
+        ),
+        ("profile --windows 1-2 -- strobe bench moe-balance", ["--windows", "`strobe bench moe-balance` takes no"]),
+        (
+            "profile --windows 1-2 -- strobe bench latency --runtime pytorch",
+            ["--windows", "--runtime pytorch takes no"],
+        ),
+        (
+            "profile --windows 1-2 -- strobe bench latency --runtime=pytorch",
+            ["--windows", "--runtime pytorch takes no"],
+        ),
+        (
+            "profile --windows 1-2 -- strobe bench throughput --measure-profiler-overhead",
+            ["--windows", "--measure-profiler-overhead"],
+        ),
         ("profile --windows 1-2 -- strobe bench latency --profile 3", ["--profile already", "--windows"]),
         ("profile --windows 2-1 -- true", ["--windows", "2-1"]),
         ("profile --windows , -- true", ["--windows", "A-B"]),
     ] {
         assert_names(&sandbox.refused_command(&mut command(&sandbox, &[], words)), &parts);
     }
+}
+
+#[test]
+fn strobe_commands_without_windows_are_recorded_whole() {
+    let sandbox = with_nsys();
+    let done = run(&sandbox, &[], "profile -o r -- strobe bench moe-plan --experts 8 --top-k 2");
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    assert_eq!(called(&sandbox, "profile")[11..], ["bench", "moe-plan", "--experts", "8", "--top-k", "2"]);
+}
+
+#[test]
+fn the_printed_call_can_be_repeated() {
+    let sandbox = with_nsys();
+    let script = "echo \"[$TLLM_PROFILE_START_STOP] it's $1\"";
+    let mut first = command(&sandbox, &[("WINDOWS", "1")], "profile --windows 3-5,9 -o r --overwrite --");
+    let done = finish(first.args(["sh", "-c", script, "sh", "a  b"]));
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    assert!(done.stdout.starts_with("[3-5,9] it's a  b\n"), "{}", done.stdout);
+    let arguments = called(&sandbox, "profile");
+
+    let printed = done.stderr.lines().find_map(|line| line.strip_prefix("running: ")).expect("the call");
+    assert!(printed.starts_with("TLLM_PROFILE_START_STOP=3-5,9 "), "{printed}");
+    let mut again = Command::new("sh");
+    again.arg("-c").arg(printed).current_dir(sandbox.path("")).env_remove("TLLM_PROFILE_START_STOP");
+    let again = finish(&mut again);
+    assert_eq!((again.code, again.stdout.as_str()), (Some(0), "[3-5,9] it's a  b\n"), "{}", again.stderr);
+    assert_eq!(called(&sandbox, "profile"), arguments);
 }
 
 #[test]
@@ -163,14 +210,51 @@ fn failures_of_the_command_are_reported() {
     sandbox.write("fail.sh", "exit 7");
     let done = run(&sandbox, &[], "profile -o r -- sh fail.sh");
     assert_eq!(done.code, Some(2), "{}", done.stderr);
-    assert_names(&done.stderr, &["error: the command ended with exit code 7", "recorded until then"]);
+    assert_names(&done.stderr, &["error: nsys or the command ended with exit code 7", "recorded until then"]);
     assert!(!done.stdout.is_empty(), "what was recorded is analysed");
     let done = run(&sandbox, &[("NOTHING", "1")], "profile -o s -- sh fail.sh");
     assert_eq!(done.code, Some(2));
-    assert_names(&done.stderr, &["no report s.nsys-rep", "exit code 7"]);
+    assert_names(&done.stderr, &["no report s.nsys-rep", "nsys or the command ended with exit code 7", "above"]);
     let done = run(&sandbox, &[("NOTHING", "1")], "profile --windows 900 -o s -- true");
     assert_eq!(done.code, Some(2));
     assert_names(&done.stderr, &["no report s.nsys-rep", "never reached a window", "cudaProfilerStart"]);
+}
+
+#[test]
+fn failures_of_nsys_are_not_put_on_the_command() {
+    let sandbox = Sandbox::new();
+    program(&sandbox, "nsys", "#!/bin/sh\necho \"unrecognised option '--cuda-graph-trace=node'\" >&2\nexit 1\n");
+    let done = sandbox.run("profile --nsys nsys -- true");
+    assert_eq!(done.code, Some(2));
+    assert_names(&done.stderr, &["unrecognised option", "error: nsys made no report runs/profile-"]);
+    assert_names(&done.stderr, &["nsys or the command ended with exit code 1", "above"]);
+    assert!(!sandbox.exists("runs"), "an empty directory stayed behind");
+}
+
+#[test]
+fn reports_without_a_name_go_to_runs() {
+    let sandbox = with_nsys();
+    for program in ["nowhere", "host", "text"] {
+        sandbox.write("text", "not a program");
+        sandbox.refused_command(&mut command(&sandbox, &[], &format!("profile --nsys {program} -- true")));
+    }
+    program(&sandbox, "nsys", "#!/no/such/interpreter\n");
+    let done = run(&sandbox, &[], "profile --nsys nsys -- true");
+    assert_eq!(done.code, Some(2));
+    assert_names(&done.stderr, &["cannot run ./nsys"]);
+    assert!(!sandbox.exists("runs"), "an empty directory stayed behind");
+
+    let done = run(&sandbox, &[], "profile -- true");
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    let left = fs::read_dir(sandbox.path("runs")).unwrap().count();
+    assert_eq!(left, 2, "a report and its export");
+    let done = run(&sandbox, &[("NOTHING", "1")], "profile -- true");
+    assert_eq!(done.code, Some(2));
+    assert_eq!(fs::read_dir(sandbox.path("runs")).unwrap().count(), left);
+
+    let sandbox = with_nsys();
+    sandbox.write("runs", "a file");
+    assert_names(&sandbox.refused_command(&mut command(&sandbox, &[], "profile -- true")), &["cannot write runs/"]);
 }
 
 #[test]
@@ -200,22 +284,32 @@ fn bad_calls() {
     let sandbox = with_nsys();
     sandbox.write("old.nsys-rep", "");
     sandbox.write("other.sqlite", "");
+    sandbox.write("window.1.sqlite", "keep");
+    sandbox.write("raw.2.qdstrm", "keep");
+    sandbox.write("text", "not a program");
     for (words, parts) in [
         ("profile -o old -- true", vec!["old", "already", "--overwrite"]),
         ("profile -o old.nsys-rep -- true", vec!["old", "already"]),
         ("profile -o other -- true", vec!["other", "already"]),
+        ("profile -o window --windows 1-2,4-5 -- true", vec!["window already (window.1.sqlite)", "--overwrite"]),
+        ("profile -o raw --windows 1-2,4-5 -- true", vec!["raw already (raw.2.qdstrm)", "--overwrite"]),
         ("profile -o no/where -- true", vec!["no/where.sqlite"]),
         ("profile -o a%p -- true", vec!["a%p", "%"]),
         ("profile", vec!["CMD"]),
         ("profile -o r true", vec!["true", "--help"]),
         ("profile --nsys nowhere -- true", vec!["--nsys nowhere does not exist"]),
         ("profile --nsys host -- true", vec!["--nsys host is not a file"]),
+        ("profile --nsys text -- true", vec!["--nsys text may not be executed", "chmod +x"]),
         ("profile --cuda-graph-trace all -- true", vec!["--cuda-graph-trace", "node"]),
     ] {
         assert_names(&sandbox.refused_command(&mut command(&sandbox, &[], words)), &parts);
     }
     let done = run(&sandbox, &[], "profile -o old --overwrite -- true");
     assert_eq!(done.code, Some(0), "{}", done.stderr);
+    let words = "profile -o window --overwrite --windows 1-2,4-5 -- true";
+    let done = run(&sandbox, &[("WINDOWS", "2")], words);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    assert!(fs::read(sandbox.path("window.1.sqlite")).unwrap() != b"keep", "--overwrite replaces it");
 }
 
 #[test]

@@ -115,7 +115,7 @@ struct BenchArgs {
     num_requests: usize,
 
     /// Most requests in flight; -1 is no limit
-    #[arg(long, value_name = "C", allow_negative_numbers = true, help_heading = "Load")]
+    #[arg(long, value_name = "C", help_heading = "Load")]
     concurrency: Option<i64>,
     /// Report time to first token and per-token speed
     #[arg(long, help_heading = "Load")]
@@ -124,13 +124,13 @@ struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Load")]
     warmup: usize,
     /// Requests per second (open loop); without it all are sent at once
-    #[arg(long, value_name = "R", help_heading = "Load", allow_negative_numbers = true)]
+    #[arg(long, value_name = "R", help_heading = "Load")]
     request_rate: Option<f64>,
     /// How requests arrive at that rate [default: poisson]
     #[arg(long, value_enum, help_heading = "Load")]
     arrival: Option<ArrivalChoice>,
     /// Shape of gamma arrivals: below 1 bursty, above 1 regular
-    #[arg(long, value_name = "B", help_heading = "Load", allow_negative_numbers = true)]
+    #[arg(long, value_name = "B", help_heading = "Load")]
     burstiness: Option<f64>,
     /// Seed of arrivals and sampling
     #[arg(long, value_name = "S", default_value_t = 420, help_heading = "Load")]
@@ -140,16 +140,16 @@ struct BenchArgs {
     repeat: usize,
 
     /// 0 is greedy
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(long, value_name = "T", default_value_t = 0.0, help_heading = "Sampling")]
     temperature: f32,
     /// Keep the k most likely tokens; 0 keeps all
     #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
     top_k: u32,
     /// Keep the smallest set of tokens with this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(long, value_name = "P", default_value_t = 1.0, help_heading = "Sampling")]
     top_p: f32,
     /// End-of-sequence token; -1 ignores it, so that every request produces what the dataset asks for
-    #[arg(long, value_name = "ID", default_value_t = -1, allow_negative_numbers = true, help_heading = "Sampling")]
+    #[arg(long, value_name = "ID", default_value_t = -1, help_heading = "Sampling")]
     eos_id: i64,
     /// Tokens that end a request
     #[arg(long, value_name = "ID,..", value_delimiter = ',', help_heading = "Sampling")]

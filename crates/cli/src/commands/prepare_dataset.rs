@@ -51,13 +51,13 @@ enum Kind {
     TokenNormDist {
         #[arg(long, value_name = "N")]
         num_requests: usize,
-        #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
+        #[arg(long, value_name = "TOKENS")]
         input_mean: f64,
-        #[arg(long, value_name = "TOKENS", default_value_t = 0.0, allow_negative_numbers = true)]
+        #[arg(long, value_name = "TOKENS", default_value_t = 0.0)]
         input_stdev: f64,
-        #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
+        #[arg(long, value_name = "TOKENS")]
         output_mean: f64,
-        #[arg(long, value_name = "TOKENS", default_value_t = 0.0, allow_negative_numbers = true)]
+        #[arg(long, value_name = "TOKENS", default_value_t = 0.0)]
         output_stdev: f64,
     },
     /// Lengths from uniform distributions, both ends included

@@ -1,6 +1,7 @@
 //! `strobe profile`: a command under Nsight Systems with the right options, and the analysis of what it recorded.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -9,7 +10,8 @@ use strobe_engine::window::parse_windows;
 
 use crate::commands::analyze;
 use crate::nsys::{self, Recording};
-use crate::{interrupt, output, run_dir};
+use crate::runtime::Runtime;
+use crate::{interrupt, output, run_dir, shell};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe profile --windows 100-150 -- strobe bench throughput --engine-dir E --dataset d.jsonl
@@ -54,9 +56,14 @@ enum GraphTrace {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let mut command = command(&args)?;
+    let command = command(&args)?;
     let nsys = nsys::find(args.nsys.as_deref())?;
-    let name = output_name(&args)?;
+    // The last thing before nsys runs: a call that is refused leaves no directory behind.
+    let (name, _dir) = match &args.output {
+        Some(given) => (checked_name(given, args.overwrite)?, None),
+        None => (default_name(), Some(DefaultDir::open()?)),
+    };
+    run_dir::check_writable(&PathBuf::from(format!("{}.sqlite", name.display())))?;
     let recording = Recording {
         output: &name,
         windows: args.windows.is_some(),
@@ -66,16 +73,17 @@ pub fn run(args: Args) -> Result<()> {
         },
         gpu_metrics: args.gpu_metrics,
     };
-    let words = nsys.arguments(&recording).join(" ");
-    output::note(&format!("running: {} {words} {}", nsys.path.display(), words_of(&command)));
-    let (status, reports) = nsys.profile(&recording, &mut command)?;
+    let call = nsys.call(&recording, &command);
+    output::note(&format!("running: {}", shell::line(&call)));
+    let (status, reports) = nsys.profile(call, &name)?;
+    // nsys passes the command's exit code on, and has codes of its own: which of the two it is can't be told.
     let failure = (!status.success()).then(|| match status.code() {
-        Some(code) => format!("the command ended with exit code {code}"),
-        None => format!("the command was ended by a signal ({status})"),
+        Some(code) => format!("nsys or the command ended with exit code {code}"),
+        None => format!("nsys or the command was ended by a signal ({status})"),
     });
     if reports.is_empty() {
         let why = match (&failure, recording.windows) {
-            (Some(failure), _) => failure.clone(),
+            (Some(failure), _) => format!("{failure}; what they said is above"),
             (None, true) => "the command never reached a window, or never calls cudaProfilerStart".into(),
             (None, false) => "nsys says above why".into(),
         };
@@ -116,14 +124,41 @@ fn command(args: &Args) -> Result<Command> {
         command.env("TLLM_PROFILE_START_STOP", spec);
         return Ok(command);
     }
-    if rest.first().is_none_or(|verb| verb != "bench") {
-        bail!("--windows: only `strobe bench` has iterations to record; leave --windows out, or profile a benchmark");
-    }
-    if rest.iter().any(|word| word.to_string_lossy().split('=').next() == Some("--profile")) {
-        bail!("the command has --profile already; give the windows once, with --windows");
-    }
+    check_takes_windows(rest)?;
     command.arg("--profile").arg(spec);
     Ok(command)
+}
+
+/// Modes of `strobe bench` that take windows; `moe-balance` has the option, but compares whole runs.
+const MODES_WITH_WINDOWS: [&str; 2] = ["throughput", "latency"];
+
+/// Refuse a call of strobe that would complain about --profile, which the user did not write.
+fn check_takes_windows(words: &[OsString]) -> Result<()> {
+    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    let is_bench = words.first().is_some_and(|verb| verb == "bench");
+    if !is_bench || words.get(1).is_none_or(|mode| !MODES_WITH_WINDOWS.contains(&mode.as_ref())) {
+        let named = words.len().min(if is_bench { 2 } else { 1 });
+        bail!(
+            "--windows: `{}` takes no windows; leave --windows out, or profile `strobe bench {}`",
+            format!("strobe {}", words[..named].join(" ")).trim_end(),
+            MODES_WITH_WINDOWS.join("` or `strobe bench ")
+        );
+    }
+    let place = |name: &str| words.iter().position(|word| word.split('=').next() == Some(name));
+    if place("--profile").is_some() {
+        bail!("the command has --profile already; give the windows once, with --windows");
+    }
+    if place("--measure-profiler-overhead").is_some() {
+        bail!("--windows: --measure-profiler-overhead records iterations of its own choice; leave one of them out");
+    }
+    let runtime = place("--runtime").and_then(|at| match words[at].split_once('=') {
+        Some((_, value)) => Some(value),
+        None => words.get(at + 1).map(AsRef::as_ref),
+    });
+    match runtime.filter(|name| *name != Runtime::Strobe.name()) {
+        Some(other) => bail!("--windows: --runtime {other} takes no windows; leave --windows out to record all of it"),
+        None => Ok(()),
+    }
 }
 
 /// The file that a program's name stands for.
@@ -135,27 +170,51 @@ fn on_path(program: &OsString) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(path)).find(|p| p.is_file())
 }
 
-fn words_of(command: &Command) -> String {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+/// A name of reports that nobody chose.
+fn default_name() -> PathBuf {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Path::new(DEFAULT_DIR).join(format!("profile-{}-{}", now.as_secs(), std::process::id()))
 }
 
-/// Where reports go; found out before anything runs.
-fn output_name(args: &Args) -> Result<PathBuf> {
-    let Some(given) = &args.output else {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        std::fs::create_dir_all("runs").context("cannot make the directory runs")?;
-        return Ok(PathBuf::from(format!("runs/profile-{}-{}", now.as_secs(), std::process::id())));
-    };
+/// The name of reports that the user chose.
+fn checked_name(given: &Path, overwrite: bool) -> Result<PathBuf> {
     let text = given.to_string_lossy().into_owned();
     let name = PathBuf::from(text.strip_suffix(".nsys-rep").unwrap_or(&text));
     if text.contains('%') {
         bail!("-o {text}: nsys would put something else in the place of %; use a name without it");
     }
-    let database = PathBuf::from(format!("{}.sqlite", name.display()));
-    if (nsys::exists(&name) || database.exists()) && !args.overwrite {
-        bail!("there are reports named {} already; choose another name with -o, or add --overwrite", name.display());
+    if let Some(file) = nsys::existing(&name).filter(|_| !overwrite) {
+        let name = name.display();
+        bail!(
+            "there are reports named {name} already ({}); choose another name with -o, or add --overwrite",
+            file.display()
+        );
     }
-    run_dir::check_writable(&database)?;
     Ok(name)
+}
+
+/// Where reports go that nobody named.
+const DEFAULT_DIR: &str = "runs";
+
+/// [`DEFAULT_DIR`], there while nsys runs. If it had to be made and nothing came into it, it goes again.
+struct DefaultDir {
+    made: bool,
+}
+
+impl DefaultDir {
+    fn open() -> Result<DefaultDir> {
+        match std::fs::create_dir(DEFAULT_DIR) {
+            Ok(()) => Ok(DefaultDir { made: true }),
+            Err(problem) if problem.kind() == ErrorKind::AlreadyExists => Ok(DefaultDir { made: false }),
+            Err(problem) => Err(problem).with_context(|| format!("cannot make the directory {DEFAULT_DIR}")),
+        }
+    }
+}
+
+impl Drop for DefaultDir {
+    fn drop(&mut self) {
+        if self.made {
+            let _ = std::fs::remove_dir(DEFAULT_DIR); // refuses what is not empty
+        }
+    }
 }

@@ -53,13 +53,13 @@ pub enum TimeoutChoice {
 #[derive(clap::Args, Clone)]
 pub struct ScenarioArgs {
     /// Requests per second
-    #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = "Load")]
+    #[arg(long, value_name = "R", help_heading = "Load")]
     pub rate: Option<f64>,
     /// poisson, constant, gamma, onoff:on=10s,off=50s, drift:swing=0.5,period=60s or at-once [default: poisson]
     #[arg(long, value_name = "PROCESS", conflicts_with = "concurrency", help_heading = "Load")]
     pub arrival: Option<String>,
     /// Shape of gamma arrivals: below 1 bursty, above 1 regular
-    #[arg(long, value_name = "B", allow_negative_numbers = true, help_heading = "Load")]
+    #[arg(long, value_name = "B", help_heading = "Load")]
     pub burstiness: Option<f64>,
     /// How many requests [default: 1000, or all of a trace or dataset]
     #[arg(long, value_name = "N", help_heading = "Load")]
@@ -92,7 +92,7 @@ pub struct ScenarioArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "trace", help_heading = "Load")]
     pub dataset: Option<PathBuf>,
     /// Multiply the rate of a trace [default: 1]
-    #[arg(long, value_name = "F", allow_negative_numbers = true, help_heading = "Load")]
+    #[arg(long, value_name = "F", help_heading = "Load")]
     pub rate_scale: Option<f64>,
     /// Leave stamps that were rounded to ticks as they are, instead of spreading them over their tick
     #[arg(long, help_heading = "Load")]

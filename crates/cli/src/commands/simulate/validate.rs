@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "engine_dir")]
     dataset: Option<PathBuf>,
     /// Their rates, in requests per second, below saturation [default: 0.2, 0.4 and 0.6 of what all at once reaches]
-    #[arg(long, value_name = "R,..", value_delimiter = ',', requires = "engine_dir", allow_negative_numbers = true)]
+    #[arg(long, value_name = "R,..", value_delimiter = ',', requires = "engine_dir")]
     rates: Vec<f64>,
     /// Runs at every load, half of them for the calibration: fitted, left out, left out, fitted, and so on, so that a
     /// machine that gets slower or faster does so for both
