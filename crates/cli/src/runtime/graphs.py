@@ -225,6 +225,17 @@ class Graphs:
 
         return attend
 
+    def even(self, rows, context):
+        """Attention over `context` places of every slot, where all requests have filled as many."""
+
+        def attend(qkv, cache):
+            queries = qkv.view(rows, self.group + 2, self.pairs, self.dim)[:, :self.group].transpose(1, 2)
+            cache = cache.view(self.batch, self.length, 2, self.pairs, self.dim)[:rows, :context].transpose(1, 3)
+            out = F.scaled_dot_product_attention(queries, cache[:, :, 0], cache[:, :, 1])
+            return out.transpose(1, 2).reshape(rows, -1)
+
+        return attend
+
     def decode(self, rows, length, attention, parts):
         """One token more for slots 0 to `rows`, over the first `length` places of the cache."""
         ids, positions = self.ids[:rows], self.positions[:rows]
@@ -265,7 +276,8 @@ class Graphs:
     # The run.
 
     def plan(self, requests):
-        """Every step of the run: `("prefill", group)` or `("decode", rows, length, slots and requests)`."""
+        """Every step of the run: `("prefill", group)` or `("decode", rows, length, slots and requests, context)`, where the
+        context is that of all requests, or None."""
         waiting, free, active, steps = list(reversed(requests)), list(reversed(range(self.batch))), {}, []
 
         def end_finished():
@@ -288,9 +300,10 @@ class Graphs:
                 continue
             highest = max(active) + 1
             rows = min(size for size in [1 << i for i in range(20)] + [self.batch] if size >= highest)
-            context = max(len(request["input_ids"]) + made for request, made in active.values())
-            length = -(-context // LENGTH_STEP) * LENGTH_STEP
-            steps.append(("decode", min(rows, self.batch), length, [(slot, r) for slot, (r, _) in active.items()]))
+            contexts = {len(request["input_ids"]) + made for request, made in active.values()}
+            length = -(-max(contexts) // LENGTH_STEP) * LENGTH_STEP
+            steps.append(("decode", min(rows, self.batch), length, [(slot, r) for slot, (r, _) in active.items()],
+                          max(contexts) if len(contexts) == 1 else None))
             active = {slot: (request, made + 1) for slot, (request, made) in active.items()}
             end_finished()
         return steps
@@ -305,27 +318,35 @@ class Graphs:
         for rows in sorted({rows for rows, _ in decodes}, reverse=True):
             lengths = {length: steps for (r, length), steps in decodes.items() if r == rows}
             share = sum(lengths.values()) / sum(decodes.values())
-            way = self.chosen[rows] = self.fastest_decode(rows, max(lengths, key=lengths.get), share)
+            even = [step[4] is not None for step in plan if step[0] == "decode" and step[1] == rows]
+            self.chosen[rows] = self.fastest_decode(rows, max(lengths, key=lengths.get), share, any(even))
             if self.gpu and share > common:
                 common = share
+                way = self.chosen[rows][2 * sum(even) >= len(even)]
                 self.description = (
-                    f"one decode step in a CUDA graph, {'flash' if way[0] == self.flash else 'masked'} attention, "
+                    f"one decode step in a CUDA graph, {way[0].__name__} attention, "
                     f"{'as written' if way[1] is self.parts else 'compiled'}")
-        for rows, length in sorted(decodes, reverse=True):
-            self.graph(rows, length)
+        for kind in sorted({self.kind(step) for step in plan if step[0] == "decode"}, reverse=True):
+            self.graph(*kind)
         for shape, steps in prefills.items():
             if self.gpu and steps / len(plan) >= WORTH_COMPILING:
                 group = next(step[1] for step in plan if step[0] == "prefill" and self.prefill_shape(step[1]) == shape)
                 ways = [(parts, lambda parts=parts: self.prefill(group, parts)) for parts in (self.parts, self.compiled)]
                 self.prefill_parts[shape] = self.fastest(ways)
 
-    def fastest_decode(self, rows, length, share):
-        """Attention and parts of the fastest step."""
+    def kind(self, step):
+        """Rows, length and evenness of a decode step: what a graph is captured for."""
+        _, rows, length, _, context = step
+        even = context is not None and self.chosen[rows][True][0] == self.even
+        return rows, context if even else length, even
+
+    def fastest_decode(self, rows, length, share, even):
+        """Attention and parts of the fastest step: where contexts differ, and where they are all the same."""
         if not self.gpu:
-            return self.masked, self.parts
+            return (self.masked, self.parts), (self.even, self.parts)
         flash = self.dtype in (torch.bfloat16, torch.float16) and self.dim % 8 == 0 and self.dim <= 256
         ways = [(attention, parts) for parts in ([self.parts, self.compiled] if share >= WORTH_COMPILING else [self.parts])
-                for attention in ([self.flash, self.masked] if flash else [self.masked])]
+                for attention in ([self.flash, self.masked] if flash else [self.masked]) + [self.even] * even]
 
         def runner(way):
             graph = None
@@ -339,12 +360,15 @@ class Graphs:
 
         # As if the cache were full.
         self.positions.fill_(length - 1)
-        best = self.fastest([(way, runner(way)) for way in ways])
+        order = self.ranked([(way, runner(way)) for way in ways])
         self.positions.zero_()
-        return best
+        return next(way for way in order if way[0] != self.even), order[0]
 
     def fastest(self, ways):
-        """Of pairs of a way and what runs it, the way that took the least time. One that can't run here is none, unless no
+        return self.ranked(ways)[0]
+
+    def ranked(self, ways):
+        """Of pairs of a way and what runs it, the ways by the time they took. One that can't run here is none, unless no
         other is left."""
         times, problem = [], None
         for way, run in ways:
@@ -363,7 +387,7 @@ class Graphs:
                 print(f"a way to make a step can't run here: {failed}", file=sys.stderr)
         if not times:
             raise problem
-        return min(times)[2]
+        return [way for _, _, way in sorted(times, key=lambda time: time[:2])]
 
     def captured(self, rows, length, way, pool=None):
         side = torch.cuda.Stream()
@@ -376,15 +400,16 @@ class Graphs:
             self.decode(rows, length, *way)
         return graph
 
-    def graph(self, rows, length):
+    def graph(self, rows, length, even):
         """What makes a step; nothing is captured on a CPU."""
+        way = self.chosen[rows][even]
         if not self.gpu:
-            return lambda: self.decode(rows, length, *self.chosen[rows])
-        if (rows, length) not in self.graphs:
-            graph = self.captured(rows, length, self.chosen[rows], self.pool)
+            return lambda: self.decode(rows, length, *way)
+        if (rows, length, even) not in self.graphs:
+            graph = self.captured(rows, length, way, self.pool)
             self.pool = self.pool or graph.pool()
-            self.graphs[rows, length] = graph
-        return self.graphs[rows, length].replay
+            self.graphs[rows, length, even] = graph
+        return self.graphs[rows, length, even].replay
 
     @staticmethod
     def prefill_shape(group):
@@ -394,12 +419,12 @@ class Graphs:
         if step[0] == "prefill":
             self.prefill(step[1], self.prefill_parts.get(self.prefill_shape(step[1]), self.parts))
         else:
-            self.graph(step[1], step[2])()
+            self.graph(*self.kind(step))()
 
     @torch.no_grad()
     def warm_up(self, requests):
         """Every kind of decode step once, and some of the prompts' shapes."""
-        steps = {step[1:3] if step[0] == "decode" else self.prefill_shape(step[1]) + ("prefill",): step
+        steps = {self.kind(step) if step[0] == "decode" else self.prefill_shape(step[1]) + ("prefill",): step
                  for step in self.plan(requests)}
         for step in [s for s in steps.values() if s[0] == "decode"] + [s for s in steps.values() if s[0] == "prefill"][:8]:
             self.step(step)
