@@ -158,7 +158,9 @@ fn memory_that_is_not_enough() {
     let message = machine.refused(&[("HOLLOW_FREE_MIB", "0")], BENCH);
     assert_names(&message, &["not enough memory", "weights"]);
     let message = machine.refused(&[("HOLLOW_FREE_MIB", "1000")], BENCH);
-    assert_names(&message, &["not enough memory for the KV cache", "GiB"]);
+    assert_names(&message, &["not enough memory for the KV cache", "1000.00 MiB of 80.00 GiB", "one block needs"]);
+    let message = machine.refused(&[], &format!("{BENCH} --kv-cache-free-gpu-mem-fraction 0.0000001"));
+    assert_names(&message, &["one block needs", "raise --kv-cache-free-gpu-mem-fraction"]);
     let message = machine.refused(&[("HOLLOW_FAULT", "cuMemAlloc_v2:2:0")], BENCH);
     assert_names(&message, &["memory"]);
 }
@@ -178,6 +180,25 @@ fn a_fault_in_a_step_names_the_step_and_blocking_names_the_op() {
     // The device is at fault as soon as it is waited for: which is right behind the op that launches block for.
     let message = faulty("cuStreamSynchronize", "--output-dir blocking --cuda-launch-blocking");
     assert_names(&message, &["embed"]);
+}
+
+#[test]
+fn a_fault_while_kernels_are_chosen_names_the_kernel() {
+    let machine = Machine::new();
+    let message = machine.refused(&[("HOLLOW_FAULT", "cuEventSynchronize:700:100")], BENCH);
+    assert_names(&message, &["GEMM `", "rows with", "CUDA_ERROR_ILLEGAL_ADDRESS"]);
+}
+
+#[test]
+fn fp8_on_a_gpu_that_has_none() {
+    let machine = Machine::new();
+    let fp8 = "--dtype bfloat16 --quantization fp8 --gemm-plugin disable --model micro --device cuda";
+    for words in
+        [format!("bench throughput {fp8} --dataset d.jsonl --warmup 0"), format!("build {fp8} --output-dir engine")]
+    {
+        let message = machine.refused(&[("HOLLOW_CAPABILITY", "86")], &words);
+        assert_names(&message, &["--quantization fp8", "8.9 or newer", "Hollow GPU has 8.6"]);
+    }
 }
 
 #[test]
