@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use strobe_engine::device::DeviceFacts;
-use strobe_engine::{BuildConfig, Quantization, memory};
+use strobe_engine::{BuildConfig, EngineError, Quantization, memory};
 use strobe_kernels_cpu::{Cpu, measure};
-use strobe_kernels_cuda::{CudaError, DeviceInfo, Gpu, Precision};
+use strobe_kernels_cuda::{DeviceInfo, Gpu, Precision};
 use strobe_model::DType;
 use strobe_report::human;
 use strobe_trace::Peaks;
 
-use crate::{progress, run_dir};
+use crate::{interrupt, progress, run_dir};
 
 /// Cores this process may use.
 pub fn cores() -> usize {
@@ -255,9 +255,9 @@ pub fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
 }
 
 /// The ceilings of a GPU for engines built like `build`: a large matrix product of its type, and a copy in its memory.
-pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, CudaError> {
+pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, EngineError> {
     let spinner = progress::spinner("loading GPU kernels, which are compiled the first time");
-    let gpu = Gpu::open(index);
+    let gpu = Gpu::open_while(index, &|| !interrupt::requested());
     spinner.finish_and_clear();
     let gpu = gpu?;
     let precision = match build.dtype {

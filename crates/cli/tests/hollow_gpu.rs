@@ -4,8 +4,9 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use common::{Done, Sandbox, assert_names, finish};
 
@@ -150,6 +151,25 @@ fn a_kernel_that_does_not_compile() {
     let done = machine.run(&[("HOLLOW_COMPILE_ERROR", "1")], BENCH);
     assert_eq!(done.code, Some(2), "{}", done.stderr);
     assert_names(&done.stderr, &["identifier \"nonsense\" is undefined", ".cu", "sm_90a", "99.1", "--std=c++17"]);
+}
+
+#[test]
+fn ctrl_c_while_kernels_compile() {
+    let machine = Machine::new();
+    for words in [BENCH, "build --model micro --gemm-plugin disable --device cuda --output-dir engine"] {
+        let _ = std::fs::remove_dir_all(machine.kernels());
+        let compiled = || std::fs::read_dir(machine.kernels()).map_or(0, Iterator::count);
+        let mut child = machine.usual(&[("HOLLOW_COMPILE_MS", "200")], words).stderr(Stdio::null()).spawn().unwrap();
+        while compiled() == 0 {
+            assert!(child.try_wait().unwrap().is_none(), "{words}: it ended too early");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // SAFETY: the child was not waited for yet, so the number is still its own.
+        assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) }, 0);
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{words}");
+        assert!(compiled() < 20, "{words}: everything was compiled first");
+        assert!(!machine.sandbox.exists("engine"), "{words}");
+    }
 }
 
 #[test]

@@ -201,7 +201,10 @@ pub fn cubin(source: &KernelSource, arch: Arch, dir: Option<&Path>) -> Result<(V
 }
 
 /// Load every kernel file into the current context, compiling in parallel what the cache does not hold.
-pub(crate) fn load_modules(arch: Arch) -> Result<(HashMap<&'static str, sys::CUmodule>, CacheReport), CudaError> {
+pub(crate) fn load_modules(
+    arch: Arch,
+    go_on: &(dyn Fn() -> bool + Sync),
+) -> Result<(HashMap<&'static str, sys::CUmodule>, CacheReport), CudaError> {
     let begin = Instant::now();
     let directory = cache_dir();
     let wanted: Vec<&KernelSource> = SOURCES.iter().filter(|s| s.min_arch <= arch.0).collect();
@@ -218,7 +221,10 @@ pub(crate) fn load_modules(arch: Arch) -> Result<(HashMap<&'static str, sys::CUm
                         *next - 1
                     };
                     let Some(source) = wanted.get(index) else { return };
-                    let result = cubin(source, arch, directory.as_deref());
+                    let result = match go_on() {
+                        true => cubin(source, arch, directory.as_deref()),
+                        false => Err(CudaError::Interrupted),
+                    };
                     results.lock().unwrap_or_else(|e| e.into_inner()).push((source.file, result));
                 }
             });

@@ -168,6 +168,11 @@ unsafe impl Send for Gpu {}
 impl Gpu {
     /// Open GPU `index`: its context, one stream, and all kernels, compiled or taken from the cache.
     pub fn open(index: u32) -> Result<Gpu, CudaError> {
+        Gpu::open_while(index, &|| true)
+    }
+
+    /// The same; `go_on` is asked before each file of kernels is compiled, which takes a minute in all.
+    pub fn open_while(index: u32, go_on: &(dyn Fn() -> bool + Sync)) -> Result<Gpu, CudaError> {
         let all = devices()?;
         let info = all.get(index as usize).cloned().ok_or_else(|| CudaError::NoDevice {
             problem: format!("there is no GPU {index}, the driver lists {}", all.len()),
@@ -183,7 +188,7 @@ impl Gpu {
                 "making a stream".into()
             })?;
         }
-        let (modules, cache) = load_modules(arch)?;
+        let (modules, cache) = load_modules(arch, go_on)?;
         Ok(Gpu {
             info,
             arch,

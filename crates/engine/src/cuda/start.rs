@@ -61,7 +61,7 @@ impl CudaBackend {
             times.push((name, clock.elapsed().as_secs_f64() * 1e3));
             clock = Instant::now();
         };
-        let gpu = open(options.device.index, build)?;
+        let gpu = open(options.device.index, build, &|| true)?;
         lap("context and kernels");
         let precision = weights::precision(build.dtype);
         let needed = device_bytes(model);
@@ -240,10 +240,10 @@ impl CudaBackend {
 }
 
 /// Choose kernels for every product of an engine by measurement, without loading it, for as long as `go_on` says so.
-pub fn choose_gemms(index: u32, config: &EngineConfig, go_on: impl FnMut() -> bool) -> Result<Tuned, EngineError> {
+pub fn choose_gemms(index: u32, config: &EngineConfig, go_on: impl Fn() -> bool + Sync) -> Result<Tuned, EngineError> {
     let build = &config.build;
     check_model(&config.model, build)?;
-    let gpu = open(index, build)?;
+    let gpu = open(index, build, &go_on)?;
     let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
     let mut linear = Linear::new(&gpu, weights::precision(build.dtype), plugin)?;
     let batch = build.max_batch_size.min(build.max_num_tokens);
@@ -351,9 +351,9 @@ pub fn buckets(most: usize) -> Vec<usize> {
 }
 
 /// Open a GPU that can run such an engine.
-fn open(index: u32, build: &BuildConfig) -> Result<Gpu, EngineError> {
+fn open(index: u32, build: &BuildConfig, go_on: &(dyn Fn() -> bool + Sync)) -> Result<Gpu, EngineError> {
     build.check_gpu()?;
-    let gpu = Gpu::open(index)?;
+    let gpu = Gpu::open_while(index, go_on)?;
     check_device(gpu.info(), build)?;
     Ok(gpu)
 }
