@@ -597,8 +597,7 @@ const MOST_WARMUP: usize = 10_000;
 
 /// The words of this call, for the record.
 pub fn command_line() -> String {
-    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
-    std::iter::once("strobe".to_string()).chain(words).collect::<Vec<_>>().join(" ")
+    crate::shell::line(std::process::Command::new("strobe").args(std::env::args_os().skip(1)))
 }
 
 /// Whether mapped weights are to be moved to memory of their own.
