@@ -15,6 +15,7 @@ struct Libraries {
     driver: PathBuf,
     old_driver: PathBuf,
     compiler: PathBuf,
+    older_compiler: PathBuf,
 }
 
 /// Compiled once, by the compiler that Rust links with.
@@ -37,6 +38,7 @@ fn libraries() -> &'static Libraries {
             driver: library("driver", "driver.c", ["libcuda.so.1", "libcuda.so"], &[]),
             old_driver: library("old-driver", "driver.c", ["libcuda.so.1", "libcuda.so"], &["-DOLD"]),
             compiler: library("compiler", "compiler.c", ["libnvrtc.so.13", "libnvrtc.so"], &[]),
+            older_compiler: library("older", "compiler.c", ["libnvrtc.so.12", "libnvrtc.so.11"], &["-DMAJOR=12"]),
         }
     })
 }
@@ -97,6 +99,29 @@ fn drivers_from_12_4_on_run() {
     }
     let message = machine.refused(&[("HOLLOW_DRIVER", "12030")], BENCH);
     assert_names(&message, &["12.3", "too old", "12.4"]);
+}
+
+#[test]
+fn an_older_driver_gets_the_older_compiler() {
+    let machine = Machine::new();
+    let Libraries { driver, compiler, older_compiler, .. } = libraries();
+    let both: [&Path; 3] = [driver, compiler, older_compiler];
+    let compilers = |variables: &[(&str, &str)]| {
+        let _ = std::fs::remove_dir_all(machine.kernels());
+        assert_runs(&finish(&mut machine.command(&both, variables, BENCH)));
+        let names = std::fs::read_dir(machine.kernels()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut versions: Vec<_> = names
+            .map(|name| name.to_string_lossy().rsplit_once("-nvrtc").map(|(_, version)| version.to_string()))
+            .collect();
+        versions.dedup();
+        versions
+    };
+    assert_eq!(compilers(&[("HOLLOW_DRIVER", "12060")]), [Some("12.1.cubin".to_string())]);
+    assert_eq!(compilers(&[]), [Some("99.1.cubin".to_string())]);
+    // Where there is only a newer one and its code does not load, the reason is named.
+    let _ = std::fs::remove_dir_all(machine.kernels());
+    let message = machine.refused(&[("HOLLOW_DRIVER", "12060"), ("HOLLOW_FAULT", "cuModuleLoadData:200:0")], BENCH);
+    assert_names(&message, &["NVRTC 99.1 is newer than the driver", "CUDA 12.6", "nvidia-cuda-nvrtc-cu12"]);
 }
 
 #[test]

@@ -200,9 +200,23 @@ pub fn cubin(source: &KernelSource, arch: Arch, dir: Option<&Path>) -> Result<(V
     Ok((code, false))
 }
 
+/// Why machine code may not load: what a newer compiler made need not run on an older driver.
+fn newer_than(driver_cuda: i32) -> String {
+    match nvrtc_version() {
+        Ok((major, minor)) if major > driver_cuda / 1000 => format!(
+            " (NVRTC {major}.{minor} is newer than the driver, which is for CUDA {}.{}: update the driver, or `pip install nvidia-cuda-nvrtc-cu{}`)",
+            driver_cuda / 1000,
+            driver_cuda % 1000 / 10,
+            driver_cuda / 1000
+        ),
+        _ => String::new(),
+    }
+}
+
 /// Load every kernel file into the current context, compiling in parallel what the cache does not hold.
 pub(crate) fn load_modules(
     arch: Arch,
+    driver_cuda: i32,
     go_on: &(dyn Fn() -> bool + Sync),
 ) -> Result<(HashMap<&'static str, sys::CUmodule>, CacheReport), CudaError> {
     let begin = Instant::now();
@@ -240,7 +254,9 @@ pub(crate) fn load_modules(
         }
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is whole machine code, as compiled or with the right fingerprint; the context is current.
-        check(unsafe { sys::cuModuleLoadData(&mut module, bytes.as_ptr().cast()) }, || format!("loading {file}"))?;
+        check(unsafe { sys::cuModuleLoadData(&mut module, bytes.as_ptr().cast()) }, || {
+            format!("loading {file}{}", newer_than(driver_cuda))
+        })?;
         modules.insert(file, module);
     }
     let milliseconds = begin.elapsed().as_secs_f64() * 1e3;

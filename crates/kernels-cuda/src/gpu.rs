@@ -14,7 +14,7 @@ use crate::memory::{DevicePtr, free_and_total};
 use crate::module::Function;
 
 /// What a GPU is.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct DeviceInfo {
     /// Number that `--device cuda:N` takes.
     pub index: u32,
@@ -188,7 +188,7 @@ impl Gpu {
                 "making a stream".into()
             })?;
         }
-        let (modules, cache) = load_modules(arch, go_on)?;
+        let (modules, cache) = load_modules(arch, info.driver_cuda, go_on)?;
         Ok(Gpu {
             info,
             arch,

@@ -220,6 +220,7 @@ pub fn searched() -> String {
 
 /// Files that are there and can't be loaded are named with the reason where none can.
 fn search(lib: Lib) -> Result<Found, Vec<String>> {
+    let driver_major = || if lib == Lib::Driver { None } else { driver_major() };
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
     // SAFETY: NVIDIA's libraries run no code of ours when they are opened.
     let try_open = |path: &Path| unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) };
@@ -245,9 +246,23 @@ fn search(lib: Lib) -> Result<Found, Vec<String>> {
     let named = std::env::var_os(CUDA_PATH_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
     let (first, rest): (Vec<_>, Vec<_>) =
         full.filter(|path| path.exists()).partition(|path| named.as_ref().is_some_and(|dir| path.starts_with(dir)));
-    let mut all = first.into_iter().chain(bare).chain(rest);
-    let found = all.find_map(|path| try_open(&path).map(|library| Found { lib, path, library }));
+    let mut others: Vec<PathBuf> = bare.chain(rest).collect();
+    if driver_major().is_some_and(|major| major < 13) {
+        // What is made for CUDA 13 need not run on a driver before it, so it is the last resort.
+        others.sort_by_key(|path| path.to_string_lossy().ends_with(".so.13"));
+    }
+    let found =
+        first.into_iter().chain(others).find_map(|path| try_open(&path).map(|library| Found { lib, path, library }));
     found.ok_or(broken)
+}
+
+/// The version of CUDA that the driver is for, 12 or 13; `None` without a driver.
+fn driver_major() -> Option<i32> {
+    // SAFETY: the type is that of the function in NVIDIA's headers.
+    let ask: unsafe extern "C" fn(*mut i32) -> i32 = unsafe { open(Lib::Driver).ok()?.symbol("cuDriverGetVersion")? };
+    let mut version = 0;
+    // SAFETY: a local.
+    (unsafe { ask(&mut version) } == 0).then_some(version / 1000)
 }
 
 /// What the loader said.

@@ -400,18 +400,7 @@ mod tests {
     use super::*;
 
     fn device(name: &str, compute_capability: (i32, i32)) -> DeviceInfo {
-        DeviceInfo {
-            index: 0,
-            name: name.into(),
-            compute_capability,
-            multiprocessors: 1,
-            memory_bytes: 0,
-            l2_bytes: 0,
-            shared_bytes_per_block: 0,
-            clock_khz: 0,
-            pci_bus_id: String::new(),
-            driver_cuda: 13_000,
-        }
+        DeviceInfo { name: name.into(), compute_capability, ..DeviceInfo::default() }
     }
 
     fn build(quantization: Quantization) -> BuildConfig {

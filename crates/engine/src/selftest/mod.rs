@@ -263,18 +263,7 @@ mod tests {
     use super::*;
 
     fn report(outcomes: Vec<Outcome>, fault: Option<&str>) -> Report {
-        let device = DeviceInfo {
-            index: 0,
-            name: "none".into(),
-            compute_capability: (9, 0),
-            multiprocessors: 1,
-            memory_bytes: 0,
-            l2_bytes: 0,
-            shared_bytes_per_block: 0,
-            clock_khz: 0,
-            pci_bus_id: String::new(),
-            driver_cuda: 0,
-        };
+        let device = DeviceInfo { name: "none".into(), ..DeviceInfo::default() };
         let check = CheckReport { name: "x", outcomes, seconds: 0.0, fault: fault.map(str::to_string) };
         Report { device, seed: 0, quick: false, checks: vec![check], skipped: Vec::new() }
     }
