@@ -233,8 +233,9 @@ fn search(lib: Lib) -> Result<Found, Vec<String>> {
         let opened = try_open(path);
         if let Err(problem) = &opened {
             let problem = why(problem);
-            // The loader says the same of every name that it does not find.
-            if path.is_absolute() || !problem.contains("No such file") {
+            // Names that the loader does not find are nothing to tell; a library that it misses for one that it found is.
+            let absent = problem.starts_with(&*path.to_string_lossy()) && problem.contains("No such file");
+            if path.is_absolute() || !absent {
                 broken.push(problem);
             }
         }
