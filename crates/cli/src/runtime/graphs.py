@@ -149,6 +149,7 @@ def compiled(parts):
 LENGTH_STEP = 64  # graphs are captured for caches of these lengths
 TIMED_STEPS = 10  # that a way to make a step is judged by
 WORTH_COMPILING = 0.1  # a batch size must make up so much of a run
+MOST_CONTEXTS = 512  # that graphs are captured for one by one
 
 
 class Graphs:
@@ -180,7 +181,7 @@ class Graphs:
         self.query_edges, self.key_edges = edges * (self.group + 2), edges * self.length
         self.parts = Parts(self.model)
         self.compiled = compiled(self.parts) if self.gpu else None
-        self.graphs, self.pool, self.chosen, self.prefill_parts = {}, None, {}, {}
+        self.graphs, self.pool, self.side, self.chosen, self.prefill_parts = {}, None, None, {}, {}
         with torch.no_grad():
             self.prepare(self.plan(requests))
 
@@ -227,11 +228,15 @@ class Graphs:
 
     def even(self, rows, context):
         """Attention over `context` places of every slot, where all requests have filled as many."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        # cuDNN is left out: it plans every context anew, which takes up to half a second for each.
+        kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
         def attend(qkv, cache):
             queries = qkv.view(rows, self.group + 2, self.pairs, self.dim)[:, :self.group].transpose(1, 2)
             cache = cache.view(self.batch, self.length, 2, self.pairs, self.dim)[:rows, :context].transpose(1, 3)
-            out = F.scaled_dot_product_attention(queries, cache[:, :, 0], cache[:, :, 1])
+            with sdpa_kernel(kernels):
+                out = F.scaled_dot_product_attention(queries, cache[:, :, 0], cache[:, :, 1])
             return out.transpose(1, 2).reshape(rows, -1)
 
         return attend
@@ -318,11 +323,13 @@ class Graphs:
         for rows in sorted({rows for rows, _ in decodes}, reverse=True):
             lengths = {length: steps for (r, length), steps in decodes.items() if r == rows}
             share = sum(lengths.values()) / sum(decodes.values())
-            even = [step[4] is not None for step in plan if step[0] == "decode" and step[1] == rows]
-            self.chosen[rows] = self.fastest_decode(rows, max(lengths, key=lengths.get), share, any(even))
+            contexts = [step[4] for step in plan if step[0] == "decode" and step[1] == rows]
+            alike = [context for context in contexts if context is not None]
+            even = 2 * len(alike) >= len(contexts) and len(set(alike)) <= MOST_CONTEXTS
+            self.chosen[rows] = self.fastest_decode(rows, max(lengths, key=lengths.get), share, even)
             if self.gpu and share > common:
                 common = share
-                way = self.chosen[rows][2 * sum(even) >= len(even)]
+                way = self.chosen[rows][even]
                 self.description = (
                     f"one decode step in a CUDA graph, {way[0].__name__} attention, "
                     f"{'as written' if way[1] is self.parts else 'compiled'}")
@@ -343,7 +350,7 @@ class Graphs:
     def fastest_decode(self, rows, length, share, even):
         """Attention and parts of the fastest step: where contexts differ, and where they are all the same."""
         if not self.gpu:
-            return (self.masked, self.parts), (self.even, self.parts)
+            return (self.masked, self.parts), (self.even if even else self.masked, self.parts)
         flash = self.dtype in (torch.bfloat16, torch.float16) and self.dim % 8 == 0 and self.dim <= 256
         ways = [(attention, parts) for parts in ([self.parts, self.compiled] if share >= WORTH_COMPILING else [self.parts])
                 for attention in ([self.flash, self.masked] if flash else [self.masked]) + [self.even] * even]
@@ -390,11 +397,12 @@ class Graphs:
         return [way for _, _, way in sorted(times, key=lambda time: time[:2])]
 
     def captured(self, rows, length, way, pool=None):
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        # One stream for all of them: libraries keep memory for each stream that they have seen.
+        self.side = self.side or torch.cuda.Stream()
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
             self.decode(rows, length, *way)  # libraries set themselves up outside the capture
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self.side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             self.decode(rows, length, *way)
