@@ -171,7 +171,7 @@ impl Gpu {
         Gpu::open_while(index, &|| true)
     }
 
-    /// The same; `go_on` is asked before each file of kernels is compiled, which takes a minute in all.
+    /// The same; `go_on` is asked before each file of kernels is loaded or, which takes long, compiled.
     pub fn open_while(index: u32, go_on: &(dyn Fn() -> bool + Sync)) -> Result<Gpu, CudaError> {
         let all = devices()?;
         let info = all.get(index as usize).cloned().ok_or_else(|| CudaError::NoDevice {

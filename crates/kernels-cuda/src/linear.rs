@@ -209,6 +209,16 @@ pub struct Linear {
 }
 
 impl Linear {
+    /// With cuBLASLt where it can be opened, without it elsewhere.
+    pub fn with_what_is_there(gpu: &Gpu, precision: Precision) -> Result<Linear, CudaError> {
+        match Linear::new(gpu, precision, GemmPlugin::Auto) {
+            Err(CudaError::LibraryMissing { .. } | CudaError::LibraryBroken { .. }) => {
+                Linear::new(gpu, precision, GemmPlugin::Disable)
+            }
+            other => other,
+        }
+    }
+
     /// Open what `plugin` allows; call it on the thread that runs steps.
     pub fn new(gpu: &Gpu, precision: Precision, plugin: GemmPlugin) -> Result<Linear, CudaError> {
         let lt = match plugin {

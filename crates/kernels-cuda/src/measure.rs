@@ -30,12 +30,10 @@ const REPEATS: usize = 7;
 
 /// Measure. Takes a fraction of a second and about 3 GiB.
 pub fn peaks(gpu: &Gpu, precision: Precision, fp8: bool) -> Result<GpuPeaks, CudaError> {
-    let (linear, by) = match Linear::new(gpu, precision, GemmPlugin::Auto) {
-        Ok(linear) => (linear, "cuBLASLt or strobe"),
-        Err(CudaError::LibraryMissing { .. } | CudaError::LibraryBroken { .. }) => {
-            (Linear::new(gpu, precision, GemmPlugin::Disable)?, "strobe")
-        }
-        Err(error) => return Err(error),
+    let linear = Linear::with_what_is_there(gpu, precision)?;
+    let by = match linear.plugin() {
+        GemmPlugin::Auto => "cuBLASLt or strobe",
+        GemmPlugin::Disable => "strobe",
     };
     Ok(GpuPeaks { flops_per_s: product(gpu, linear, precision, fp8)?, copy_bytes_per_s: copy(gpu)?, by })
 }

@@ -1,8 +1,8 @@
 //! Linear layers: every kernel that could run a shape, cuBLASLt's algorithms among them, and the plan that picks one.
 
 use strobe_kernels_cuda::{
-    BUCKETS, Candidate, CudaError, DeviceBuffer, Epilogue, GemmPlugin, Linear, LinearArgs, LinearInput, LinearShape,
-    LinearSite, Precision, RowOps, Weights, bucket_index, tune,
+    BUCKETS, Candidate, CudaError, DeviceBuffer, Epilogue, Linear, LinearArgs, LinearInput, LinearShape, LinearSite,
+    Precision, RowOps, Weights, bucket_index, tune,
 };
 
 use super::rig::{fp8_value, round};
@@ -33,7 +33,7 @@ const EPILOGUES: [Epilogue; 5] =
 pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut outcomes = Vec::new();
     for precision in Precision::ALL {
-        let mut linear = open(rig, precision)?;
+        let mut linear = Linear::with_what_is_there(rig.gpu, precision)?;
         let rows = RowOps::new(rig.gpu, precision)?;
         for weights in [Weights::Same, Weights::Fp8] {
             // e4m3 needs its hardware, and is meant for activations of 16 bits.
@@ -64,16 +64,6 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
         outcomes.append(&mut planned(rig, &mut linear, &rows)?);
     }
     Ok(outcomes)
-}
-
-/// With cuBLASLt where it is installed.
-fn open(rig: &Rig, precision: Precision) -> Result<Linear, CudaError> {
-    match Linear::new(rig.gpu, precision, GemmPlugin::Auto) {
-        Err(CudaError::LibraryMissing { .. } | CudaError::LibraryBroken { .. }) => {
-            Linear::new(rig.gpu, precision, GemmPlugin::Disable)
-        }
-        other => other,
-    }
 }
 
 /// Without a plan, then by the plan that tuning makes, at every number of rows that a bucket can hold.

@@ -57,11 +57,7 @@ impl Api {
         macro_rules! symbol {
             // SAFETY: the fields above have the types of CUPTI's headers.
             ($name:literal) => {
-                unsafe { found.symbol($name) }.ok_or_else(|| CudaError::Library {
-                    library: "libcupti",
-                    action: concat!("finding ", $name).into(),
-                    code: format!("it is not in {}", found.path.display()),
-                })?
+                unsafe { found.function($name) }?
             };
         }
         Ok(Api {

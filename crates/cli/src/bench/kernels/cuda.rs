@@ -8,9 +8,9 @@ use strobe_kernels_cpu::{
     AlignedBuf, AttnBatch, Cpu, Elems, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, RopeTable, SeqSpan, Tier,
 };
 use strobe_kernels_cuda::{
-    Attention, AttentionConfig, CapturedGraph, CudaError, DecodeArgs, DeviceBuffer, Epilogue, Event, GemmPlugin, Gpu,
-    KvDtype, Linear, LinearArgs, LinearInput, LinearShape, LinearSite, Precision, PrefillArgs, UnfusedArgs,
-    UnfusedAttention, UnfusedConfig, Weights, measure, score_elements, tune,
+    Attention, AttentionConfig, CapturedGraph, CudaError, DecodeArgs, DeviceBuffer, Epilogue, Event, Gpu, KvDtype,
+    Linear, LinearArgs, LinearInput, LinearShape, LinearSite, Precision, PrefillArgs, UnfusedArgs, UnfusedAttention,
+    UnfusedConfig, Weights, measure, score_elements, tune,
 };
 
 use super::cases::{Case, Kind, Shape};
@@ -160,12 +160,7 @@ impl Bench {
         let place = match self.linears.iter().position(|(known, _)| *known == precision) {
             Some(place) => place,
             None => {
-                let linear = match Linear::new(&self.gpu, precision, GemmPlugin::Auto) {
-                    Err(CudaError::LibraryMissing { .. } | CudaError::LibraryBroken { .. }) => {
-                        Linear::new(&self.gpu, precision, GemmPlugin::Disable)?
-                    }
-                    linear => linear?,
-                };
+                let linear = Linear::with_what_is_there(&self.gpu, precision)?;
                 self.linears.push((precision, linear));
                 self.linears.len() - 1
             }
