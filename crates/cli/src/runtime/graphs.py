@@ -203,6 +203,9 @@ class Graphs:
         mask = torch.zeros(rows, 1, 1, length, device=self.device, dtype=self.dtype)
         mask = mask.masked_fill(unseen[:, None, None], float("-inf")).expand(rows, self.pairs, self.group, length)
 
+        return self.over_cache(rows, length, mask)
+
+    def over_cache(self, rows, length, mask):
         def attend(qkv, cache):
             queries = qkv.view(rows, self.group + 2, self.pairs, self.dim)[:, :self.group].transpose(1, 2)
             cache = cache.view(self.batch, self.length, 2, self.pairs, self.dim)[:rows, :length].transpose(1, 3)
@@ -229,17 +232,14 @@ class Graphs:
     def even(self, rows, context):
         """Attention over `context` places of every slot, where all requests have filled as many."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
-        # cuDNN is left out: it plans every context anew, which takes up to half a second for each.
-        kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        attend = self.over_cache(rows, context, None)
 
-        def attend(qkv, cache):
-            queries = qkv.view(rows, self.group + 2, self.pairs, self.dim)[:, :self.group].transpose(1, 2)
-            cache = cache.view(self.batch, self.length, 2, self.pairs, self.dim)[:rows, :context].transpose(1, 3)
-            with sdpa_kernel(kernels):
-                out = F.scaled_dot_product_attention(queries, cache[:, :, 0], cache[:, :, 1])
-            return out.transpose(1, 2).reshape(rows, -1)
+        def planned_quickly(qkv, cache):
+            # Without cuDNN, which plans every context anew.
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+                return attend(qkv, cache)
 
-        return attend
+        return planned_quickly
 
     def decode(self, rows, length, attention, parts):
         """One token more for slots 0 to `rows`, over the first `length` places of the cache."""
