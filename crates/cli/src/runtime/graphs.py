@@ -23,8 +23,7 @@ def rotary_tables(model, length, device, dtype):
 
 
 class Weights:
-    """Fused qkv and gate-up products. The query heads are ordered by their place within a group, then by group: so the
-    first of every group come first, and what a head of the cache serves lies at a fixed stride."""
+    """Fused qkv and gate-up products."""
 
     def __init__(self, task, device, dtype):
         self.model, self.device, self.dtype = task["model"], device, dtype
@@ -66,17 +65,9 @@ class Weights:
 
     def from_checkpoint(self, task):
         state = hugging_face_model(task, self.dtype, self.device).state_dict()
-        pairs, dim = self.model["num_key_value_heads"], self.model["head_dim"]
-
-        def in_order(tensor, axis):
-            """The query heads of `tensor` along `axis`, of which a checkpoint has whole groups one after another."""
-            split = tensor.unflatten(axis, (pairs, -1, dim))
-            return split.transpose(axis, axis + 1).flatten(axis, axis + 2)
 
         def joined(prefix, names, kind):
             parts = [state.get(f"{prefix}.{name}.{kind}") for name in names]
-            if parts[0] is not None and names[0] == "q_proj":
-                parts[0] = in_order(parts[0], 0)
             return None if parts[0] is None else torch.cat(parts)
 
         self.embedding, self.final_norm = state["model.embed_tokens.weight"], state["model.norm.weight"]
@@ -89,7 +80,7 @@ class Weights:
                 "qkv": joined(attention, ["q_proj", "k_proj", "v_proj"], "weight"),
                 "qkv_bias": joined(attention, ["q_proj", "k_proj", "v_proj"], "bias"),
                 "q_norm": state.get(f"{attention}.q_norm.weight"), "k_norm": state.get(f"{attention}.k_norm.weight"),
-                "o": in_order(state[f"{attention}.o_proj.weight"], 1).contiguous(),
+                "o": state[f"{attention}.o_proj.weight"],
                 "o_bias": state.get(f"{attention}.o_proj.bias"),
                 "post_norm": state[f"model.layers.{index}.post_attention_layernorm.weight"],
                 "gate_up": joined(mlp, ["gate_proj", "up_proj"], "weight"),
@@ -152,6 +143,13 @@ WORTH_COMPILING = 0.1  # a batch size must make up so much of a run
 MOST_CONTEXTS = 512  # that graphs are captured for one by one
 
 
+class Way(NamedTuple):
+    """A way to make a decode step."""
+    even: bool  # all requests have filled as many places
+    grouped: bool  # see Graphs.attention
+    parts: object
+
+
 class Graphs:
     """A Llama step written by hand over a static KV cache, the token fed back on the device; on a GPU one CUDA graph per
     batch size and cache length, of the ways to make it the one that was fastest at the start. Requests take the slots of
@@ -167,8 +165,8 @@ class Graphs:
         self.weights = Weights(task, device, dtype)
         self.weight_bytes = self.weights.bytes
         self.cos, self.sin = (table[:, None] for table in rotary_tables(self.model, self.length, device, dtype))
-        self.pairs, self.dim = self.model["num_key_value_heads"], self.model["head_dim"]
-        self.group = self.model["num_attention_heads"] // self.pairs
+        self.heads, self.pairs, self.dim = (self.model[key] for key in (
+            "num_attention_heads", "num_key_value_heads", "head_dim"))
         # [slot and position][keys, then values][dim]
         shape = (self.batch * self.length, 2 * self.pairs, self.dim)
         self.caches = [torch.zeros(shape, device=device, dtype=dtype) for _ in self.weights.layers]
@@ -177,8 +175,6 @@ class Graphs:
         self.positions = torch.zeros(self.batch, dtype=torch.long, device=device)
         self.starts = torch.arange(self.batch, device=device) * self.length  # of each slot in the cache
         self.keys = torch.arange(self.length, device=device)
-        edges = torch.arange(self.batch + 1, device=device, dtype=torch.int32)
-        self.query_edges, self.key_edges = edges * (self.group + 2), edges * self.length
         self.parts = Parts(self.model)
         self.compiled = compiled(self.parts) if self.gpu else None
         self.graphs, self.pool, self.side, self.chosen, self.prefill_parts = {}, None, None, {}, {}
@@ -194,59 +190,32 @@ class Graphs:
             x = parts.after(x, attend(qkv, cache), layer)
         return x
 
-    # Decoding. The query heads of a group see the same keys, so they are the rows of one attention: one pass over the
-    # cache serves them all.
+    def attention(self, way, rows, length):
+        """What attends over the first `length` places of every slot: all of them, where the requests have filled so many
+        and no more; otherwise those that are filled, the others masked."""
+        mask = None
+        if not way.even:
+            unseen = self.keys[:length] > self.positions[:rows, None]
+            mask = torch.zeros(rows, 1, 1, length, device=self.device, dtype=self.dtype)
+            mask = mask.masked_fill(unseen[:, None, None], float("-inf"))
 
-    def masked(self, rows, length):
-        """Attention over the first `length` places of every slot, those that are not filled yet masked."""
-        unseen = self.keys[:length] > self.positions[:rows, None]
-        mask = torch.zeros(rows, 1, 1, length, device=self.device, dtype=self.dtype)
-        mask = mask.masked_fill(unseen[:, None, None], float("-inf")).expand(rows, self.pairs, self.group, length)
-
-        return self.over_cache(rows, length, mask)
-
-    def over_cache(self, rows, length, mask):
         def attend(qkv, cache):
-            queries = qkv.view(rows, self.group + 2, self.pairs, self.dim)[:, :self.group].transpose(1, 2)
+            # Every query head for itself, or those that see the same keys as the rows of one attention.
+            queries = qkv[:, :self.heads].view(rows, *((self.pairs, -1) if way.grouped else (self.heads, 1)), self.dim)
             cache = cache.view(self.batch, self.length, 2, self.pairs, self.dim)[:rows, :length].transpose(1, 3)
-            out = F.scaled_dot_product_attention(queries, cache[:, :, 0], cache[:, :, 1], attn_mask=mask)
-            return out.transpose(1, 2).reshape(rows, -1)
+            seen = None if mask is None else mask.expand(*queries.shape[:3], length)
+            out = F.scaled_dot_product_attention(queries, cache[:, :, 0], cache[:, :, 1], attn_mask=seen,
+                                                 enable_gqa=not way.grouped)
+            return out.reshape(rows, -1)
 
         return attend
 
-    def flash(self, rows, length):
-        """Attention over as many places of every slot as it has filled."""
-        filled = (self.positions[:rows] + 1).clamp(max=length).int()
-
-        def attend(qkv, cache):
-            # Keys and values lie behind the queries of a row as if they were two queries more. They are taken along, so
-            # that nothing must be copied, and what comes out for them is left out.
-            out = torch.ops.aten._flash_attention_forward(
-                qkv.view(-1, self.pairs, self.dim), cache[:, :self.pairs], cache[:, self.pairs:],
-                self.query_edges[:rows + 1], self.key_edges[:rows + 1], self.group + 2, length, 0.0, False, False,
-                seqused_k=filled)[0]
-            return out.view(rows, -1)[:, :self.group * self.pairs * self.dim]
-
-        return attend
-
-    def even(self, rows, context):
-        """Attention over `context` places of every slot, where all requests have filled as many."""
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-        attend = self.over_cache(rows, context, None)
-
-        def planned_quickly(qkv, cache):
-            # Without cuDNN, which plans every context anew.
-            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-                return attend(qkv, cache)
-
-        return planned_quickly
-
-    def decode(self, rows, length, attention, parts):
+    def decode(self, rows, length, way):
         """One token more for slots 0 to `rows`, over the first `length` places of the cache."""
         ids, positions = self.ids[:rows], self.positions[:rows]
         places = self.starts[:rows] + positions
-        x = self.forward(parts, ids, positions, places, attention(rows, length))
-        ids.copy_(parts.choose(x, self.weights.final_norm, self.weights.head))
+        x = self.forward(way.parts, ids, positions, places, self.attention(way, rows, length))
+        ids.copy_(way.parts.choose(x, self.weights.final_norm, self.weights.head))
         # Slots whose request has ended run on without harm.
         positions.add_(1).clamp_(max=self.length - 1)
 
@@ -265,13 +234,10 @@ class Graphs:
         places = (self.starts[slots][:, None] + self.keys[:longest]).view(-1)
 
         def attend(qkv, cache):
-            qkv = qkv.view(count, longest, self.group + 2, self.pairs, self.dim)
-            queries = qkv[:, :, :self.group].transpose(2, 3).reshape(count, longest, -1, self.dim)
-            keys, values = qkv[:, :, self.group], qkv[:, :, self.group + 1]
-            out = F.scaled_dot_product_attention(queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2),
+            qkv = qkv.view(count, longest, -1, self.dim).transpose(1, 2)
+            out = F.scaled_dot_product_attention(*qkv.split([self.heads, self.pairs, self.pairs], 1),
                                                  is_causal=True, enable_gqa=True)
-            out = out.transpose(1, 2).reshape(count, longest, self.pairs, self.group, self.dim)
-            return out.transpose(2, 3).reshape(count * longest, -1)
+            return out.transpose(1, 2).reshape(count * longest, -1)
 
         x = self.forward(parts, ids.view(-1), positions, places, attend).view(count, longest, -1)
         last = x[torch.arange(count, device=self.device), lengths - 1]
@@ -329,10 +295,7 @@ class Graphs:
             self.chosen[rows] = self.fastest_decode(rows, max(lengths, key=lengths.get), share, even)
             if self.gpu and share > common:
                 common = share
-                way = self.chosen[rows][even]
-                self.description = (
-                    f"one decode step in a CUDA graph, {way[0].__name__} attention, "
-                    f"{'as written' if way[1] is self.parts else 'compiled'}")
+                self.description = f"one decode step in a CUDA graph, {self.described(self.chosen[rows][even])}"
         for kind in sorted({self.kind(step) for step in plan if step[0] == "decode"}, reverse=True):
             self.graph(*kind)
         for shape, steps in prefills.items():
@@ -344,16 +307,22 @@ class Graphs:
     def kind(self, step):
         """Rows, length and evenness of a decode step: what a graph is captured for."""
         _, rows, length, _, context = step
-        even = context is not None and self.chosen[rows][True][0] == self.even
+        even = context is not None and self.chosen[rows][True].even
         return rows, context if even else length, even
 
+    def described(self, way):
+        return ", ".join([
+            "attention without a mask" if way.even else "masked attention",
+            "heads in groups" if way.grouped else "each head for itself",
+            "as written" if way.parts is self.parts else "compiled"])
+
     def fastest_decode(self, rows, length, share, even):
-        """Attention and parts of the fastest step: where contexts differ, and where they are all the same."""
+        """The fastest way to make a step: where contexts differ, and where they are all the same."""
         if not self.gpu:
-            return (self.masked, self.parts), (self.even if even else self.masked, self.parts)
-        flash = self.dtype in (torch.bfloat16, torch.float16) and self.dim % 8 == 0 and self.dim <= 256
-        ways = [(attention, parts) for parts in ([self.parts, self.compiled] if share >= WORTH_COMPILING else [self.parts])
-                for attention in ([self.flash, self.masked] if flash else [self.masked]) + [self.even] * even]
+            return Way(False, False, self.parts), Way(even, False, self.parts)
+        compiled = [self.compiled] if share >= WORTH_COMPILING else []
+        ways = [Way(alike, grouped, parts) for parts in [self.parts] + compiled
+                for grouped in (False, True) for alike in [False] + [True] * even]
 
         def runner(way):
             graph = None
@@ -369,7 +338,7 @@ class Graphs:
         self.positions.fill_(length - 1)
         order = self.ranked([(way, runner(way)) for way in ways])
         self.positions.zero_()
-        return next(way for way in order if way[0] != self.even), order[0]
+        return next(way for way in order if not way.even), order[0]
 
     def fastest(self, ways):
         return self.ranked(ways)[0]
@@ -401,18 +370,18 @@ class Graphs:
         self.side = self.side or torch.cuda.Stream()
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
-            self.decode(rows, length, *way)  # libraries set themselves up outside the capture
+            self.decode(rows, length, way)  # libraries set themselves up outside the capture
         torch.cuda.current_stream().wait_stream(self.side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            self.decode(rows, length, *way)
+            self.decode(rows, length, way)
         return graph
 
     def graph(self, rows, length, even):
         """What makes a step; nothing is captured on a CPU."""
         way = self.chosen[rows][even]
         if not self.gpu:
-            return lambda: self.decode(rows, length, *way)
+            return lambda: self.decode(rows, length, way)
         if (rows, length, even) not in self.graphs:
             graph = self.captured(rows, length, way, self.pool)
             self.pool = self.pool or graph.pool()

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from types import SimpleNamespace
+from typing import NamedTuple
 
 # Libraries print what they like; the answer goes out where they can't reach it.
 answer = os.fdopen(os.dup(1), "w")
