@@ -262,11 +262,8 @@ def ablation(before, after, comparison):
     """The speeds of two runs, then what `strobe compare` says of them."""
     reports = [read(os.path.join(run, "report.json")) for run in (before, after)]
     for report in reports:
-        # Where the run directory is says nothing.
-        command = re.sub(r" --(output-dir|overwrite)( \S+)?", "", report["strobe"]["command"])
-        print(f"$ {command}")
-    print(f"$ strobe compare {before} {after}\n")
-    print(f"{'median':<34}{before:>16}{after:>16}{'change':>12}")
+        print(f"$ {report['strobe']['command']}")
+    print(f"\n{'median, by report.json':<34}{before:>16}{after:>16}{'change':>12}")
     names = [("Output throughput (tokens/sec)", "system_output_throughput_tok_s"),
              ("Average request latency (ms)", "avg_request_latency_ms"), ("Average TTFT (ms)", None),
              ("Prefill iterations (tokens/sec)", None), ("Decode at full batch (tokens/sec)", None)]
@@ -278,7 +275,7 @@ def ablation(before, after, comparison):
         a, b = (figure["median"] for figure in pair)
         runs = pair[0]["runs"]
         print(f"{name:<34}{a:>16,.1f}{b:>16,.1f}{(b / a - 1) * 100:>+10.1f} %")
-    print(f"({runs} runs of each)\n")
+    print(f"({runs} runs of each)\n\n$ strobe compare {before} {after} --html {os.path.splitext(comparison)[0]}.html\n")
     with open(comparison) as file:
         print(file.read().rstrip())
 

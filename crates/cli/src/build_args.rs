@@ -66,7 +66,7 @@ pub enum QuantizationChoice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtype {
-    /// As --dtype says; on a CPU float16 with both 16-bit types
+    /// As --dtype says; on a CPU float16 with both 16-bit types, where int8 and int4 engines have bfloat16 on avx512bf16
     Auto,
     Float32,
     Float16,

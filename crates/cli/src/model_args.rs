@@ -70,7 +70,7 @@ pub struct CudaArgs {
     /// Replay decode steps as CUDA graphs, one per batch size [default: enable, unless launches block]
     #[arg(long, value_enum)]
     pub cuda_graph: Option<Switch>,
-    /// Plan and launch a step before the tokens of the one before are known to the host [default: enable on a GPU]
+    /// Plan and launch a step before the tokens of the one before are known to the host [default: enable]
     #[arg(long, value_enum)]
     pub overlap_scheduler: Option<Switch>,
     /// Ranges for Nsight Systems: when it is attached, always or never [default: auto]
@@ -120,6 +120,7 @@ impl CudaArgs {
     pub fn refuse_on_cpu(&self) -> Result<()> {
         let set = [
             ("--cuda-graph", self.cuda_graph == Some(Switch::Enable)),
+            ("--overlap-scheduler", self.overlap_scheduler == Some(Switch::Enable)),
             ("--nvtx", self.nvtx.is_some_and(|nvtx| nvtx != NvtxArg::Disable)),
             ("--cuda-launch-blocking", self.cuda_launch_blocking),
         ];

@@ -272,4 +272,10 @@ fn types_that_no_device_runs_are_refused_before_anything_is_written() {
     // What a GPU runs can be built without one.
     sandbox.ok("build --model micro --quantization fp8 --kv-cache-dtype fp8 --output-dir e --device cpu");
     sandbox.ok("build --model moe-tiny --kv-cache-dtype fp8 --output-dir m --device cpu");
+    let cache = |dtype: &str| {
+        let done =
+            sandbox.ok(&format!("build --model micro --dtype bfloat16 --kv-cache-dtype {dtype} --output-dir {dtype}"));
+        done.stdout.lines().find(|line| line.starts_with("kv cache")).unwrap().to_owned()
+    };
+    assert!(cache("float16").ends_with("2.00 KiB per token") && cache("fp8").ends_with("fp8, 1.00 KiB per token"));
 }

@@ -136,5 +136,9 @@ fn what_has_no_experts_is_refused() {
     call("bench throughput --model moe-tiny --dataset d.jsonl --assume-ep 3", &["--assume-ep", "8 experts"]);
     call("bench moe-balance --model micro --dataset d.jsonl", &["moe-balance", "no experts"]);
     call("bench moe-balance --model moe-tiny --dataset d.jsonl --eos-id 2", &["--eos-id"]);
-    call("bench moe-balance --model moe-tiny --dataset d.jsonl --profile 1-2", &["--profile", "moe-balance"]);
+    let balance = "bench moe-balance --model moe-tiny --dataset d.jsonl";
+    for given in ["--profile 1-2", "--python x", "--streaming", "--min-tokens 4", "--trace-out t.json"] {
+        call(&format!("{balance} {given}"), &[given.split(' ').next().unwrap(), "no meaning for moe-balance"]);
+    }
+    call(&format!("{balance} --repeat 1"), &["--repeat 1", "at least 2 pairs"]);
 }

@@ -226,6 +226,8 @@ fn bad_input_is_one_clear_line() {
         ("--rate 1 --policy static --scheduler-policy max_utilization", &["--scheduler-policy"]),
         ("--rate 1 --think-time 5ms", &["--think-time"]),
         ("--rate 1 --gpu l4", &["--gpu", "analytic"]),
+        ("--rate 1 --dtype fp8", &["--dtype", "analytic"]),
+        ("--rate 1 --tp 2", &["--tp", "analytic"]),
         ("--rate 1 --rate-scale 2", &["--trace"]),
         ("--rate 1 --policy dynamic --preferred-batch-size 9 --max-batch-size 8", &["--preferred-batch-size", "9"]),
         ("--rate 1 --kv-cache-blocks 1 --input-tokens 500", &["request 0", "KV cache is too small"]),

@@ -86,7 +86,7 @@ impl BuildConfig {
                 Err(EngineError::option(option, format!("must be between 1 and {most}, found {value}")))
             }
         };
-        positive("--max-batch-size", self.max_batch_size, 1 << 16)?;
+        positive("--max-batch-size", self.max_batch_size, u16::MAX as usize)?; // blocks of a launch in one direction
         positive("--max-num-tokens", self.max_num_tokens, 1 << 20)?;
         positive("--max-seq-len", self.max_seq_len, 1 << 22)?;
         positive("--tokens-per-block", self.tokens_per_block, 1 << 12)?;

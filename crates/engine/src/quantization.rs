@@ -227,6 +227,7 @@ impl BuildConfig {
 
     /// Bytes that the keys and values of one token take over all layers of a model.
     pub fn kv_bytes_per_token(&self, model: &ModelConfig, on_gpu: bool) -> u64 {
+        let on_gpu = on_gpu || self.check_cpu().is_err();
         let operands = if on_gpu { self.gpu_operands(model) } else { self.cpu_operands() };
         let head = model.head_dim as u64 * operands.kv + operands.kv_scale;
         operands.kv_parts * (model.num_hidden_layers * model.num_key_value_heads) as u64 * head

@@ -74,8 +74,8 @@ pub struct PrefillArgs {
 
 /// A call of [`Attention::decode`]. Strides are in elements.
 ///
-/// Spans, block tables, and keys and values of all positions but a span's last are read before the launch before this
-/// one has ended, so they may not be written by launches that overlap: what copies and earlier steps left is safe.
+/// Spans and block tables are read before the launch before this one has ended, so they may not be written by launches that
+/// overlap: what copies and earlier steps left is safe. So are keys and values where they are `settled`.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeArgs {
     /// Rows of q, k and v.
@@ -92,6 +92,8 @@ pub struct DecodeArgs {
     pub splits: usize,
     /// Cache blocks of all spans.
     pub block_tables: DevicePtr,
+    /// Whether no launch that may still run writes keys and values of any position but a span's last.
+    pub settled: bool,
     /// Keys that a row sees, itself included; 0 for all.
     pub window: usize,
     /// A logit (f32) of each query head that joins every row's softmax and has no value; 0 for none.
@@ -480,7 +482,8 @@ impl Attention {
         let grid = (self.blocks_per_span() as u32, args.span_count as u32, splits as u32);
         let launch = Launch { grid, ..Launch::grid(1, 32 * warps as u32) };
         let launch = launch.shared(self.shape.decode_shared(warps));
-        gpu.launch(decode, if at_once { launch.overlapping() } else { launch }, kernel_args![params])
+        let early = at_once && args.settled;
+        gpu.launch(decode, if early { launch.overlapping() } else { launch }, kernel_args![params])
     }
 
     fn plain(

@@ -54,7 +54,7 @@ impl Lib {
         match self {
             Lib::Nvml => "it comes with NVIDIA's driver",
             Lib::Driver => {
-                "install NVIDIA's driver (580 or newer for CUDA 13); all but selftest also runs with --device cpu"
+                "install NVIDIA's driver (for CUDA 12.4 or newer; 580 or newer for CUDA 13); all but selftest also runs with --device cpu"
             }
             Lib::Nvrtc => "install it with `pip install nvidia-cuda-nvrtc` or the CUDA toolkit, and set CUDA_HOME",
             Lib::CublasLt => "install it with `pip install nvidia-cublas` or the CUDA toolkit, and set CUDA_HOME",

@@ -555,10 +555,14 @@ pub(crate) fn data_type_of_kernel(name: &str) -> Option<DataType> {
         ("f32f32_f32", DataType::Fp32),
     ];
     let data_type = |name: &str| WORDS.iter().find(|(word, _)| name.contains(word)).map(|&(_, data_type)| data_type);
-    // On this tier of strobe, named after what it adds, products multiply bfloat16; attention only stores it.
+    // On this tier of strobe, named after what it adds, packed products and fused attention multiply bfloat16; others only
+    // store it.
     match name.strip_suffix("_avx512bf16") {
         None => data_type(name),
-        Some(stem) => data_type(stem).filter(|found| *found != DataType::Bf16 || stem.contains("gemm_packed")),
+        Some(stem) => {
+            let multiplies = ["gemm_packed", "paged_attention"].iter().any(|kernel| stem.contains(kernel));
+            data_type(stem).filter(|found| *found != DataType::Bf16 || multiplies)
+        }
     }
 }
 

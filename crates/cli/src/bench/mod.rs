@@ -206,10 +206,8 @@ pub fn execute(
     run.notes.iter().for_each(|note| output::note(&format!("note: {note}")));
     for window in &run.unreached {
         let ran = run.iterations.len();
-        output::warn(&format!(
-            "profile window {window} was never reached: the run has {ran} iterations, 0 to {}",
-            ran.saturating_sub(1)
-        ));
+        let numbers = ran.checked_sub(1).map_or(String::new(), |last| format!(", 0 to {last}"));
+        output::warn(&format!("profile window {window} was never reached: the run has {ran} iterations{numbers}"));
     }
     for recording in run.recordings.iter().filter(|r| !r.complete) {
         let ended = recording.steps.last().map_or(recording.window.first, |s| s.iteration);

@@ -13,7 +13,7 @@ use strobe_workload::anchor_requests_with_text;
 use super::experts::{self, ExpertReport};
 use super::html;
 use super::outcome::Outcome;
-use crate::{explore, recording, run_dir};
+use crate::{explore, output, recording, run_dir};
 
 /// Files beside or instead of a run directory.
 #[derive(Clone, Debug, Default)]
@@ -116,8 +116,10 @@ pub fn single_files(outcome: &Outcome, report: &Value, files: &Files, tokenizer:
     if let Some(path) = &files.iteration_log {
         run_dir::write_whole(path, iteration_lines(outcome).as_bytes())?;
     }
-    if let (Some(path), Some(trace)) = (&files.trace_out, &outcome.trace) {
-        chrome_traces(trace, path)?;
+    match (&files.trace_out, &outcome.trace) {
+        (Some(path), Some(trace)) => chrome_traces(trace, path)?,
+        (Some(path), None) => output::warn(&format!("{} was not written: nothing was recorded", path.display())),
+        (None, _) => {}
     }
     Ok(())
 }

@@ -56,7 +56,7 @@ enum Mode {
     #[command(before_help = EXAMPLES)]
     Latency(Box<BenchArgs>),
     /// Is the router of a mixture of experts the bottleneck? Learned against perfectly balanced routing
-    #[command(before_help = moe_balance::EXAMPLES)]
+    #[command(before_help = moe_balance::EXAMPLES, mut_args(moe_balance::in_help))]
     MoeBalance(Box<moe_balance::Args>),
     /// Where the perfect router would send tokens, for any numbers
     MoePlan(Box<bench::plan::Args>),
@@ -135,9 +135,9 @@ struct BenchArgs {
     /// Seed of arrivals and sampling
     #[arg(long, value_name = "S", default_value_t = 420, help_heading = "Load")]
     random_seed: u64,
-    /// Run K times and report the spread; the report is the last run's
-    #[arg(long, value_name = "K", default_value_t = 1, help_heading = "Load")]
-    repeat: usize,
+    /// Run K times and report the spread; the report is the last run's [default: 1]
+    #[arg(long, value_name = "K", help_heading = "Load")]
+    repeat: Option<usize>,
 
     /// 0 is greedy
     #[arg(long, value_name = "T", default_value_t = 0.0, help_heading = "Sampling")]
@@ -216,7 +216,8 @@ struct BenchArgs {
     #[arg(long, conflicts_with = "profile", help_heading = "Profiling")]
     measure_profiler_overhead: bool,
 
-    /// Run directory to write: run.json, requests.jsonl, iterations.jsonl, trace.sqlite, report.json, report.html
+    /// Run directory to write: run.json, requests.jsonl, iterations.jsonl, trace.sqlite, report.json, report.html [default: none,
+    /// and a new one in runs/ where --profile records]
     #[arg(long, value_name = "RUN", help_heading = "Output")]
     output_dir: Option<PathBuf>,
     /// Replace an existing run directory
@@ -268,16 +269,18 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         Runtime::Strobe => args.build.device(&args.device)?,
         _ => args.device.resolve(Needs::Driver)?,
     };
-    if args.repeat == 0 {
+    if args.repeat == Some(0) {
         bail!("--repeat must be at least 1");
     }
     if args.warmup > MOST_WARMUP {
         bail!("--warmup must be at most {MOST_WARMUP}, found {}", args.warmup);
     }
     let profiled = !windows.is_empty();
-    let trace_out = args.trace_out.clone().or_else(|| {
-        std::env::var_os("TLLM_TORCH_PROFILE_TRACE").filter(|v| !v.is_empty() && profiled).map(PathBuf::from)
-    });
+    let named = std::env::var_os(TRACE_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if named.is_some() && args.trace_out.is_none() && !profiled {
+        output::warn(&format!("{TRACE_VARIABLE} is set but ignored: there is no window to record; add --profile A-B"));
+    }
+    let trace_out = args.trace_out.clone().or_else(|| named.filter(|_| profiled));
     if trace_out.is_some() && !profiled {
         let instead =
             if args.measure_profiler_overhead { "run it without --measure-profiler-overhead and " } else { "" };
@@ -388,6 +391,9 @@ fn ready(
         }
         Device::Cuda(index) => Target::Cuda(args.cuda.device(index, recorded)),
     };
+    if args.model.model.is_some() && args.weights_memory != WeightsMemory::Auto {
+        bail!("--weights-memory is for --engine-dir; what --model builds is in memory anyway");
+    }
     let mut start = Start { device_ms: since_beginning_ms(), ..Start::default() };
     let overlap = args.cuda.overlap_scheduler.map_or(matches!(target, Target::Cuda(_)), Switch::on);
     let model = args.model.load(&mut target, &args.build, args.max_batch_size, args.max_num_tokens)?;
@@ -444,7 +450,7 @@ fn ready(
         },
         move_weights: moves_weights(&model, args.weights_memory),
         warmup: args.warmup,
-        repeat: args.repeat,
+        repeat: args.repeat.unwrap_or(1),
         windows,
         streaming: args.streaming || latency,
         rule: rule(args),
@@ -541,7 +547,7 @@ fn other_runtime(
         prefill_tokens,
         closed_loop: concurrency != usize::MAX,
         warmup: args.warmup > 0,
-        repeat: args.repeat,
+        repeat: args.repeat.unwrap_or(1),
         threads,
     })?;
     let rule = rule(args);
@@ -591,6 +597,9 @@ fn rule(args: &BenchArgs) -> PercentileRule {
 
 /// Behind every logged iteration of a run with the perfect router.
 const LOG_REMARK: &str = " (perfect router: output is wrong by design)";
+
+/// Where a Chrome trace goes, beside `--trace-out`.
+const TRACE_VARIABLE: &str = "TLLM_TORCH_PROFILE_TRACE";
 
 /// More random requests than anybody waits for.
 const MOST_WARMUP: usize = 10_000;
@@ -663,6 +672,9 @@ fn concurrency(args: &BenchArgs, latency: bool) -> Result<usize> {
 fn sampling(args: &BenchArgs) -> Result<SamplingParams> {
     if args.temperature == 0.0 && (args.top_k > 1 || args.top_p != 1.0) {
         bail!("--top-k and --top-p do nothing at temperature 0, which is greedy; add --temperature T");
+    }
+    if args.min_tokens > 0 && args.eos_id < 0 && args.stop_ids.is_empty() {
+        bail!("--min-tokens does nothing where no token ends a request; add --eos-id or --stop-ids");
     }
     let params = SamplingParams {
         temperature: args.temperature,

@@ -38,7 +38,7 @@ pub struct Args {
     /// Where to write engines, dataset, run directories and the page
     #[arg(long, value_name = "DIR", default_value = "strobe-demo")]
     output_dir: PathBuf,
-    /// Replace an existing demo directory (one made by `strobe demo`)
+    /// Replace an existing demo directory (one made by `strobe demo`); the default one is replaced anyway
     #[arg(long)]
     overwrite: bool,
     #[command(flatten)]

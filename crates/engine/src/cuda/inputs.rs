@@ -132,6 +132,15 @@ pub struct Packed {
     pub widest: (usize, usize),
 }
 
+impl Packed {
+    /// Whether attention of single rows may read the keys before a row's own while the launch before it runs. A request that
+    /// is computed again may have a row of its prompt and a row of its output in one step, and the second reads what the
+    /// step itself writes. Fused attention of prompts has waited for that; nothing else between the two has.
+    pub fn settled(&self) -> bool {
+        self.one_span_each || self.tiles > 0
+    }
+}
+
 /// How to pack.
 pub struct PackOptions {
     /// Tokens of a block.
@@ -403,6 +412,29 @@ mod tests {
         assert_eq!((layout.rows_padded(), layout.decode_padded(), packed.decode), (4, 4, 1));
         assert_eq!(words[layout.slots()..][..4], [16 + 4, u32::MAX, u32::MAX, u32::MAX]);
         assert_eq!(words[layout.decode_spans() + SPAN..][..SPAN], [1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn keys_that_the_step_itself_writes_are_not_settled() {
+        let limits = StepLimits { tokens: 8, sampled: 8, requests: 8, positions: 64 };
+        let settled = |step: &StepInputs, context_fmha: bool| {
+            let options = PackOptions { tokens_per_block: 16, tile_rows: 64, context_fmha, heads: 8 };
+            pack(step, &options, None, &mut vec![0; Layout::most(limits, 4)]).settled()
+        };
+        // A request that goes on: its keys are of earlier steps.
+        let mut decode = StepInputs::empty();
+        decode.push(&[7], 20, &[3, 1], false);
+        assert!(settled(&decode, true) && settled(&decode, false));
+        // One that is computed again, a row of its prompt and a row of its output: the second reads what the first writes.
+        let mut again = StepInputs::empty();
+        again.push(&[5], 0, &[3], true);
+        again.push(&[7], 1, &[3], false);
+        assert!(!settled(&again, true) && !settled(&again, false));
+        // With several rows of a prompt fused attention has waited; unfused attention has not.
+        let mut long = StepInputs::empty();
+        long.push(&[5, 6], 0, &[3], true);
+        long.push(&[7], 2, &[3], false);
+        assert!(settled(&long, true) && !settled(&long, false));
     }
 
     #[test]

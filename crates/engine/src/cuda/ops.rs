@@ -316,6 +316,7 @@ impl CudaBackend {
             span_count: spans,
             splits: self.attention.splits_for(spans, most_keys),
             block_tables: at(base, layout.tables()),
+            settled: packed.settled(),
             window,
             sinks,
             out: b.attn.ptr(),

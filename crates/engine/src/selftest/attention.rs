@@ -264,6 +264,7 @@ impl Batch {
             span_count: self.spans.len(),
             splits,
             block_tables: self.device_tables.ptr(),
+            settled: true,
             window: self.window,
             sinks: self.sinks_ptr(),
             out: out.ptr(),

@@ -359,6 +359,7 @@ fn single_rows(
             span_count: requests.len(),
             splits,
             block_tables: tables.ptr(),
+            settled: true,
             window: 0,
             sinks: 0,
             out: out.ptr(),

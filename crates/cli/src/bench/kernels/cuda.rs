@@ -231,6 +231,7 @@ impl Bench {
                     span_count: sequences,
                     splits,
                     block_tables: batch.tables.ptr(),
+                    settled: true,
                     window: 0,
                     sinks: 0,
                     out: out.ptr(),

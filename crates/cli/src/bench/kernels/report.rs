@@ -33,10 +33,11 @@ impl Outcome {
             Ceiling::Copy => self.ceilings.copy_bytes_per_s,
         };
         let memory = line.measured.bytes / bandwidth;
-        // On a CPU attention computes in f32 whatever its cache holds.
+        // On a CPU attention computes in f32 whatever its cache holds, but for bfloat16 where that is multiplied in pairs; the
+        // peak of bfloat16 is the one of f32 elsewhere.
         let kind = match (line.case.op, line.case.dtype) {
             (_, None) => Kind::Float32,
-            (Op::Attention, Some(_)) if self.device == Device::Cpu => Kind::Float32,
+            (Op::Attention, Some(kind)) if self.device == Device::Cpu && kind != Kind::Bfloat16 => Kind::Float32,
             (_, Some(kind)) => kind,
         };
         let compute = line.measured.flops.zip(self.ceilings.ops_per_s(kind)).map_or(0.0, |(flops, peak)| flops / peak);

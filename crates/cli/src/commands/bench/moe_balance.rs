@@ -1,7 +1,9 @@
 //! `strobe bench moe-balance`: learned against perfectly balanced routing.
 
 use anyhow::{Result, bail};
+use clap::Arg;
 use strobe_engine::staged_dir::{self, StagedDir};
+use strobe_engine::window::WINDOW_VARIABLES;
 
 use super::{BenchArgs, Call, Ready, arrival, concurrency, ready, samples, sampling};
 use crate::bench::balance;
@@ -26,29 +28,68 @@ pub struct Args {
 /// Pairs of runs where nobody says how many; fewer have no useful interval.
 const PAIRS: usize = 5;
 
+/// Options of other benchmarks that are refused here, and not shown.
+const WITHOUT_MEANING: [&str; 16] = [
+    "runtime",
+    "python",
+    "profile",
+    "trace_out",
+    "measure_profiler_overhead",
+    "report_json",
+    "request_json",
+    "iteration_log",
+    "log_iteration_data",
+    "streaming",
+    "request_rate",
+    "arrival",
+    "burstiness",
+    "eos_id",
+    "stop_ids",
+    "min_tokens",
+];
+
+/// An option of other benchmarks as it is here.
+pub fn in_help(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        id if WITHOUT_MEANING.contains(&id) => arg.hide(true),
+        "repeat" => arg.help("Pairs of runs, one with each router [default: 5]"),
+        "output_dir" => arg.help("Directory to write: balance.json, balance.txt, compare.html and the recorded pair"),
+        "overwrite" => arg.help("Replace an existing directory of results"),
+        "json" => arg.help("Print balance.json instead of the text"),
+        _ => arg,
+    }
+}
+
 pub fn run(args: Args) -> Result<()> {
     let Args { bench: mut args, threshold } = args;
     let given = [
-        ("--runtime", args.runtime != Runtime::Strobe),
-        ("--profile", args.profile.is_some()),
-        ("--trace-out", args.trace_out.is_some()),
-        ("--measure-profiler-overhead", args.measure_profiler_overhead),
-        ("--report-json", args.report_json.is_some()),
-        ("--request-json", args.request_json.is_some()),
-        ("--iteration-log", args.iteration_log.is_some()),
-        ("--log-iteration-data", args.log_iteration_data),
-        ("--request-rate", args.request_rate.is_some()),
+        (args.runtime != Runtime::Strobe, "runtime"),
+        (args.python.is_some(), "python"),
+        (args.profile.is_some(), "profile"),
+        (args.trace_out.is_some(), "trace_out"),
+        (args.measure_profiler_overhead, "measure_profiler_overhead"),
+        (args.report_json.is_some(), "report_json"),
+        (args.request_json.is_some(), "request_json"),
+        (args.iteration_log.is_some(), "iteration_log"),
+        (args.log_iteration_data, "log_iteration_data"),
+        (args.streaming, "streaming"),
+        (args.min_tokens > 0, "min_tokens"),
+        (args.request_rate.is_some(), "request_rate"),
     ];
-    if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
-        bail!("{name} has no meaning for moe-balance; leave it out");
+    debug_assert!(given.iter().all(|(_, id)| WITHOUT_MEANING.contains(id)));
+    if let Some((_, id)) = given.iter().find(|(given, _)| *given) {
+        bail!("--{} has no meaning for moe-balance; leave it out", id.replace('_', "-"));
+    }
+    let set = |name: &&&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    for name in WINDOW_VARIABLES.iter().filter(set) {
+        output::warn(&format!("{name} is set but ignored: moe-balance records a pair of its own"));
     }
     if args.eos_id >= 0 || !args.stop_ids.is_empty() {
         bail!("moe-balance compares runs with the same outputs' lengths; leave out --eos-id and --stop-ids");
     }
-    if args.repeat == 1 {
-        args.repeat = PAIRS;
-    } else if args.repeat < 2 {
-        bail!("--repeat must be at least 2 for moe-balance");
+    let pairs = *args.repeat.get_or_insert(PAIRS);
+    if pairs < 2 {
+        bail!("--repeat {pairs}: moe-balance needs at least 2 pairs of runs, and {PAIRS} for a useful interval");
     }
     args.cuda.refuse_conflicts()?;
     let call = Call {

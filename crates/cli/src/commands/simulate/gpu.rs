@@ -12,6 +12,14 @@ use super::scenario::ScenarioArgs;
 const USABLE_MEMORY: f64 = 0.9;
 
 impl ScenarioArgs {
+    pub(super) fn analytic_dtype(&self) -> &str {
+        self.dtype.as_deref().unwrap_or("bfloat16")
+    }
+
+    pub(super) fn ranks(&self) -> u32 {
+        self.tp.unwrap_or(1)
+    }
+
     pub(super) fn analytic(&self) -> Result<CostModel> {
         let names = || GPUS.map(|gpu| gpu.name).join(", ");
         let (Some(gpu_name), Some(model)) = (&self.gpu, &self.model) else {
@@ -28,25 +36,25 @@ impl ScenarioArgs {
                 .with_context(|| format!("--model: `{model}` is neither a preset nor a directory with config.json"))?,
         };
         // 8-bit operations run at twice the 16-bit rate, 32-bit ones (as TF32) at half of it.
-        let (bytes, faster) = match self.dtype.as_str() {
+        let (bytes, faster) = match self.analytic_dtype() {
             "bfloat16" | "float16" => (2.0, 1.0),
             "fp8" => (1.0, 2.0),
             "float32" => (4.0, 0.5),
             other => bail!("--dtype: no such type `{other}`; use bfloat16, float16, float32 or fp8"),
         };
-        if self.tp == 0 {
+        if self.ranks() == 0 {
             bail!("--tp: expected at least 1, found 0");
         }
-        let (layers, ranks) = (config.num_hidden_layers as f64, f64::from(self.tp));
+        let (layers, ranks) = (config.num_hidden_layers as f64, f64::from(self.ranks()));
         let weight_bytes = config.parameter_count() as f64 * bytes;
         let memory = gpu.memory_bytes * ranks * USABLE_MEMORY;
         if gpu.memory_bytes > 0.0 && weight_bytes >= memory {
             bail!(
                 "--gpu: the weights of {model} take {:.1} GB in {}, of {:.1} GB that {} x {gpu_name} have for them; raise --tp, or choose a smaller --dtype",
                 weight_bytes / 1e9,
-                self.dtype,
+                self.analytic_dtype(),
                 memory / 1e9,
-                self.tp
+                self.ranks()
             );
         }
         // A latent row is key and value at once.

@@ -161,12 +161,12 @@ pub struct ScenarioArgs {
     /// With --cost analytic: a preset, or a directory with config.json
     #[arg(long, value_name = "PRESET|DIR", help_heading = "Cost")]
     pub model: Option<String>,
-    /// With --cost analytic: type of weights and cache: bfloat16, float16, float32 or fp8
-    #[arg(long, value_name = "TYPE", default_value = "bfloat16", help_heading = "Cost")]
-    pub dtype: String,
-    /// With --cost analytic: GPUs that share every layer
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Cost")]
-    pub tp: u32,
+    /// With --cost analytic: type of weights and cache: bfloat16, float16, float32 or fp8 [default: bfloat16]
+    #[arg(long, value_name = "TYPE", help_heading = "Cost")]
+    pub dtype: Option<String>,
+    /// With --cost analytic: GPUs that share every layer [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Cost")]
+    pub tp: Option<u32>,
     /// With a cost file: let iterations vary as the measured ones did [default: enable]
     #[arg(long, value_enum, help_heading = "Cost")]
     pub cost_noise: Option<Switch>,
@@ -412,8 +412,14 @@ impl ScenarioArgs {
                 "--model: {cost} was measured on {own} and prices that engine only; leave --model out, or calibrate on runs of {model}"
             );
         }
-        if cost != "analytic" && (self.gpu.is_some() || self.model.is_some()) {
-            bail!("--gpu and --model: only --cost analytic asks for them; leave them out");
+        let given = [
+            ("--gpu", self.gpu.is_some()),
+            ("--model", self.model.is_some()),
+            ("--dtype", self.dtype.is_some()),
+            ("--tp", self.tp.is_some()),
+        ];
+        if let Some((name, _)) = given.iter().find(|(_, given)| *given && cost != "analytic") {
+            bail!("{name}: only --cost analytic asks for it; leave it out");
         }
         if let Some(fitted) = fitted {
             let noise = self.cost_noise.is_none_or(|switch| switch.on());
@@ -657,7 +663,9 @@ impl ScenarioArgs {
     fn describe_cost(&self) -> String {
         let cost = self.cost.clone().unwrap_or_default();
         match (&self.gpu, &self.model) {
-            (Some(gpu), Some(model)) => format!("{cost}, {model} in {} on {} {gpu}", self.dtype, self.tp),
+            (Some(gpu), Some(model)) => {
+                format!("{cost}, {model} in {} on {} {gpu}", self.analytic_dtype(), self.ranks())
+            }
             _ => cost,
         }
     }
