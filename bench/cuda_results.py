@@ -259,23 +259,10 @@ def summary(entry):
 
 
 def ablation(before, after, comparison):
-    """The speeds of two runs, then what `strobe compare` says of them."""
-    reports = [read(os.path.join(run, "report.json")) for run in (before, after)]
-    for report in reports:
-        print(f"$ {report['strobe']['command']}")
-    print(f"\n{'median, by report.json':<34}{before:>16}{after:>16}{'change':>12}")
-    names = [("Output throughput (tokens/sec)", "system_output_throughput_tok_s"),
-             ("Average request latency (ms)", "avg_request_latency_ms"), ("Average TTFT (ms)", None),
-             ("Prefill iterations (tokens/sec)", None), ("Decode at full batch (tokens/sec)", None)]
-    runs = 1
-    for name, key in names:
-        pair = [median(report["strobe"], name, report["performance"][key] if key else None) for report in reports]
-        if None in pair:
-            continue
-        a, b = (figure["median"] for figure in pair)
-        runs = pair[0]["runs"]
-        print(f"{name:<34}{a:>16,.1f}{b:>16,.1f}{(b / a - 1) * 100:>+10.1f} %")
-    print(f"({runs} runs of each)\n\n$ strobe compare {before} {after} --html {os.path.splitext(comparison)[0]}.html\n")
+    """What was run, then what `strobe compare` says of it."""
+    for run in (before, after):
+        print(f"$ {read(os.path.join(run, 'report.json'))['strobe']['command']}")
+    print(f"$ strobe compare {before} {after} --html {os.path.splitext(comparison)[0]}.html\n")
     with open(comparison) as file:
         print(file.read().rstrip())
 

@@ -41,11 +41,40 @@ pub struct CompareOptions {
     pub names: [String; 2],
     /// Rows of a table in the report; the comparison itself holds all.
     pub rows: usize,
+    /// What is known of whole runs, beside their traces.
+    pub runs: Option<WholeRuns>,
 }
 
 impl Default for CompareOptions {
     fn default() -> Self {
-        Self { names: SIDES.map(String::from), rows: 12 }
+        Self { names: SIDES.map(String::from), rows: 12, runs: None }
+    }
+}
+
+/// Figures of whole runs, of which traces hold only windows.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WholeRuns {
+    /// Runs of the two sides.
+    pub counts: [usize; 2],
+    /// The figures that both sides have.
+    pub figures: Vec<RunFigure>,
+}
+
+/// One figure: the medians over the runs of each side.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunFigure {
+    /// Its name, with the unit.
+    pub name: String,
+    /// Of A.
+    pub a: f64,
+    /// Of B.
+    pub b: f64,
+}
+
+impl RunFigure {
+    /// B minus A as a share of A; absent when that is 0.
+    pub fn change(&self) -> Option<f64> {
+        (self.a != 0.0).then(|| (self.b - self.a) / self.a)
     }
 }
 
@@ -58,6 +87,9 @@ pub struct Comparison {
     pub verdict: Verdict,
     /// What stands between the two sides and a fair comparison.
     pub warnings: Vec<String>,
+    /// Whole runs, where the sides are run directories.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runs: Option<WholeRuns>,
     /// What was compared with what.
     pub basis: Basis,
     /// Mean wall time of an iteration of A, groups weighted alike on both sides.
@@ -269,6 +301,7 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
         names: options.names.clone(),
         verdict: Verdict::default(),
         warnings: Vec::new(),
+        runs: options.runs.clone(),
         basis,
         a_wall_ns: weighted(|g| g.a_wall_ns),
         b_wall_ns: weighted(|g| g.b_wall_ns),

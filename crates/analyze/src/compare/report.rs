@@ -11,6 +11,7 @@ impl Comparison {
         let mut report = Report::new("compare", format!("{}: A = {a}, B = {b}", self.verdict.outcome.as_str()));
         report = report.note(self.verdict.sentence.clone());
         report.notes.extend(self.warnings.iter().map(|w| format!("Warning: {w}.")));
+        report.sheets.extend(self.runs());
         report.sheets.push(self.kinds());
         report.sheets.push(self.parts());
         let kernels = |keep: fn(&KernelChange) -> bool| self.kernels(keep);
@@ -32,6 +33,23 @@ impl Comparison {
         report.sheets.extend(self.windows());
         report.sheets.extend(self.bursts());
         self.closing_notes(report)
+    }
+
+    fn runs(&self) -> Option<Sheet> {
+        let runs = self.runs.as_ref()?;
+        let columns = [
+            Column::new("Whole runs", Unit::Text),
+            Column::new("A", Unit::Number),
+            Column::new("B", Unit::Number),
+            Column::new("Change", Unit::ShareChange),
+        ];
+        let [a, b] = runs.counts;
+        let title = if a.max(b) > 1 { format!("Medians of {a} and {b} runs") } else { "One run of each".to_owned() };
+        let mut sheet = Sheet::new("runs", columns).title(title);
+        for figure in &runs.figures {
+            sheet.push([figure.name.as_str().into(), figure.a.into(), figure.b.into(), figure.change().into()]);
+        }
+        Some(sheet)
     }
 
     fn kinds(&self) -> Sheet {

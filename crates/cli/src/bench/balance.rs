@@ -160,7 +160,7 @@ pub fn execute(
     let traces = [trace_of(0), trace_of(1)];
     let contexts = [vec![recording::context(&traces[0])], vec![recording::context(&traces[1])]];
     let names = NAMES.map(str::to_string);
-    let comparison = compare::compare(&contexts[0], &contexts[1], &CompareOptions { names, rows: 15 });
+    let comparison = compare::compare(&contexts[0], &contexts[1], &CompareOptions { names, rows: 15, runs: None });
     let page = explore::comparison_page(&comparison, &contexts);
     let counted = |side: usize| {
         let run = &sides[side].recorded;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use strobe_analyze::budget::{budget_by_kind, budgets};
 use strobe_analyze::top_ops::top_ops;
@@ -25,7 +25,7 @@ use crate::machine::{Machine, MeasuredPeaks};
 use crate::recording;
 
 /// The figures whose spread over repetitions is reported.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RepeatFigures {
     pub request_throughput_req_s: f64,
     pub output_throughput_tok_s: f64,
@@ -238,10 +238,10 @@ impl Outcome {
             put("gpu_samples", json!(samples.summary()));
         }
         put("iterations", json!(self.run.iterations.len()));
+        put("repeats", json!(self.repeats));
         if self.repeats.len() > 1 {
             let spreads: Map<_, _> =
                 spreads(&self.repeats).into_iter().map(|(name, s)| (name.to_string(), json!(s))).collect();
-            put("repeats", json!(self.repeats));
             put("spread", Value::Object(spreads));
         }
         if self.probed() {

@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde_json::json;
-use strobe_analyze::compare::{self, CompareOptions, Outcome};
+use strobe_analyze::compare::{self, CompareOptions, Outcome, RunFigure, WholeRuns};
 use strobe_report::human;
 use strobe_trace::Trace;
+use strobe_workload::stats;
 
+use crate::bench::outcome::RepeatFigures;
 use crate::trace_input::{self, ViewArgs};
 use crate::{explore, output, progress, run_dir, sheets};
 
@@ -82,7 +84,8 @@ pub fn run(args: Args) -> Result<()> {
     let spinner = progress::Waiting::new("comparing");
     let contexts = [trace_input::contexts(&a, &options)?, trace_input::contexts(&b, &options)?];
     let names = side_names(&args.a, &args.b);
-    let comparison = compare::compare(&contexts[0], &contexts[1], &CompareOptions { names, rows: args.top });
+    let runs = whole_runs(&paths)?;
+    let comparison = compare::compare(&contexts[0], &contexts[1], &CompareOptions { names, rows: args.top, runs });
     if let Some(path) = &args.html {
         let page = explore::comparison_page(&comparison, &contexts);
         run_dir::write_whole(path, page.as_bytes())?;
@@ -120,6 +123,37 @@ pub fn run(args: Args) -> Result<()> {
         ))),
         _ => Ok(()),
     }
+}
+
+/// The figures of all runs of both sides, where every path is a run directory whose report has them.
+fn whole_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<WholeRuns>> {
+    let mut all = [Vec::new(), Vec::new()];
+    for (paths, figures) in sides.iter().zip(&mut all) {
+        for path in paths.iter().map(|path| path.join(run_dir::REPORT_JSON)) {
+            if !path.is_file() {
+                return Ok(None);
+            }
+            let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let mut report: serde_json::Value =
+                serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
+            let Some(repeats) = report.pointer_mut("/strobe/repeats").map(serde_json::Value::take) else {
+                return Ok(None);
+            };
+            let repeats: Vec<RepeatFigures> = serde_json::from_value(repeats)
+                .with_context(|| format!("{}: its repeats are not strobe's", path.display()))?;
+            figures.extend(repeats);
+        }
+    }
+    let median_of = |side: &[RepeatFigures], name: &str| {
+        let rows = side.iter().flat_map(RepeatFigures::rows);
+        stats::median(&rows.filter(|row| row.0 == name).map(|row| row.1).collect::<Vec<_>>())
+    };
+    let [a, b] = &all;
+    let Some(first) = a.first() else { return Ok(None) };
+    let figure = |(name, _): &(&str, f64)| {
+        Some(RunFigure { name: (*name).into(), a: median_of(a, name)?, b: median_of(b, name)? })
+    };
+    Ok(Some(WholeRuns { counts: [a.len(), b.len()], figures: first.rows().iter().filter_map(figure).collect() }))
 }
 
 /// What to call the sides: the last part of each path, or the whole where these are the same.

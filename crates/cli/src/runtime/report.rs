@@ -96,10 +96,10 @@ impl Outcome {
         if let Some(full) = FullBatchDecode::of(&self.run.iterations) {
             put("full_batch_decode", json!(full));
         }
+        put("repeats", json!(self.repeats));
         if self.repeats.len() > 1 {
             let all: Map<_, _> =
                 spreads(&self.repeats).into_iter().map(|(name, s)| (name.to_string(), json!(s))).collect();
-            put("repeats", json!(self.repeats));
             put("spread", Value::Object(all));
         }
         let build = &self.config.build;
