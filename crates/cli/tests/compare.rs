@@ -163,3 +163,31 @@ fn kernels_that_replaced_others_are_named() {
     let text = sandbox.ok(&format!("compare {} {}", a.display(), b.display())).stdout;
     assert_names(&text, &["Kernels only in A", "Kernels only in B"]);
 }
+
+#[test]
+fn whole_runs_stand_beside_their_iterations() {
+    let sandbox = Sandbox::new();
+    sandbox.ok(
+        "prepare-dataset --model micro --output d.jsonl token-norm-dist --num-requests 4 --input-mean 8 --output-mean 4",
+    );
+    for (name, more) in [("a", "--repeat 3"), ("b", "--profile 0-2")] {
+        sandbox
+            .ok(&format!("bench throughput --model micro --dataset d.jsonl --device cpu {more} --output-dir {name}"));
+    }
+    let runs = &json(&sandbox.ok("compare a b --json"))["comparison"]["runs"];
+    assert_eq!(runs["counts"], serde_json::json!([3, 1]));
+    let figure = |name: &str| {
+        let figures = runs["figures"].as_array().unwrap();
+        figures.iter().find(|figure| figure["name"] == name).unwrap_or_else(|| panic!("{name} in {runs:#}")).clone()
+    };
+    let report = |run: &str| -> Value { serde_json::from_str(&sandbox.read(&format!("{run}/report.json"))).unwrap() };
+    let speed = figure("Output throughput (tokens/sec)");
+    let spread = &report("a")["strobe"]["spread"]["Output throughput (tokens/sec)"];
+    assert_eq!(speed["a"], spread["median"], "{spread}");
+    assert_eq!(speed["b"], report("b")["strobe"]["repeats"][0]["output_throughput_tok_s"]);
+    assert_names(&sandbox.ok("compare a b").stdout, &["Medians of 3 and 1 runs", "Output throughput (tokens/sec)"]);
+    // A trace alone knows nothing of them.
+    assert_eq!(json(&sandbox.ok("compare a b/trace.sqlite --json"))["comparison"]["runs"], Value::Null);
+    sandbox.write("b/report.json", "{");
+    assert_names(&sandbox.refused("compare a b"), &["b/report.json", "damaged"]);
+}

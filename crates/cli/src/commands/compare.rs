@@ -80,11 +80,11 @@ pub fn run(args: Args) -> Result<()> {
         run_dir::check_output(path, &paths.concat())?;
     }
     let options = args.view.options()?;
+    let runs = whole_runs(&paths)?;
     let (a, b) = (read_side(&paths[0])?, read_side(&paths[1])?);
     let spinner = progress::Waiting::new("comparing");
     let contexts = [trace_input::contexts(&a, &options)?, trace_input::contexts(&b, &options)?];
     let names = side_names(&args.a, &args.b);
-    let runs = whole_runs(&paths)?;
     let comparison = compare::compare(&contexts[0], &contexts[1], &CompareOptions { names, rows: args.top, runs });
     if let Some(path) = &args.html {
         let page = explore::comparison_page(&comparison, &contexts);
