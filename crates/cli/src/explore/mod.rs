@@ -143,6 +143,9 @@ fn capitalised(text: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
+/// The figures of whole runs that a comparison's page begins with.
+const ON_CARDS: [&str; 2] = ["Output throughput (tokens/sec)", "Average request latency (ms)"];
+
 fn comparison_cards(comparison: &Comparison) -> Vec<Card> {
     let verdict = match comparison.verdict.outcome {
         Outcome::Faster => "B is faster",
@@ -150,13 +153,23 @@ fn comparison_cards(comparison: &Comparison) -> Vec<Card> {
         other => other.as_str(),
     };
     let mut cards = vec![
-        Card::new("Verdict", capitalised(verdict))
+        Card::new("Verdict on iterations", capitalised(verdict))
             .note(format!("A = {}, B = {}", comparison.names[0], comparison.names[1])),
     ];
-    for group in comparison.groups.iter().take(5) {
-        let change = group.change.map_or(human::NOT_KNOWN.to_owned(), |change| {
+    let signed = |change: Option<f64>| {
+        change.map_or(human::NOT_KNOWN.to_owned(), |change| {
             format!("{}{}", if change > 0.0 { "+" } else { "" }, human::percent(change))
-        });
+        })
+    };
+    if let Some(runs) = &comparison.runs {
+        let [a, b] = runs.counts;
+        for figure in runs.figures.iter().filter(|figure| ON_CARDS.contains(&figure.name.as_str())) {
+            let note = format!("{} → {}, whole runs ({a} and {b})", human::number(figure.a), human::number(figure.b));
+            cards.push(Card::new(&figure.name, signed(figure.change())).note(note));
+        }
+    }
+    for group in comparison.groups.iter().take(5) {
+        let change = signed(group.change);
         let interval = group
             .interval_ns
             .map_or(String::new(), |i| format!(", 95 % {} to {}", human::ns(i.low), human::ns(i.high)));
