@@ -149,7 +149,8 @@ fn whole_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<WholeRuns>> {
         stats::median(&rows.filter(|row| row.0 == name).map(|row| row.1).collect::<Vec<_>>())
     };
     let [a, b] = &all;
-    let Some(first) = a.first() else { return Ok(None) };
+    // A run that was cut short has none.
+    let (Some(first), Some(_)) = (a.first(), b.first()) else { return Ok(None) };
     let figure = |(name, _): &(&str, f64)| {
         Some(RunFigure { name: (*name).into(), a: median_of(a, name)?, b: median_of(b, name)? })
     };
