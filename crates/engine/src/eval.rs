@@ -51,3 +51,25 @@ pub fn logits(
     }
     Ok(result)
 }
+
+/// The last two rows of [`logits`] of `ids`, made as for a request that is computed again after a pause at its first token:
+/// the last row of the prompt and the row of that token in one step. `before` leaves other keys in the cache.
+pub(crate) fn resumed_logits(
+    device: impl Into<Device>,
+    model: &LoadedModel,
+    before: &[u32],
+    ids: &[u32],
+) -> Result<Vec<Vec<f32>>, EngineError> {
+    let [prompt @ .., last, first] = ids else {
+        return Err(EngineError::option("--ids", "holds fewer than two tokens"));
+    };
+    let longest = before.len().max(ids.len());
+    let mut sequence = Sequence::new(device.into(), model, longest, longest)?;
+    for earlier in [before, prompt] {
+        if !earlier.is_empty() {
+            sequence.step(earlier, 0, earlier.len() - 1, true)?;
+        }
+    }
+    let answer = sequence.resume([*last, *first], prompt.len())?;
+    Ok(answer.logits.chunks(model.config.model.vocab_size).map(<[f32]>::to_vec).collect())
+}

@@ -82,10 +82,24 @@ impl<'a> Sequence<'a> {
         first_row: usize,
         context: bool,
     ) -> Result<Answer, EngineError> {
-        let inputs = &mut self.inputs;
-        inputs.clear();
-        inputs.push(tokens, start, &self.blocks, context);
-        inputs.sampled.extend(first_row as u32..tokens.len() as u32);
+        self.inputs.clear();
+        self.inputs.push(tokens, start, &self.blocks, context);
+        self.inputs.sampled.extend(first_row as u32..tokens.len() as u32);
+        self.run()
+    }
+
+    /// Run the last token of a prompt, at position `start`, and the first one behind it in one step, as for a request that is
+    /// computed again after a pause; gives the logits of both.
+    pub(crate) fn resume(&mut self, tokens: [u32; 2], start: usize) -> Result<Answer, EngineError> {
+        self.inputs.clear();
+        self.inputs.push(&tokens[..1], start, &self.blocks, true);
+        self.inputs.push(&tokens[1..], start + 1, &self.blocks, false);
+        self.inputs.sampled.extend(0..2);
+        self.run()
+    }
+
+    fn run(&mut self) -> Result<Answer, EngineError> {
+        let inputs = &self.inputs;
         match &mut self.runner {
             Runner::Cpu(backend) => {
                 execute(backend.as_mut(), &self.model.config.model, &self.nodes, 0, inputs, None);

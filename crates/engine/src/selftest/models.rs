@@ -302,6 +302,15 @@ pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
             }
         }
     }
+    for dtype in [DType::F16, DType::Bf16, DType::F32] {
+        for variant in &VARIANTS[..2] {
+            for prompt in [1, 2, 18, 45] {
+                let case = format!("against the CPU, resumed behind a prompt of {prompt}, {}", variant.name);
+                let judged = resumed(rig, variant, variant.build(dtype, 64), prompt);
+                outcomes.push(outcome("micro", type_name(dtype), case, tolerance(dtype), judged));
+            }
+        }
+    }
     if rig.quick {
         return Ok(outcomes);
     }
@@ -362,6 +371,25 @@ fn against_cpu(rig: &mut Rig, subject: Subject, variant: &Variant, build: BuildC
     Ok(judge_model(&on_gpu.config.model, dtype, &found, &expected))
 }
 
+/// A request that is computed again, a row of its prompt and a row of its output in one step: the second must see what the
+/// first writes into a cache that holds something else.
+fn resumed(rig: &mut Rig, variant: &Variant, build: BuildConfig, prompt: usize) -> Judged {
+    let subject = Subject::whole("micro");
+    let (model, config) = subject.open(build.clone())?;
+    let on_gpu = LoadedModel::deferred(model, config);
+    let vocab = on_gpu.config.model.vocab_size;
+    let (before, ids) = (rig.random.tokens(prompt + 1, vocab), rig.random.tokens(prompt + 1, vocab));
+    let device = CudaDevice { graphs: variant.graphs, measure: false, ..CudaDevice::new(rig.gpu.info().index) };
+    let found = eval::resumed_logits(device, &on_gpu, &before, &ids)?;
+    let (model, config) = subject.open(build)?;
+    let mut cpu = Cpu::new(Tier::detect(), rig.cpu.threads());
+    let on_cpu = LoadedModel::in_memory(&mut cpu, model, config, &mut |_| true)?;
+    let mut expected = eval::logits(cpu, &on_cpu, &ids, 0)?;
+    expected.logits.drain(..prompt - 1);
+    let found = EvalLogits { logits: found, ..expected.clone() };
+    Ok(judge(&found, &expected, tolerance(on_gpu.config.build.dtype)))
+}
+
 fn judge_model(
     model: &ModelConfig,
     dtype: DType,
@@ -409,6 +437,26 @@ mod tests {
         assert_eq!(judge_routed(&expected, &expected), (0.0, 3, None));
         assert!(judge_routed(&wrong, &expected).0 > 0.5);
         assert!(judge_routed(&broken, &expected).2.is_some());
+    }
+
+    #[test]
+    fn a_request_that_is_computed_again_gives_the_same_logits() {
+        for context_fmha in [true, false] {
+            for prompt in [1, 2, 18, 45] {
+                let build = BuildConfig { context_fmha, ..build(DType::F32, 64) };
+                let model = on_cpu("micro", build, 1).unwrap();
+                let tokens = |factor: usize| (0..=prompt).map(|i| (i * factor % 97) as u32).collect::<Vec<_>>();
+                let (before, ids) = (tokens(31), tokens(13));
+                let cpu = || Cpu::new(Tier::detect(), 1);
+                let found = eval::resumed_logits(cpu(), &model, &before, &ids).unwrap();
+                let plain = eval::logits(cpu(), &model, &ids, 0).unwrap().logits;
+                for (found, expected) in found.iter().zip(&plain[prompt - 1..]) {
+                    let (error, wrong) = relative_error(found, expected);
+                    assert!(error < 1e-5 && wrong.is_none(), "{prompt}: {error} {wrong:?}");
+                }
+                assert_eq!(found.len(), 2);
+            }
+        }
     }
 
     /// The embedded checkpoints open, and the CPU engine agrees with what comes with them.
