@@ -376,8 +376,14 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: retained and made by `open`; failures at this point have nobody left to tell.
+        // SAFETY: retained, loaded and made by `open`; failures at this point have nobody left to tell.
         unsafe {
+            let _ = sys::cuStreamSynchronize(self.stream);
+            // A library may keep the context alive. Kernels of the next `Gpu` there start later, 5 % of a short step in all,
+            // when they are loaded beside these.
+            for module in self.modules.values() {
+                let _ = sys::cuModuleUnload(*module);
+            }
             let _ = sys::cuStreamDestroy_v2(self.stream);
             let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
         }

@@ -71,7 +71,7 @@ pub const SOURCES: &[KernelSource] = &[
     source("weights.cu", include_str!("../kernels/weights.cu"), 80),
 ];
 
-/// A kernel of a loaded module; modules live until the process ends.
+/// A kernel of a loaded module, which lives as long as the [`crate::Gpu`] that loaded it.
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
     pub(crate) raw: sys::CUfunction,

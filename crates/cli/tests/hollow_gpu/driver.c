@@ -7,8 +7,10 @@
      HOLLOW_FREE_MIB=100          free memory
      HOLLOW_FAULT=cuCtx...:700:5  a function fails with this code from its sixth call on; -1: from the first profile window
 
-   With OLD defined it has no function that came after CUDA 12.4. */
+   With OLD defined it has no function that came after CUDA 12.4. A context that is given back with kernels in it ends the
+   process: strobe has one at a time, and what the next one loads must not lie beside the old kernels. */
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,6 +74,21 @@ int cuEventElapsedTime(float *milliseconds) { *milliseconds = 0.5f; return 0; }
 #else
 int cuEventElapsedTime_v2(float *milliseconds) { *milliseconds = 0.5f; return 0; }
 #endif
+static atomic_int modules;
+int cuModuleLoadData(void **module) {
+    int code = outcome("cuModuleLoadData");
+    *module = (void *)8;
+    modules += code == 0;
+    return code;
+}
+int cuModuleUnload(void *module) { modules--; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) {
+    if (modules) {
+        fprintf(stderr, "a context was given back with %d modules\n", modules);
+        abort();
+    }
+    return 0;
+}
 int cuModuleGetFunction(void **handle) { *handle = (void *)8; return 0; }
 
 int cuProfilerStart(void) { in_window = 1; return outcome("cuProfilerStart"); }
@@ -79,11 +96,9 @@ int cuProfilerStart(void) { in_window = 1; return outcome("cuProfilerStart"); }
 HANDLE(cuDevicePrimaryCtxRetain)
 HANDLE(cuStreamCreate)
 HANDLE(cuEventCreate)
-HANDLE(cuModuleLoadData)
 NOTHING(cuInit)
 NOTHING(cuCtxSetCurrent)
 NOTHING(cuCtxSynchronize)
-NOTHING(cuDevicePrimaryCtxRelease_v2)
 NOTHING(cuEventDestroy_v2)
 NOTHING(cuEventQuery)
 NOTHING(cuEventRecord)
