@@ -376,11 +376,13 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: retained, loaded and made by `open`; failures at this point have nobody left to tell.
+        // Failures at this point have nobody left to tell. The thread may be another one than that which ran steps.
+        let _ = self.bind();
+        // SAFETY: retained, loaded and made by `open`.
         unsafe {
             let _ = sys::cuStreamSynchronize(self.stream);
-            // A library may keep the context alive. Kernels of the next `Gpu` there start later, 5 % of a short step in all,
-            // when they are loaded beside these.
+            // A library may keep the context alive. Kernels of the next `Gpu` there start later, 7 % of a step of a
+            // millisecond in all, when they are loaded beside these.
             for module in self.modules.values() {
                 let _ = sys::cuModuleUnload(*module);
             }

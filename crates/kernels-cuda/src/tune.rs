@@ -233,8 +233,8 @@ pub fn tune(
 const PAIR: f64 = 0.99;
 /// With many rows a model's down projection, which adds long sums to the residual stream, is better off with cuBLASLt than
 /// it looks alone: at the power limit steps were up to 1 % faster with kernels up to 1.3 % slower, on all of five H200s. It
-/// wins if it is slower by no more than this. The shorter sums of attention's output are better off with own kernels, which
-/// begin while attention is ending.
+/// wins if it is slower by no more than this. The sums of attention's output, at most twice as long as there are results, are
+/// better off with own kernels, which begin while attention is ending.
 const LONG_SUMS: f64 = 0.98;
 /// Rows from which that counts.
 const MANY_ROWS: usize = 1024;
@@ -491,7 +491,7 @@ fn favour(candidate: &Candidate, shape: &LinearShape, rows: usize) -> f64 {
         Candidate::CublasLt { .. }
             if rows >= MANY_ROWS
                 && shape.epilogue == Epilogue::AddResidual
-                && shape.k > shape.n
+                && shape.k > 2 * shape.n
                 && shape.weights == Weights::Same =>
         {
             LONG_SUMS
@@ -649,7 +649,7 @@ mod tests {
         assert!(favour(&library, &down, 1024) < 1.0);
         assert_eq!(favour(&library, &down, 1023), 1.0);
         let others = [
-            LinearShape { k: 2048, ..down },
+            LinearShape { k: 2 * down.n, ..down },
             LinearShape { epilogue: Epilogue::Store, ..down },
             LinearShape { weights: Weights::Fp8, ..down },
         ];
