@@ -529,8 +529,8 @@ impl OwnGemm {
         };
         let cluster = if pair { 2 } else { split as u32 };
         let shape = Launch::grid(blocks, tile.threads()).shared(tile.shared_bytes()).clustered(cluster);
-        // Where a block computes several tiles its first weights are little of its time, and blocks that wait for the kernel
-        // before slow that one down: begun early, batches of 1024 decode 0.3 to 0.6 % slower.
+        // Where a block computes several tiles its first weights are little of its time, and waiting for the kernel before takes
+        // power: begun early, batches of 1024 decode 0.3 to 0.6 % slower (docs/cuda.md).
         let shape = if tile.turns { shape } else { shape.overlapping() };
         gpu.launch(functions[instance(args).min(2)], shape, kernel_args![x, w, out, params])
     }
