@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use strobe_kernels_cuda::library::{self, Lib};
-use strobe_kernels_cuda::{Arch, CudaError, DeviceInfo, devices};
+use strobe_kernels_cuda::{Arch, CudaError, DeviceInfo, devices, kernels_at_hand};
 
 use crate::output;
 
@@ -118,7 +118,7 @@ impl Needs {
 }
 
 /// GPU `index`, if the driver has it.
-fn listed(index: u32) -> Result<DeviceInfo, CudaError> {
+pub fn listed(index: u32) -> Result<DeviceInfo, CudaError> {
     let all = devices()?;
     let listed = all.len();
     all.into_iter()
@@ -136,8 +136,7 @@ pub fn usable(index: u32) -> Result<DeviceInfo, CudaError> {
 /// Whether `auto` would take the first GPU: it and the libraries that a run needs besides the driver are there.
 pub fn first_gpu(needs: Needs) -> Result<(), CudaError> {
     let Needs::Engine { cublaslt } = needs else { return listed(0).map(drop) };
-    usable(0)?;
-    library::open(Lib::Nvrtc)?;
+    kernels_at_hand(Arch::of(&usable(0)?)?)?;
     if cublaslt {
         library::open(Lib::CublasLt)?;
     }

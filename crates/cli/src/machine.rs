@@ -48,10 +48,11 @@ impl Machine {
         Machine::of(&DeviceFacts::Cpu { tier: cpu.tier(), threads: cpu.threads() })
     }
 
-    /// A machine on which another runtime computes with so many threads.
-    pub fn plain(threads: usize) -> Machine {
+    /// A machine on which another runtime computes with so many threads, or on this GPU.
+    pub fn plain(threads: usize, gpu: Option<DeviceInfo>) -> Machine {
         Machine {
             simd_tier: None,
+            gpu,
             ..Machine::of(&DeviceFacts::Cpu { tier: strobe_kernels_cpu::Tier::Scalar, threads })
         }
     }

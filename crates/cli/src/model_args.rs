@@ -34,6 +34,14 @@ impl CpuArgs {
         }
         Ok(Cpu::new(tier, threads))
     }
+
+    /// Refuse what means nothing to a GPU.
+    pub fn refuse_on_gpu(&self) -> Result<()> {
+        match self.threads {
+            Some(_) => bail!("--threads is for the CPU; add --device cpu, or leave it out"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Where to run, opened.

@@ -157,6 +157,10 @@ fn kernels_are_compiled_once_and_then_need_no_compiler() {
     let warm = finish(&mut machine.command(&without, &[], BENCH));
     assert_runs(&warm);
     count(files(&warm), " 0 compiled now");
+    // Nor does a GPU that nobody asked for.
+    let warm = finish(&mut machine.command(&without, &[], &BENCH.replace(" --device cuda", "")));
+    assert_runs(&warm);
+    count(files(&warm), " 0 compiled now");
 
     // Every file cut short: they are noticed, and made again where there is a compiler.
     for entry in std::fs::read_dir(machine.kernels()).unwrap() {
@@ -165,9 +169,47 @@ fn kernels_are_compiled_once_and_then_need_no_compiler() {
         std::fs::write(&path, &bytes[..bytes.len() - 3]).unwrap();
     }
     let message = machine.sandbox.refused_command(&mut machine.command(&without, &[], BENCH));
-    assert_names(&message, &["libnvrtc was not found", "pip install"]);
+    assert_names(&message, &["libnvrtc was not found", "pip install 'nvidia-cuda-nvrtc==13.*'"]);
+    let mut older = machine.command(&without, &[("HOLLOW_DRIVER", "12060")], BENCH);
+    assert_names(&machine.sandbox.refused_command(&mut older), &["pip install nvidia-cuda-nvrtc-cu12"]);
+    let auto = finish(&mut machine.command(&without, &[], &BENCH.replace(" --device cuda", "")));
+    assert_runs(&auto);
+    assert_names(&auto.stderr, &["note: using the CPU: libnvrtc was not found"]);
     count(files(&machine.run(&[], BENCH)), " 0 from the cache");
     count(files(&machine.run(&[], BENCH)), " 0 compiled now");
+}
+
+#[test]
+fn a_cache_that_can_t_be_written_to_is_told() {
+    let machine = Machine::new();
+    let done = machine.run(&[("STROBE_CACHE_DIR", "/proc/nowhere")], BENCH);
+    assert_runs(&done);
+    assert_names(&done.stderr, &["kernels could not be kept", "/proc/nowhere/kernels", "STROBE_CACHE_DIR"]);
+    assert!(!machine.run(&[], BENCH).stderr.contains("could not be kept"));
+}
+
+#[test]
+fn the_report_names_the_gpu_and_the_workspace_of_products() {
+    let machine = Machine::new();
+    assert_runs(&machine.run(&[], &format!("{BENCH} --output-dir run")));
+    let report = machine.sandbox.json("run/report.json");
+    let (gpu, memory) = (&report["strobe"]["machine"]["gpu"], &report["strobe"]["memory"]);
+    assert_eq!(gpu["uuid"], "GPU-10111213-1415-1617-1819-1a1b1c1d1e1f", "{gpu}");
+    assert!(memory["workspace_bytes"].as_u64().unwrap() > 0, "{memory}");
+}
+
+#[test]
+fn what_means_nothing_to_a_gpu_is_refused() {
+    let machine = Machine::new();
+    let message = machine.refused(&[], &format!("{BENCH} --threads 2"));
+    assert_names(&message, &["--threads is for the CPU", "--device cpu"]);
+    let built = machine.run(&[], "build --model micro --gemm-plugin disable --device cpu --output-dir engine");
+    assert_runs(&built);
+    let words = "bench throughput --engine-dir engine --dataset d.jsonl --device cuda --weights-memory copy";
+    assert_names(&machine.refused(&[], words), &["--weights-memory is for the CPU", "--device cpu"]);
+    let message = machine
+        .refused(&[], "eval logits --model micro --ids 1,2 --output - --device cuda --threads 2 --gemm-plugin disable");
+    assert_names(&message, &["--threads is for the CPU"]);
 }
 
 #[test]
@@ -202,6 +244,11 @@ fn memory_that_is_not_enough() {
     let machine = Machine::new();
     let message = machine.refused(&[("HOLLOW_FREE_MIB", "0")], BENCH);
     assert_names(&message, &["not enough memory", "weights"]);
+    let message = machine.refused(&[("HOLLOW_FREE_MIB", "0")], &BENCH.replace("--model micro", "--model moe-tiny"));
+    assert_names(&message, &["not enough memory", "weights"]);
+    assert!(!message.contains("fp8"), "experts have no kernels in it: {message}");
+    let message = machine.refused(&[], &format!("{BENCH} --kv-cache-blocks 99999999"));
+    assert_names(&message, &["99999999 blocks", "1.00 GiB of that is kept", "lower --kv-cache-blocks to"]);
     let message = machine.refused(&[("HOLLOW_FREE_MIB", "1000")], BENCH);
     assert_names(&message, &["not enough memory for the KV cache", "1000.00 MiB of 80.00 GiB", "one block needs"]);
     let message = machine.refused(&[], &format!("{BENCH} --kv-cache-free-gpu-mem-fraction 0.0000001"));
@@ -281,4 +328,6 @@ fn a_library_that_can_t_be_loaded_is_named_with_the_reason() {
     let mut command = machine.command(&[&libraries().driver], &[("CUDA_HOME", "/no/such/toolkit")], BENCH);
     let message = machine.sandbox.refused_command(&mut command);
     assert_names(&message, &["libnvrtc was not found", "CUDA_HOME=/no/such/toolkit, which is no directory"]);
+    let message = machine.refused(&[("STROBE_CUDA_PATH", "/no/such/toolkit")], BENCH);
+    assert_names(&message, &["STROBE_CUDA_PATH=/no/such/toolkit is no directory", "unset it"]);
 }

@@ -55,17 +55,19 @@ impl<'a> CodeCache<'a> {
         names.iter().rev().find_map(|name| read(&self.directory.join(name)))
     }
 
-    /// Keep what `compiler` has made. No cache is no failure.
-    pub fn keep(&self, compiler: &str, code: &[u8]) {
+    /// Keep what `compiler` has made.
+    pub fn keep(&self, compiler: &str, code: &[u8]) -> std::io::Result<()> {
         let path = self.path(compiler);
         // Written beside and renamed, so that others see whole files. In containers that share a directory every process
         // may have the same number, so the time is in the name too.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let beside = path.with_extension(format!("{}-{since}.tmp", std::process::id()));
         let sealed = [code, &seal(code)].concat();
-        if std::fs::write(&beside, sealed).and_then(|()| std::fs::rename(&beside, &path)).is_err() {
+        let kept = std::fs::write(&beside, sealed).and_then(|()| std::fs::rename(&beside, &path));
+        if kept.is_err() {
             let _ = std::fs::remove_file(&beside);
         }
+        kept
     }
 }
 
@@ -96,7 +98,7 @@ mod tests {
         let cache = CodeCache::new(&directory, "rows-sm_90a", &["text", "options"]);
         let code: Vec<u8> = (0..1003u32).map(|i| (i * 7) as u8).collect();
         assert_eq!(cache.find(Some("13.0")), None);
-        cache.keep("13.0", &code);
+        cache.keep("13.0", &code).unwrap();
         assert_eq!(cache.find(Some("13.0")).as_ref(), Some(&code));
         assert_eq!(cache.find(Some("13.1")), None, "another compiler makes other code");
         assert_eq!(cache.find(None).as_ref(), Some(&code), "where there is no compiler any will do");
@@ -111,7 +113,7 @@ mod tests {
         let directory = directory("damaged");
         let cache = CodeCache::new(&directory, "rows-sm_90a", &["text"]);
         let code: Vec<u8> = [b"\x7fELF".as_slice(), &[9; 500]].concat();
-        cache.keep("13.0", &code);
+        cache.keep("13.0", &code).unwrap();
         let path = cache.path("13.0");
         let whole = std::fs::read(&path).unwrap();
         let mut flipped = whole.clone();
@@ -121,15 +123,15 @@ mod tests {
             assert_eq!(cache.find(Some("13.0")), None, "{} bytes", damaged.len());
             assert_eq!(cache.find(None), None, "{} bytes", damaged.len());
         }
-        cache.keep("13.0", &code);
+        cache.keep("13.0", &code).unwrap();
         assert_eq!(cache.find(Some("13.0")), Some(code));
         std::fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]
-    fn a_directory_that_is_not_there_is_no_failure() {
+    fn a_directory_that_is_not_there_is_told_and_holds_nothing() {
         let cache = CodeCache::new(Path::new("/nowhere/at/all"), "rows", &[]);
-        cache.keep("13.0", b"code");
+        assert!(cache.keep("13.0", b"code").is_err());
         assert_eq!(cache.find(None), None);
     }
 }

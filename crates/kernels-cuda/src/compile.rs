@@ -59,6 +59,9 @@ pub struct CacheReport {
     /// The same of earlier loads in this process that compiled something: to measure a GPU it is opened before the engine
     /// opens it.
     pub earlier_milliseconds: f64,
+    /// Why what was compiled is not in the cache, where it is not: every start compiles it again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_kept: Option<String>,
 }
 
 /// Files that were compiled by this process, and the milliseconds of the loads that did.
@@ -179,35 +182,71 @@ pub fn kernel_cache_dir() -> Option<PathBuf> {
     Some(dir.join("kernels"))
 }
 
-/// The same, made if need be.
-fn cache_dir() -> Option<PathBuf> {
-    let dir = kernel_cache_dir()?;
-    std::fs::create_dir_all(&dir).ok().map(|()| dir)
+/// The same, made if need be; else why it can't be used.
+fn cache_dir() -> Result<PathBuf, String> {
+    let dir = kernel_cache_dir().ok_or("none of STROBE_CACHE_DIR, XDG_CACHE_HOME and HOME is set")?;
+    match std::fs::create_dir_all(&dir) {
+        Ok(()) => Ok(dir),
+        Err(problem) => Err(format!("{}: {problem}", dir.display())),
+    }
 }
 
-/// Machine code of `source`, from the cache in `dir` when it is there; tells whether it was.
-pub fn cubin(source: &KernelSource, arch: Arch, dir: Option<&Path>) -> Result<(Vec<u8>, bool), CudaError> {
-    let compiler = nvrtc_version().ok().map(|(major, minor)| format!("{major}.{minor}"));
+/// Where the machine code of `source` is kept.
+fn cache_of<'a>(source: &KernelSource, arch: Arch, dir: &'a Path) -> CodeCache<'a> {
     let name = format!("{}-{}", source.file.trim_end_matches(".cu"), arch.name());
-    let cache = dir.map(|dir| CodeCache::new(dir, &name, &[PRELUDE, source.text, &options(arch).join(" ")]));
+    CodeCache::new(dir, &name, &[PRELUDE, source.text, &options(arch).join(" ")])
+}
+
+/// The kernel files of an architecture.
+fn sources_of(arch: Arch) -> Vec<&'static KernelSource> {
+    SOURCES.iter().filter(|s| s.min_arch <= arch.0).collect()
+}
+
+/// Whether kernels can be had: there is a compiler, or the cache holds all of them.
+pub fn kernels_at_hand(arch: Arch) -> Result<(), CudaError> {
+    let Err(missing) = library::open(library::Lib::Nvrtc) else { return Ok(()) };
+    let kept = |dir: PathBuf| sources_of(arch).iter().all(|source| cache_of(source, arch, &dir).find(None).is_some());
+    if kernel_cache_dir().is_some_and(kept) { Ok(()) } else { Err(missing) }
+}
+
+/// Where machine code comes from.
+#[derive(Debug)]
+pub enum Origin {
+    /// The cache.
+    Cache,
+    /// The compiler, and the cache has it now unless there is none.
+    Compiler,
+    /// The compiler, and the cache could not take it, for this reason.
+    CompilerOnly(String),
+}
+
+/// Machine code of `source`, from the cache in `dir` when it is there.
+pub fn cubin(source: &KernelSource, arch: Arch, dir: Option<&Path>) -> Result<(Vec<u8>, Origin), CudaError> {
+    let compiler = nvrtc_version().ok().map(|(major, minor)| format!("{major}.{minor}"));
+    let cache = dir.map(|dir| cache_of(source, arch, dir));
     if let Some(code) = cache.as_ref().and_then(|cache| cache.find(compiler.as_deref())) {
-        return Ok((code, true));
+        return Ok((code, Origin::Cache));
     }
     let code = compile_cubin(source, arch)?;
-    if let (Some(cache), Some(compiler)) = (cache, compiler) {
-        cache.keep(&compiler, &code);
-    }
-    Ok((code, false))
+    let kept = match (cache, compiler) {
+        (Some(cache), Some(compiler)) => cache.keep(&compiler, &code),
+        _ => Ok(()),
+    };
+    let origin = match (kept, dir) {
+        (Err(problem), Some(dir)) => Origin::CompilerOnly(format!("{}: {problem}", dir.display())),
+        _ => Origin::Compiler,
+    };
+    Ok((code, origin))
 }
 
 /// Why machine code may not load: what a newer compiler made need not run on an older driver.
 fn newer_than(driver_cuda: i32) -> String {
     match nvrtc_version() {
         Ok((major, minor)) if major > driver_cuda / 1000 => format!(
-            " (NVRTC {major}.{minor} is newer than the driver, which is for CUDA {}.{}: update the driver, or `pip install nvidia-cuda-nvrtc-cu{}`)",
+            " (NVRTC {major}.{minor} is newer than the driver, which is for CUDA {}.{}: update the driver, or `{}`)",
             driver_cuda / 1000,
             driver_cuda % 1000 / 10,
-            driver_cuda / 1000
+            library::pip_install("nvidia-cuda-nvrtc", Some(driver_cuda / 1000))
         ),
         _ => String::new(),
     }
@@ -220,8 +259,11 @@ pub(crate) fn load_modules(
     go_on: &(dyn Fn() -> bool + Sync),
 ) -> Result<(HashMap<&'static str, sys::CUmodule>, CacheReport), CudaError> {
     let begin = Instant::now();
-    let directory = cache_dir();
-    let wanted: Vec<&KernelSource> = SOURCES.iter().filter(|s| s.min_arch <= arch.0).collect();
+    let (directory, mut not_kept) = match cache_dir() {
+        Ok(directory) => (Some(directory), None),
+        Err(problem) => (None, Some(problem)),
+    };
+    let wanted = sources_of(arch);
     let next = Mutex::new(0);
     let results = Mutex::new(Vec::new());
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(wanted.len());
@@ -246,11 +288,14 @@ pub(crate) fn load_modules(
     });
     let (mut modules, mut compiled, mut cached) = (HashMap::new(), 0, 0);
     for (file, result) in results.into_inner().unwrap_or_else(|e| e.into_inner()) {
-        let (bytes, hit) = result?;
-        if hit {
-            cached += 1
-        } else {
-            compiled += 1
+        let (bytes, origin) = result?;
+        match origin {
+            Origin::Cache => cached += 1,
+            Origin::Compiler => compiled += 1,
+            Origin::CompilerOnly(problem) => {
+                compiled += 1;
+                not_kept = Some(problem);
+            }
         }
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is whole machine code, as compiled or with the right fingerprint; the context is current.
@@ -267,5 +312,6 @@ pub(crate) fn load_modules(
     }
     let total = compiled + cached;
     let compiled = before.0.min(total);
-    Ok((modules, CacheReport { directory, compiled, cached: total - compiled, milliseconds, earlier_milliseconds }))
+    let cached = total - compiled;
+    Ok((modules, CacheReport { directory, compiled, cached, milliseconds, earlier_milliseconds, not_kept }))
 }

@@ -34,6 +34,9 @@ pub struct DeviceInfo {
     pub clock_khz: u32,
     /// PCI address, as NVML names it.
     pub pci_bus_id: String,
+    /// Tells this GPU from all others, as `nvidia-smi -L` prints it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
     /// CUDA version of the driver, as 13000 for 13.0.
     pub driver_cuda: i32,
 }
@@ -103,8 +106,29 @@ fn device_info(index: i32, driver_cuda: i32) -> Result<DeviceInfo, CudaError> {
         shared_bytes_per_block: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
         clock_khz: attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? as u32,
         pci_bus_id: text(&bus),
+        uuid: uuid(device),
         driver_cuda,
     })
+}
+
+fn uuid(device: sys::CUdevice) -> Option<String> {
+    type Ask = unsafe extern "C" fn(*mut [u8; 16], sys::CUdevice) -> sys::CUresult;
+    // SAFETY: the type is that of the function in NVIDIA's headers.
+    let ask: Ask = unsafe { library::open(Lib::Driver).ok()?.symbol("cuDeviceGetUuid_v2")? };
+    let mut bytes = [0; 16];
+    // SAFETY: a local of the size that is written.
+    let known = unsafe { ask(&mut bytes, device) } == sys::CUresult::CUDA_SUCCESS;
+    known.then(|| in_words(&bytes))
+}
+
+/// `GPU-` and sixteen bytes in groups of 4, 2, 2, 2 and 6.
+fn in_words(uuid: &[u8; 16]) -> String {
+    let mut text = String::from("GPU");
+    for (at, byte) in uuid.iter().enumerate() {
+        let dash = if matches!(at, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
+        text.push_str(&format!("{dash}{byte:02x}"));
+    }
+    text
 }
 
 /// Shape of a launch.

@@ -34,7 +34,9 @@ mod unfused;
 mod weights;
 
 pub use attention::{Attention, AttentionConfig, DecodeArgs, PrefillArgs, RopeAngles, Spent};
-pub use compile::{Arch, CacheReport, SUPPORTED_ARCHS, compile_cubin, cubin, kernel_cache_dir, nvrtc_version};
+pub use compile::{
+    Arch, CacheReport, Origin, SUPPORTED_ARCHS, compile_cubin, cubin, kernel_cache_dir, kernels_at_hand, nvrtc_version,
+};
 pub use cupti::Recorder;
 pub use dtype::{KvDtype, Precision};
 pub use error::CudaError;

@@ -50,17 +50,34 @@ impl Lib {
         }
     }
 
-    fn remedy(self) -> &'static str {
+    /// What to do where it is missing, with a driver for this version of CUDA.
+    fn remedy(self, driver: Option<i32>) -> String {
+        let toolkit = |package| {
+            format!("install it with `{}` or the CUDA toolkit, and set CUDA_HOME", pip_install(package, driver))
+        };
         match self {
-            Lib::Nvml => "it comes with NVIDIA's driver",
+            Lib::Nvml => "it comes with NVIDIA's driver".into(),
             Lib::Driver => {
                 "install NVIDIA's driver (for CUDA 12.4 or newer; 580 or newer for CUDA 13); all but selftest also runs with --device cpu"
+                    .into()
             }
-            Lib::Nvrtc => "install it with `pip install nvidia-cuda-nvrtc` or the CUDA toolkit, and set CUDA_HOME",
-            Lib::CublasLt => "install it with `pip install nvidia-cublas` or the CUDA toolkit, and set CUDA_HOME",
-            Lib::Cupti => "install it with `pip install nvidia-cuda-cupti` or the CUDA toolkit, and set CUDA_HOME",
-            Lib::Nvtx => "install it with `pip install nvidia-nvtx`, or run without NVTX ranges",
+            Lib::Nvrtc => toolkit("nvidia-cuda-nvrtc"),
+            Lib::CublasLt => toolkit("nvidia-cublas"),
+            Lib::Cupti => toolkit("nvidia-cuda-cupti"),
+            Lib::Nvtx => {
+                format!("install it with `{}`, or run without NVTX ranges", pip_install("nvidia-nvtx", driver))
+            }
         }
+    }
+}
+
+/// The call that installs one of NVIDIA's Python packages for a driver of CUDA 12 or later. Up to CUDA 12 a package's name
+/// ends in the version; from 13 on there is one for all.
+pub(crate) fn pip_install(package: &str, driver: Option<i32>) -> String {
+    match driver {
+        Some(major @ ..=12) => format!("pip install {package}-cu{major}"),
+        Some(major) => format!("pip install '{package}=={major}.*'"),
+        None => format!("pip install {package}"),
     }
 }
 
@@ -193,18 +210,15 @@ const TOOLKIT_VARIABLES: [&str; 3] = [CUDA_PATH_VARIABLE, "CUDA_HOME", "CUDA_PAT
 pub fn open(lib: Lib) -> Result<&'static Found, CudaError> {
     static OPENED: [OnceLock<Result<Found, Vec<String>>>; Lib::ALL.len()] = [const { OnceLock::new() }; Lib::ALL.len()];
     let opened = OPENED[lib as usize].get_or_init(|| search(lib)).as_ref();
+    let remedy = || lib.remedy(if lib == Lib::Driver { None } else { driver_major() });
     opened.map_err(|broken| match broken.is_empty() {
         true => CudaError::LibraryMissing {
             library: lib.name(),
             names: lib.files().join(", "),
             places: searched(),
-            remedy: lib.remedy().to_string(),
+            remedy: remedy(),
         },
-        false => CudaError::LibraryBroken {
-            library: lib.name(),
-            problems: broken.join("; "),
-            remedy: lib.remedy().to_string(),
-        },
+        false => CudaError::LibraryBroken { library: lib.name(), problems: broken.join("; "), remedy: remedy() },
     })
 }
 
@@ -220,6 +234,13 @@ pub fn searched() -> String {
 
 /// Files that are there and can't be loaded are named with the reason where none can.
 fn search(lib: Lib) -> Result<Found, Vec<String>> {
+    let named = std::env::var_os(CUDA_PATH_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
+    // What comes with the driver is no part of a toolkit.
+    if let (Some(dir), false) = (&named, matches!(lib, Lib::Driver | Lib::Nvml))
+        && !dir.is_dir()
+    {
+        return Err(vec![format!("{CUDA_PATH_VARIABLE}={} is no directory: correct or unset it", dir.display())]);
+    }
     let driver_major = || if lib == Lib::Driver { None } else { driver_major() };
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
     // SAFETY: NVIDIA's libraries run no code of ours when they are opened.
@@ -244,7 +265,6 @@ fn search(lib: Lib) -> Result<Found, Vec<String>> {
     let bare = lib.files().iter().map(PathBuf::from);
     let full = places().into_iter().flat_map(|place| lib.files().iter().map(move |file| place.join(file)));
     // A directory that the user named goes before the loader's path.
-    let named = std::env::var_os(CUDA_PATH_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
     let (first, rest): (Vec<_>, Vec<_>) =
         full.filter(|path| path.exists()).partition(|path| named.as_ref().is_some_and(|dir| path.starts_with(dir)));
     let mut others: Vec<PathBuf> = bare.chain(rest).collect();

@@ -265,6 +265,12 @@ impl Linear {
         &self.rows
     }
 
+    /// Bytes of memory that it has taken beside operands: cuBLASLt's workspace, maxima of tiles, sums to be scaled.
+    pub fn workspace_bytes(&self) -> u64 {
+        let own = [&self.scratch, &self.maxima].into_iter().flatten().map(DeviceBuffer::bytes).sum::<usize>();
+        (own + self.lt.as_ref().map_or(0, Lt::workspace_bytes)) as u64
+    }
+
     /// Take the memory for maxima of tiles: of products of up to `m` rows and `n` columns.
     pub fn reserve_maxima(&mut self, m: usize, n: usize) -> Result<(), CudaError> {
         let bytes = m * n.div_ceil(NARROWEST_TILE) * 8;

@@ -188,6 +188,11 @@ impl Lt {
         self.version
     }
 
+    /// Bytes of its workspace.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace.bytes()
+    }
+
     /// Whether a shape can be tried at all; [`Lt::algorithms`] may still find nothing for it.
     pub fn supports(&self, shape: &LtShape) -> bool {
         let aligned = shape.k.is_multiple_of(16) && shape.n.is_multiple_of(16);

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use strobe_kernels_cuda::{Arch, KernelSource, SOURCES, SUPPORTED_ARCHS, cubin, nvrtc_version};
+use strobe_kernels_cuda::{Arch, KernelSource, Origin, SOURCES, SUPPORTED_ARCHS, cubin, nvrtc_version};
 
 /// Where `.ci/nvrtc` unpacks the wheel.
 fn fetched() -> Option<PathBuf> {
@@ -50,8 +50,8 @@ fn every_kernel_compiles_for_every_architecture() {
                     let begin = Instant::now();
                     let (how, problem) = match cubin(source, *arch, Some(&kept)) {
                         Ok((code, _)) if !code.starts_with(b"\x7fELF") => ("odd", Some("no machine code".into())),
-                        Ok((_, true)) => ("unchanged", None),
-                        Ok((_, false)) => ("compiled", None),
+                        Ok((_, Origin::Cache)) => ("unchanged", None),
+                        Ok((_, Origin::Compiler | Origin::CompilerOnly(_))) => ("compiled", None),
                         Err(problem) => ("failed", Some(problem.to_string())),
                     };
                     let (file, arch, seconds) = (source.file, arch.name(), begin.elapsed().as_secs_f64());

@@ -20,7 +20,7 @@ use crate::bench::start::{Start, since_beginning_ms};
 use crate::bench::write::{self, Files};
 use crate::bench::{self, Spec, text};
 use crate::build_args::{BuildArgs, Switch};
-use crate::device::{Device, DeviceArgs, Needs};
+use crate::device::{self, Device, DeviceArgs, Needs};
 use crate::machine::{self, MeasuredPeaks};
 use crate::model_args::{CpuArgs, CudaArgs, ModelArgs, Target};
 use crate::runtime::{self, Runtime};
@@ -120,7 +120,7 @@ struct BenchArgs {
     /// Report time to first token and per-token speed
     #[arg(long, help_heading = "Load")]
     streaming: bool,
-    /// Random requests before the measurement
+    /// Random requests before the measurement; with PyTorch rounds in which every kind of step runs
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Load")]
     warmup: usize,
     /// Requests per second (open loop); without it all are sent at once
@@ -389,7 +389,13 @@ fn ready(
             args.cuda.refuse_on_cpu()?;
             Target::Cpu(args.cpu.open()?)
         }
-        Device::Cuda(index) => Target::Cuda(args.cuda.device(index, recorded)),
+        Device::Cuda(index) => {
+            args.cpu.refuse_on_gpu()?;
+            if args.weights_memory != WeightsMemory::Auto {
+                bail!("--weights-memory is for the CPU; add --device cpu, or leave it out");
+            }
+            Target::Cuda(args.cuda.device(index, recorded))
+        }
     };
     if args.model.model.is_some() && args.weights_memory != WeightsMemory::Auto {
         bail!("--weights-memory is for --engine-dir; what --model builds is in memory anyway");
@@ -520,8 +526,14 @@ fn other_runtime(
     arrival: String,
 ) -> Result<()> {
     let prefill_tokens = args.max_num_tokens.unwrap_or(OTHERS_MAX_NUM_TOKENS);
-    let on_gpu = device != Device::Cpu;
-    let model = args.model.describe(&args.build, args.max_batch_size, prefill_tokens, on_gpu)?;
+    let gpu = match device {
+        Device::Cpu => None,
+        Device::Cuda(index) => {
+            args.cpu.refuse_on_gpu()?;
+            Some(device::listed(index)?)
+        }
+    };
+    let model = args.model.describe(&args.build, args.max_batch_size, prefill_tokens, gpu.is_some())?;
     let (quantization, kv_cache) = (model.config.build.quantization, model.config.build.kv_cache);
     if quantization != Quantization::None {
         let (name, runtime) = (quantization.name(), args.runtime.name());
@@ -546,7 +558,7 @@ fn other_runtime(
         batch,
         prefill_tokens,
         closed_loop: concurrency != usize::MAX,
-        warmup: args.warmup > 0,
+        warmup: args.warmup,
         repeat: args.repeat.unwrap_or(1),
         threads,
     })?;
@@ -558,7 +570,7 @@ fn other_runtime(
     let (Some(metrics), Some(run)) = (all.into_iter().last(), runs.pop()) else { bail!("the runner ran nothing") };
     let outcome = runtime::report::Outcome {
         runtime: args.runtime,
-        machine: machine::Machine::plain(facts.threads),
+        machine: machine::Machine::plain(facts.threads, gpu),
         facts,
         config: model.config,
         engine_dir: model.dir,

@@ -71,7 +71,10 @@ pub fn run(args: Args) -> Result<()> {
 fn open_device(device: &DeviceArgs, build: &BuildArgs, cpu: &CpuArgs) -> Result<Target> {
     Ok(match build.device(device)? {
         device::Device::Cpu => Target::Cpu(cpu.open()?),
-        device::Device::Cuda(index) => Target::Cuda(strobe_engine::cuda::CudaDevice::new(index)),
+        device::Device::Cuda(index) => {
+            cpu.refuse_on_gpu()?;
+            Target::Cuda(strobe_engine::cuda::CudaDevice::new(index))
+        }
     })
 }
 

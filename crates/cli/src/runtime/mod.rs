@@ -59,7 +59,7 @@ pub struct Task<'a> {
     pub prefill_tokens: usize,
     /// Whether requests are sent one by one as others end, rather than all at the start.
     pub closed_loop: bool,
-    pub warmup: bool,
+    pub warmup: usize,
     pub repeat: usize,
     pub threads: usize,
 }

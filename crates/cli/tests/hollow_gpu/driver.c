@@ -42,6 +42,7 @@ int cuDeviceGetCount(int *count) { *count = number("HOLLOW_GPUS", 1); return 0; 
 int cuDeviceGet(int *device, int index) { *device = index; return 0; }
 int cuDeviceGetName(char *name, int size, int device) { snprintf(name, size, "Hollow GPU"); return 0; }
 int cuDeviceGetPCIBusId(char *id, int size, int device) { snprintf(id, size, "0000:00:00.0"); return 0; }
+int cuDeviceGetUuid_v2(unsigned char *uuid, int device) { for (int i = 0; i < 16; i++) uuid[i] = 0x10 + i; return 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 80ul << 30; return 0; }
 int cuDeviceGetAttribute(int *value, int which, int device) {
     int capability = number("HOLLOW_CAPABILITY", 90);

@@ -70,7 +70,7 @@ impl CudaBackend {
             return Err(EngineError::Memory {
                 what: format!("the weights of {} on {}", model.config.model_name, gpu.info().name),
                 arithmetic: format!("{:.1} GiB needed, {:.1} of {:.1} GiB free", gib(needed), gib(free), gib(total)),
-                remedy: "use a smaller model, --dtype bfloat16 or --quantization fp8, or free the GPU".into(),
+                remedy: smaller_weights(build, &config).into(),
             });
         }
         let weights = DeviceWeights::load(&gpu, model, &mut *options.progress)?;
@@ -96,7 +96,7 @@ impl CudaBackend {
         let through_memory = unfused_config(&config, precision, kv_dtype, block_tokens);
         let unfused = if build.context_fmha { None } else { Some(UnfusedAttention::new(&gpu, through_memory)?) };
         let sample = SampleOps::new(&gpu, limits.sampled)?;
-        let workspace_bytes = before.saturating_sub(gpu.memory()?.0);
+        let workspace_bytes = linear.workspace_bytes() + before.saturating_sub(gpu.memory()?.0);
         let table = limits.positions.div_ceil(block_tokens);
         let words = Layout::most(limits, table).next_multiple_of(4);
         let buffers = Buffers::new(
@@ -149,6 +149,11 @@ impl CudaBackend {
         lap("KV cache");
 
         let profiler = Profiler::open(options.device.record, options.device.nvtx);
+        let not_kept = gpu.cache().not_kept.as_ref().map(|problem| {
+            format!(
+                "compiled kernels could not be kept ({problem}), so that every start compiles them again; set STROBE_CACHE_DIR to a directory that can be written to"
+            )
+        });
         let facts = CudaFacts {
             device: gpu.info().clone(),
             arch: gpu.arch().name(),
@@ -188,7 +193,7 @@ impl CudaBackend {
             stages,
             workspace_bytes,
             profiler,
-            notes: options.device.note().into_iter().chain(tuned.notes).collect(),
+            notes: options.device.note().into_iter().chain(not_kept).chain(tuned.notes).collect(),
             facts,
             gpu,
         };
@@ -253,6 +258,19 @@ pub fn choose_gemms(index: u32, config: &EngineConfig, go_on: impl Fn() -> bool 
     Ok(tune(&gpu, &mut linear, &sites(&config.model, limits, build.quantization == Quantization::Fp8), None, go_on)?)
 }
 
+/// How weights that do not fit might.
+fn smaller_weights(build: &BuildConfig, config: &ModelConfig) -> &'static str {
+    let half = build.dtype.bytes() == 2;
+    // Experts and latent attention have no kernels in FP8.
+    let smallest = build.quantization == Quantization::Fp8 || config.moe.is_some() || config.latent.is_some();
+    match (smallest, half) {
+        (true, true) => "use a smaller model, or free the GPU",
+        (true, false) => "use a smaller model or --dtype bfloat16, or free the GPU",
+        (false, true) => "use a smaller model or --quantization fp8, or free the GPU",
+        (false, false) => "use a smaller model, --dtype bfloat16 or --quantization fp8, or free the GPU",
+    }
+}
+
 /// Free memory that is not given to the cache: graphs and code that libraries load later.
 const GRAPH_RESERVE: u64 = 1 << 30;
 
@@ -288,11 +306,17 @@ impl CacheRoom {
         match asked {
             CacheSize::Blocks(blocks) => {
                 let needed = per_block.saturating_mul(blocks as u64);
-                if needed <= free {
+                let spare = free.saturating_sub(GRAPH_RESERVE);
+                if needed <= spare {
                     return Ok(blocks);
                 }
-                let arithmetic = format!("{blocks} blocks of {} = {}; {beside}", size(per_block), size(needed));
-                match free / per_block {
+                let arithmetic = format!(
+                    "{blocks} blocks of {} = {}; {beside}, and {} of that is kept for graphs and libraries",
+                    size(per_block),
+                    size(needed),
+                    size(GRAPH_RESERVE)
+                );
+                match spare / per_block {
                     0 => refused(arithmetic, smaller.into()),
                     fit => refused(arithmetic, format!("lower --kv-cache-blocks to {fit}, or free the GPU")),
                 }
@@ -448,7 +472,7 @@ mod tests {
         assert_eq!(room.blocks(CacheSize::FreeFraction(0.5)).unwrap(), 5 * 1024);
         let most = CacheRoom { most: 7, ..room };
         assert_eq!(most.blocks(CacheSize::FreeFraction(0.5)).unwrap(), 7);
-        assert_eq!(most.blocks(CacheSize::Blocks(11 * 1024)).unwrap(), 11 * 1024);
+        assert_eq!(most.blocks(CacheSize::Blocks(10 * 1024)).unwrap(), 10 * 1024);
 
         let says = |room: &CacheRoom, asked, parts: &[&str], not: &str| {
             let said = room.blocks(asked).unwrap_err().to_string();
@@ -468,8 +492,10 @@ mod tests {
         says(
             &small,
             CacheSize::Blocks(1000),
-            &["1000 blocks of 4.00 MiB = 3.91 GiB", "--kv-cache-blocks to 258"],
+            &["1000 blocks of 4.00 MiB = 3.91 GiB", "1.00 GiB of that is kept", "--kv-cache-blocks to 2,"],
             "less",
         );
+        assert_eq!(small.blocks(CacheSize::Blocks(2)).unwrap(), 2);
+        says(&full, CacheSize::Blocks(1), &["131072 bytes", "1.00 GiB of that is kept", "smaller model"], "blocks to");
     }
 }
