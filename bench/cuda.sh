@@ -82,7 +82,7 @@ if [[ -z "$rehearsal" ]]; then
   big_requests=2000 big_long_requests=600 big_long=(1000 1000)
   decode_window=120-130 throughput_windows=20-24,60-69 prefill_window=8-11 ablation_window=2-9
   big_windows=30-32,150-154 big_long_windows=30-32,500-504
-  peer_batch=1024 hf_requests=1024
+  peer_batches=(1024 2048) hf_requests=1024
   moe_models=(mixtral-8x7b gpt-oss-20b) moe_requests=128 moe_lengths=(256 64) moe_limits=(128 4096) moe_pairs=5
 else
   small=(--model micro) big=(--model micro --dtype bfloat16)
@@ -91,7 +91,7 @@ else
   big_requests=16 big_long_requests=4 big_long=(32 32)
   decode_window=6-8 throughput_windows=2-3,10-12 prefill_window=1-2 ablation_window=1-3
   big_windows=2-3,8-9 big_long_windows=0-0,20-22
-  peer_batch=8 hf_requests=8
+  peer_batches=(4 8) hf_requests=8
   moe_models=(moe-tiny) moe_requests=8 moe_lengths=(64 16) moe_limits=(8 256) moe_pairs=2
 fi
 
@@ -148,8 +148,9 @@ throughput() {
   seed_dataset
   run "throughput-$requests" throughput "${small[@]}" --dataset seed.jsonl --repeat 5 --profile "$throughput_windows"
 }
+prompts_dataset() { dataset prompts.jsonl "${small[1]}" "$prompts" "$long_prompt" 1; }
 prefill() {
-  dataset prompts.jsonl "${small[1]}" "$prompts" "$long_prompt" 1
+  prompts_dataset
   run prefill-one latency "${small[@]}" --dataset prompts.jsonl --repeat 5 --profile "$prefill_window"
   run prefill-packed throughput "${small[@]}" --dataset prompts.jsonl --repeat 5 --profile 2-3
 }
@@ -160,18 +161,25 @@ fp8() {
   run fp8-long throughput "${big[@]}" --dataset big-long.jsonl --max-batch-size 1024 --repeat 3 \
     --profile "$big_long_windows"
 }
+# PyTorch on the same requests; where a batch has to be given, what it is best at counts.
 peers() {
   decode_dataset
   seed_dataset
+  prompts_dataset
   local graph=(--runtime pytorch-graph --python "$python")
   for batch in "${batches[@]}"; do
     # shellcheck disable=SC2046
     run "peer-graph-$batch" $(decode_load "$batch") "${small[@]}" "${graph[@]}" --repeat 5
   done
-  run "peer-graph-$requests" throughput "${small[@]}" --dataset seed.jsonl --max-batch-size "$peer_batch" "${graph[@]}" \
-    --repeat 3
+  for batch in "${peer_batches[@]}"; do
+    run "peer-graph-$requests-by-$batch" throughput "${small[@]}" --dataset seed.jsonl --max-batch-size "$batch" \
+      "${graph[@]}" --repeat 3
+  done
+  run peer-prefill-one latency "${small[@]}" --dataset prompts.jsonl "${graph[@]}" --repeat 5
+  run peer-prefill-packed throughput "${small[@]}" --dataset prompts.jsonl --max-batch-size "$prompts" "${graph[@]}" \
+    --repeat 5
   run "peer-generate-$hf_requests" throughput "${small[@]}" --dataset seed.jsonl --num-requests "$hf_requests" \
-    --max-batch-size "$peer_batch" --runtime pytorch --python "$python" --repeat 3
+    --max-batch-size "${peer_batches[0]}" --runtime pytorch --python "$python" --repeat 3
 }
 ablation() {
   seed_dataset

@@ -16,7 +16,7 @@ import sys
 
 # What of a report's own section is kept; the rest follows from it or is long.
 KEPT = ("command", "runtime", "implementation", "torch", "weights", "arrival", "peaks", "utilization", "full_batch_decode",
-        "memory", "gpu_samples", "cuda", "overlap_scheduler", "repeats", "spread", "windows", "iterations")
+        "start", "memory", "gpu_samples", "cuda", "overlap_scheduler", "repeats", "spread", "windows", "iterations")
 # Output tokens per second of one H200 in TensorRT-LLM's own perf-overview.md, the best of its releases: 0.17 and 1.0.
 PUBLISHED = {"fp8-short": 29526, "fp8-long": 17744}
 
@@ -319,29 +319,42 @@ def table(documents, done):
         share = percent(found["by_kind"][kind]["share_of_ceilings"]) if kind in found.get("by_kind", {}) else ""
         rows.append(f"| {what} | {text} | {share} | {others} |")
 
-    def peer(name, figure, what):
-        if name not in done or figure not in done[name]["figures"]:
+    def peer(names, figure, what, requests=None):
+        """The best of these runs, with what is to be known of it: how many requests where they are others than strobe's, the
+        batch it was given, and the least and the most where they are far apart."""
+        found = [done[name] for name in names if name in done and figure in done[name]["figures"]]
+        if not found:
             return ""
-        found = done[name]["figures"]
-        of = "" if figure == "decode_tok_s" or name.endswith(str(total)) else f" ({count(found['requests'])} requests)"
-        return f"{what} {count(found[figure]['median'])}{of}"
+        best = max(found, key=lambda run: run["figures"][figure]["median"])
+        figures, given = best["figures"], []
+        if requests not in (None, figures["requests"]):
+            given.append(f"{count(figures['requests'])} requests")
+        batch = re.search(r"--max-batch-size (\d+)", best["command"])
+        if requests and batch:
+            given.append(f"batch {count(int(batch[1]))}")
+        value = figures[figure]
+        if value["max"] > 1.1 * value["min"]:
+            given.append(f"{count(value['min'])} to {count(value['max'])}")
+        return f"{what} {count(value['median'])}" + (f" ({', '.join(given)})" if given else "")
 
-    total = next((name.split("-")[1] for name in done if re.fullmatch(r"throughput-\d+", name)), "")
     by_batch = [name for name in done if re.fullmatch(r"decode-\d+", name)]
     for name in sorted(by_batch, key=lambda name: int(name.split("-")[1])):
         batch = name.split("-")[1]
         row(f"decode, batch {batch}", name, "decode_tok_s", "full_batch_decode",
-            peer(f"peer-graph-{batch}", "decode_tok_s", "PyTorch in a CUDA graph"))
+            peer([f"peer-graph-{batch}"], "decode_tok_s", "PyTorch in a CUDA graph"))
     for name in (name for name in done if re.fullmatch(r"throughput-\d+", name)):
         found = done[name]["figures"]
-        others = [peer(f"peer-graph-{found['requests']}", "output_tok_s", "PyTorch in CUDA graphs")]
-        others += [peer(other, "output_tok_s", "Hugging Face `generate`") for other in done if "generate" in other]
+        graphs = [other for other in done if re.fullmatch(rf"peer-graph-{found['requests']}(-by-\d+)?", other)]
+        generate = [other for other in done if "generate" in other]
+        others = [peer(graphs, "output_tok_s", "PyTorch in CUDA graphs", found["requests"]),
+                  peer(generate, "output_tok_s", "Hugging Face `generate`", found["requests"])]
         row(f"{count(found['requests'])} requests of {lengths(found)}", name, "output_tok_s", "all",
             ", ".join(filter(None, others)))
     for name, what in (("prefill-one", "prefill, one prompt of {} tokens"),
                        ("prefill-packed", "prefill, prompts of {} tokens packed")):
         if name in done:
-            row(what.format(count(done[name]["figures"]["input_tokens"])), name, "prefill_tok_s", "prefill", "")
+            row(what.format(count(done[name]["figures"]["input_tokens"])), name, "prefill_tok_s", "prefill",
+                peer([f"peer-{name}"], "prefill_tok_s", "PyTorch"))
     for name in ("fp8-short", "fp8-long"):
         if name in done:
             row(f"Llama-3.1-8B in FP8, {lengths(done[name]['figures'])}", name, "output_tok_s", "all",
@@ -351,11 +364,26 @@ def table(documents, done):
     for section, document in documents.items():
         by_commit.setdefault(document["commit"][:12], []).append(section)
     made = "; ".join(f"{', '.join(sections)}: commit {commit}" for commit, sections in sorted(by_commit.items()))
-    device = (next(iter(documents.values()))["machine"] or {}).get("device", "GPU")
     rows.append("")
-    rows.append(f"Each section on one {device}, not necessarily the same; medians of {' to '.join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))} runs. "
+    rows.append(f"{where(documents)}; medians of {' to '.join(dict.fromkeys(map(str, (repeats[0], repeats[-1]))))} runs. "
                 f"{made[0].upper()}{made[1:]}.")
     return "\n".join(rows)
+
+
+def where(documents):
+    """Which sections ran on the same GPU, as far as results tell."""
+    machines = {section: document["machine"] or {} for section, document in documents.items()}
+    device = next(iter(machines.values())).get("device", "GPU")
+    by_gpu = {}
+    for section, machine in machines.items():
+        by_gpu.setdefault((machine.get("gpu") or {}).get("uuid"), []).append(section)
+    if None in by_gpu:
+        return f"Each section on one {device}, not necessarily the same"
+    if len(by_gpu) == 1:
+        return f"All on one {device}"
+    (_, most), *rest = sorted(by_gpu.items(), key=lambda item: -len(item[1]))
+    others = [f"{', '.join(sections)} on another" for _, sections in rest]
+    return ", ".join([f"{', '.join(most).capitalize()} on one {device}", *others])
 
 
 def agreement(document):
