@@ -45,7 +45,7 @@ pub fn context(trace: &Trace) -> Context<'_> {
     Context::new(trace, &OPTIONS)
 }
 
-/// Whether `STROBE_NVTX_DEBUG` or its anchor's alias asks for per-layer ranges.
+/// Whether `STROBE_NVTX_DEBUG`, or a variable of TensorRT-LLM's for the same, asks for per-layer ranges.
 pub fn layer_ranges_wanted() -> bool {
     ["STROBE_NVTX_DEBUG", "TLLM_NVTX_DEBUG", "TLLM_LLMAPI_ENABLE_NVTX"]
         .iter()
