@@ -34,7 +34,7 @@ const BENCH: &str = "bench throughput --model micro --dataset d.jsonl --runtime 
 fn requests_go_out_and_token_times_come_back() {
     let sandbox = with_python(&format!("{READY}\n{RUN}\n{RUN}\n"));
     let done = sandbox.ok(&format!(
-        "{BENCH} --max-batch-size 3 --repeat 2 --streaming --output-dir run --report-json r.json --request-json q.json \
+        "{BENCH} --max-batch-size 3 --warmup 3 --repeat 2 --streaming --output-dir run --report-json r.json --request-json q.json \
          --iteration-log i.jsonl"
     ));
     let input = sandbox.json_lines("input");
@@ -45,7 +45,7 @@ fn requests_go_out_and_token_times_come_back() {
         ("dtype", "float32".into()),
         ("batch", 3.into()),
         ("repeat", 2.into()),
-        ("warmup", true.into()),
+        ("warmup", 3.into()),
         ("checkpoint", Value::Null),
     ] {
         assert_eq!(input[0][key], value, "{key}");
