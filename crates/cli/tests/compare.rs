@@ -185,7 +185,27 @@ fn whole_runs_stand_beside_their_iterations() {
     let spread = &report("a")["strobe"]["spread"]["Output throughput (tokens/sec)"];
     assert_eq!(speed["a"], spread["median"], "{spread}");
     assert_eq!(speed["b"], report("b")["strobe"]["repeats"][0]["output_throughput_tok_s"]);
-    assert_names(&sandbox.ok("compare a b").stdout, &["Medians of 3 and 1 runs", "Output throughput (tokens/sec)"]);
+    let range = serde_json::json!([spread["min"], spread["max"]]);
+    assert_eq!(speed["a_range"], range);
+    // Three runs against themselves can't be apart; against others that are all a thousand times as fast they are.
+    let wide = |words: &str| sandbox.ok_with(&[("COLUMNS", "200")], words).stdout;
+    let text = wide("compare a b");
+    assert_names(&text, &["Medians of 3 and 1 runs", "Output throughput of whole runs: ", "(medians of 3 and 1 runs)"]);
+    let same = wide("compare a a --html page.html");
+    assert_names(&same, &["+0.0 % (medians of 3 and 3 runs, which overlap: ", "overlap"]);
+    assert_names(&sandbox.read("page.html"), &["Output throughput of whole runs: "]);
+    let mut faster = report("a");
+    for repeat in faster["strobe"]["repeats"].as_array_mut().unwrap() {
+        let speed = repeat["output_throughput_tok_s"].as_f64().unwrap();
+        repeat["output_throughput_tok_s"] = (speed * 1e3).into();
+    }
+    std::fs::create_dir_all(sandbox.path("c")).unwrap();
+    for entry in std::fs::read_dir(sandbox.path("a")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), sandbox.path("c").join(entry.file_name())).unwrap();
+    }
+    sandbox.write("c/report.json", faster.to_string());
+    assert_names(&wide("compare a c"), &["runs, which do not meet: ", "apart"]);
     // A trace alone knows nothing of them.
     assert_eq!(json(&sandbox.ok("compare a b/trace.sqlite --json"))["comparison"]["runs"], Value::Null);
     sandbox.write("b/report.json", "{");

@@ -58,6 +58,8 @@ pub struct WholeRuns {
     pub counts: [usize; 2],
     /// The figures that both sides have.
     pub figures: Vec<RunFigure>,
+    /// What they say, in a sentence.
+    pub sentence: Option<String>,
 }
 
 /// One figure: the medians over the runs of each side.
@@ -69,9 +71,19 @@ pub struct RunFigure {
     pub a: f64,
     /// Of B.
     pub b: f64,
+    /// The least and the most of A's runs.
+    pub a_range: [f64; 2],
+    /// The same of B.
+    pub b_range: [f64; 2],
 }
 
 impl RunFigure {
+    /// Whether all runs of one side are beyond all of the other; absent where a side has too few to tell.
+    pub fn are_apart(&self, counts: [usize; 2]) -> Option<bool> {
+        let ([a_low, a_high], [b_low, b_high]) = (self.a_range, self.b_range);
+        counts.iter().all(|&count| count >= bootstrap::FEWEST).then_some(a_high < b_low || b_high < a_low)
+    }
+
     /// B minus A as a share of A; absent when that is 0.
     pub fn change(&self) -> Option<f64> {
         (self.a != 0.0).then(|| (self.b - self.a) / self.a)

@@ -9,6 +9,9 @@ impl Comparison {
     pub fn report(&self) -> Report {
         let [a, b] = &self.names;
         let mut report = Report::new("compare", format!("{}: A = {a}, B = {b}", self.verdict.outcome.as_str()));
+        if let Some(sentence) = self.runs.as_ref().and_then(|runs| runs.sentence.clone()) {
+            report = report.note(sentence);
+        }
         report = report.note(self.verdict.sentence.clone());
         report.notes.extend(self.warnings.iter().map(|w| format!("Warning: {w}.")));
         report.sheets.extend(self.runs());
@@ -42,12 +45,19 @@ impl Comparison {
             Column::new("A", Unit::Number),
             Column::new("B", Unit::Number),
             Column::new("Change", Unit::ShareChange),
+            Column::new("Runs", Unit::Text),
         ];
         let [a, b] = runs.counts;
         let title = if a.max(b) > 1 { format!("Medians of {a} and {b} runs") } else { "One run of each".to_owned() };
         let mut sheet = Sheet::new("runs", columns).title(title);
         for figure in &runs.figures {
-            sheet.push([figure.name.as_str().into(), figure.a.into(), figure.b.into(), figure.change().into()]);
+            let apart = match figure.are_apart(runs.counts) {
+                Some(true) => "apart",
+                Some(false) => "overlap",
+                None => "",
+            };
+            let change = figure.change().into();
+            sheet.push([figure.name.as_str().into(), figure.a.into(), figure.b.into(), change, apart.into()]);
         }
         Some(sheet)
     }

@@ -24,6 +24,9 @@ use super::utilization::{FullBatchDecode, Utilization, prefill_tokens_per_s};
 use crate::machine::{Machine, MeasuredPeaks};
 use crate::recording;
 
+/// The figure by which whole runs are compared first, as reports name it.
+pub const OUTPUT_THROUGHPUT: &str = "Output throughput (tokens/sec)";
+
 /// The figures whose spread over repetitions is reported.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RepeatFigures {
@@ -69,7 +72,7 @@ impl RepeatFigures {
     pub fn rows(&self) -> Vec<(&'static str, f64)> {
         let mut rows = vec![
             ("Request throughput (req/sec)", self.request_throughput_req_s),
-            ("Output throughput (tokens/sec)", self.output_throughput_tok_s),
+            (OUTPUT_THROUGHPUT, self.output_throughput_tok_s),
             ("Total latency (ms)", self.total_latency_ms),
             ("Average request latency (ms)", self.avg_request_latency_ms),
             ("Average TTFT (ms)", self.avg_ttft_ms),

@@ -9,7 +9,7 @@ use strobe_report::human;
 use strobe_trace::Trace;
 use strobe_workload::stats;
 
-use crate::bench::outcome::RepeatFigures;
+use crate::bench::outcome::{OUTPUT_THROUGHPUT, RepeatFigures};
 use crate::trace_input::{self, ViewArgs};
 use crate::{explore, output, progress, run_dir, sheets};
 
@@ -144,17 +144,39 @@ fn whole_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<WholeRuns>> {
             figures.extend(repeats);
         }
     }
-    let median_of = |side: &[RepeatFigures], name: &str| {
+    let spread_of = |side: &[RepeatFigures], name: &str| {
         let rows = side.iter().flat_map(RepeatFigures::rows);
-        stats::median(&rows.filter(|row| row.0 == name).map(|row| row.1).collect::<Vec<_>>())
+        let values: Vec<f64> = rows.filter(|row| row.0 == name).map(|row| row.1).collect();
+        let (least, most) = values
+            .iter()
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), &value| (value.min(least), value.max(most)));
+        Some((stats::median(&values)?, [least, most]))
     };
     let [a, b] = &all;
     // A run that was cut short has none.
     let (Some(first), Some(_)) = (a.first(), b.first()) else { return Ok(None) };
     let figure = |(name, _): &(&str, f64)| {
-        Some(RunFigure { name: (*name).into(), a: median_of(a, name)?, b: median_of(b, name)? })
+        let ((a, a_range), (b, b_range)) = (spread_of(a, name)?, spread_of(b, name)?);
+        Some(RunFigure { name: (*name).into(), a, b, a_range, b_range })
     };
-    Ok(Some(WholeRuns { counts: [a.len(), b.len()], figures: first.rows().iter().filter_map(figure).collect() }))
+    let counts = [a.len(), b.len()];
+    let figures: Vec<RunFigure> = first.rows().iter().filter_map(figure).collect();
+    let sentence = figures.iter().find(|figure| figure.name == OUTPUT_THROUGHPUT).and_then(|f| in_words(f, counts));
+    Ok(Some(WholeRuns { counts, figures, sentence }))
+}
+
+/// How a figure differs over whole runs.
+fn in_words(figure: &RunFigure, counts: [usize; 2]) -> Option<String> {
+    let (name, unit) = figure.name.trim_end_matches(')').split_once(" (")?;
+    let [a, b] = counts;
+    let mut of = if a.max(b) > 1 { format!("medians of {a} and {b} runs") } else { "one run of each".to_owned() };
+    if let Some(apart) = figure.are_apart(counts) {
+        let from = |[low, high]: [f64; 2]| format!("{} to {}", human::number(low), human::number(high));
+        let how = if apart { "do not meet" } else { "overlap" };
+        of += &format!(", which {how}: {} and {}", from(figure.a_range), from(figure.b_range));
+    }
+    let (change, before, after) = (100.0 * figure.change()?, human::number(figure.a), human::number(figure.b));
+    Some(format!("{name} of whole runs: {before} -> {after} {unit}, {change:+.1} % ({of})."))
 }
 
 /// What to call the sides: the last part of each path, or the whole where these are the same.

@@ -22,7 +22,7 @@ use strobe_workload::{
 };
 
 use crate::bench::client::Load;
-use crate::bench::outcome::Outcome;
+use crate::bench::outcome::{OUTPUT_THROUGHPUT, Outcome};
 use crate::bench::{self, Spec, html, text, write};
 use crate::machine::{self, MeasuredPeaks};
 use crate::model_args::CpuArgs;
@@ -348,7 +348,7 @@ fn side_by_side(a: &Side, b: &Side) -> Table {
         move |o: &Outcome| o.metrics.as_ref().ok().and_then(of)
     };
     row("Request throughput (req/sec)", &m(&|m| Some(m.request_throughput_req_s)), 3);
-    row("Output throughput (tokens/sec)", &m(&|m| Some(m.output_throughput_tok_s)), 1);
+    row(OUTPUT_THROUGHPUT, &m(&|m| Some(m.output_throughput_tok_s)), 1);
     row("Total token throughput (tokens/sec)", &m(&|m| Some(m.total_throughput_tok_s)), 1);
     row("Total latency (ms)", &m(&|m| Some(m.total_latency_ms)), 1);
     row("Average request latency (ms)", &m(&|m| Some(m.e2e_ms.average)), 1);

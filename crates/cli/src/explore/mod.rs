@@ -15,6 +15,7 @@ use strobe_report::human;
 use strobe_report::svg::{self, StackedChart, StackedRow, Svg};
 use strobe_report::table::{self, Cell};
 
+use crate::bench::outcome::OUTPUT_THROUGHPUT;
 use crate::sheets;
 
 /// The page of one trace.
@@ -69,7 +70,10 @@ pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2]) ->
     Explorer {
         title: format!("{} against {}", comparison.names[1], comparison.names[0]),
         subtitle: shown.iter().map(|(name, c)| format!("{name}: {}", subtitle(c))).collect::<Vec<_>>().join(" — "),
-        verdict: Some(comparison.verdict.sentence.clone()),
+        verdict: Some(match comparison.runs.as_ref().and_then(|runs| runs.sentence.as_ref()) {
+            Some(runs) => format!("{runs} {}", comparison.verdict.sentence),
+            None => comparison.verdict.sentence.clone(),
+        }),
         cards: comparison_cards(comparison),
         findings: Vec::new(),
         charts: budget_chart(&budgets).into_iter().collect(),
@@ -144,7 +148,7 @@ fn capitalised(text: &str) -> String {
 }
 
 /// The figures of whole runs that a comparison's page begins with.
-const ON_CARDS: [&str; 2] = ["Output throughput (tokens/sec)", "Average request latency (ms)"];
+const ON_CARDS: [&str; 2] = [OUTPUT_THROUGHPUT, "Average request latency (ms)"];
 
 fn comparison_cards(comparison: &Comparison) -> Vec<Card> {
     let verdict = match comparison.verdict.outcome {
