@@ -88,6 +88,8 @@ impl DeviceChoice {
             }
             DeviceChoice::Auto => match first_gpu(needs) {
                 Ok(()) => Ok(Device::Cuda(0)),
+                // What was named on purpose must not end in a run on the CPU.
+                Err(wrong @ CudaError::NamedPath { .. }) => Err(wrong.into()),
                 Err(reason) => {
                     let no_driver = matches!(reason, CudaError::LibraryMissing { library: "libcuda", .. });
                     if asked || !no_driver {

@@ -199,6 +199,10 @@ fn whole_runs_stand_beside_their_iterations() {
         let speed = repeat["output_throughput_tok_s"].as_f64().unwrap();
         repeat["output_throughput_tok_s"] = (speed * 1e3).into();
     }
+    // A figure that only one of three runs has is a single value.
+    for repeat in &mut faster["strobe"]["repeats"].as_array_mut().unwrap()[..2] {
+        repeat.as_object_mut().unwrap().remove("prefill_tok_s").unwrap();
+    }
     std::fs::create_dir_all(sandbox.path("c")).unwrap();
     for entry in std::fs::read_dir(sandbox.path("a")).unwrap() {
         let entry = entry.unwrap();
@@ -206,6 +210,9 @@ fn whole_runs_stand_beside_their_iterations() {
     }
     sandbox.write("c/report.json", faster.to_string());
     assert_names(&wide("compare a c"), &["runs, which do not meet: ", "apart"]);
+    let figures = json(&sandbox.ok("compare a c --json"))["comparison"]["runs"]["figures"].clone();
+    let prefill = figures.as_array().unwrap().iter().find(|f| f["name"] == "Prefill iterations (tokens/sec)").unwrap();
+    assert_eq!(prefill["counts"], serde_json::json!([3, 1]));
     // A trace alone knows nothing of them.
     assert_eq!(json(&sandbox.ok("compare a b/trace.sqlite --json"))["comparison"]["runs"], Value::Null);
     sandbox.write("b/report.json", "{");

@@ -42,17 +42,22 @@ impl<'a> CodeCache<'a> {
         self.directory.join(format!("{}{compiler}.cubin", self.stem))
     }
 
-    /// What this version of the compiler has made; without a compiler, what any has made: a warm start needs none.
-    pub fn find(&self, compiler: Option<&str>) -> Option<Vec<u8>> {
-        if let Some(compiler) = compiler {
-            return read(&self.path(compiler));
-        }
+    /// What this version of the compiler has made.
+    pub fn find(&self, compiler: &str) -> Option<Vec<u8>> {
+        read(&self.path(compiler))
+    }
+
+    /// What the newest compiler up to this major version has made: a warm start needs none.
+    pub fn find_any(&self, newest: i32) -> Option<Vec<u8>> {
         let entries = std::fs::read_dir(self.directory).ok()?.flatten();
-        let is_ours = |name: &str| name.starts_with(&self.stem) && name.ends_with(".cubin");
-        let mut names: Vec<String> =
-            entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_ours(name)).collect();
-        names.sort();
-        names.iter().rev().find_map(|name| read(&self.directory.join(name)))
+        let version = |name: String| -> Option<((i32, i32), String)> {
+            let (major, minor) = name.strip_prefix(&self.stem)?.strip_suffix(".cubin")?.split_once('.')?;
+            Some(((major.parse().ok()?, minor.parse().ok()?), name))
+        };
+        let names = entries.filter_map(|entry| version(entry.file_name().into_string().ok()?));
+        let mut fit: Vec<_> = names.filter(|((major, _), _)| *major <= newest).collect();
+        fit.sort();
+        fit.iter().rev().find_map(|(_, name)| read(&self.directory.join(name)))
     }
 
     /// Keep what `compiler` has made.
@@ -97,13 +102,21 @@ mod tests {
         let directory = directory("found");
         let cache = CodeCache::new(&directory, "rows-sm_90a", &["text", "options"]);
         let code: Vec<u8> = (0..1003u32).map(|i| (i * 7) as u8).collect();
-        assert_eq!(cache.find(Some("13.0")), None);
+        assert_eq!(cache.find("13.0"), None);
         cache.keep("13.0", &code).unwrap();
-        assert_eq!(cache.find(Some("13.0")).as_ref(), Some(&code));
-        assert_eq!(cache.find(Some("13.1")), None, "another compiler makes other code");
-        assert_eq!(cache.find(None).as_ref(), Some(&code), "where there is no compiler any will do");
-        assert_eq!(CodeCache::new(&directory, "rows-sm_90a", &["other", "options"]).find(None), None);
-        assert_eq!(CodeCache::new(&directory, "rows-sm_80", &["text", "options"]).find(None), None);
+        assert_eq!(cache.find("13.0").as_ref(), Some(&code));
+        assert_eq!(cache.find("13.1"), None, "another compiler makes other code");
+        assert_eq!(cache.find_any(13).as_ref(), Some(&code), "where there is no compiler any will do");
+        assert_eq!(cache.find_any(12), None, "but for one that is newer than the driver");
+        for version in ["9.9", "12.10", "12.9"] {
+            cache.keep(version, version.as_bytes()).unwrap();
+        }
+        assert_eq!(cache.find_any(12).as_deref(), Some("12.10".as_bytes()), "the newest of them");
+        for version in ["9.9", "12.10", "12.9"] {
+            std::fs::remove_file(cache.path(version)).unwrap();
+        }
+        assert_eq!(CodeCache::new(&directory, "rows-sm_90a", &["other", "options"]).find_any(13), None);
+        assert_eq!(CodeCache::new(&directory, "rows-sm_80", &["text", "options"]).find_any(13), None);
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "nothing is left beside it");
         std::fs::remove_dir_all(directory).unwrap();
     }
@@ -120,11 +133,11 @@ mod tests {
         flipped[100] ^= 1;
         for damaged in [&[][..], &whole[..10], &whole[..whole.len() - 1], &code, &flipped] {
             std::fs::write(&path, damaged).unwrap();
-            assert_eq!(cache.find(Some("13.0")), None, "{} bytes", damaged.len());
-            assert_eq!(cache.find(None), None, "{} bytes", damaged.len());
+            assert_eq!(cache.find("13.0"), None, "{} bytes", damaged.len());
+            assert_eq!(cache.find_any(13), None, "{} bytes", damaged.len());
         }
         cache.keep("13.0", &code).unwrap();
-        assert_eq!(cache.find(Some("13.0")), Some(code));
+        assert_eq!(cache.find("13.0"), Some(code));
         std::fs::remove_dir_all(directory).unwrap();
     }
 
@@ -132,6 +145,6 @@ mod tests {
     fn a_directory_that_is_not_there_is_told_and_holds_nothing() {
         let cache = CodeCache::new(Path::new("/nowhere/at/all"), "rows", &[]);
         assert!(cache.keep("13.0", b"code").is_err());
-        assert_eq!(cache.find(None), None);
+        assert_eq!(cache.find_any(13), None);
     }
 }

@@ -202,10 +202,16 @@ fn sources_of(arch: Arch) -> Vec<&'static KernelSource> {
     SOURCES.iter().filter(|s| s.min_arch <= arch.0).collect()
 }
 
+/// The newest major version of a compiler whose code is sure to run on the driver.
+fn newest_code() -> i32 {
+    library::driver_major().unwrap_or(i32::MAX)
+}
+
 /// Whether kernels can be had: there is a compiler, or the cache holds all of them.
 pub fn kernels_at_hand(arch: Arch) -> Result<(), CudaError> {
     let Err(missing) = library::open(library::Lib::Nvrtc) else { return Ok(()) };
-    let kept = |dir: PathBuf| sources_of(arch).iter().all(|source| cache_of(source, arch, &dir).find(None).is_some());
+    let has = |dir: &Path, source: &KernelSource| cache_of(source, arch, dir).find_any(newest_code()).is_some();
+    let kept = |dir: PathBuf| sources_of(arch).iter().all(|source| has(&dir, source));
     if kernel_cache_dir().is_some_and(kept) { Ok(()) } else { Err(missing) }
 }
 
@@ -224,7 +230,11 @@ pub enum Origin {
 pub fn cubin(source: &KernelSource, arch: Arch, dir: Option<&Path>) -> Result<(Vec<u8>, Origin), CudaError> {
     let compiler = nvrtc_version().ok().map(|(major, minor)| format!("{major}.{minor}"));
     let cache = dir.map(|dir| cache_of(source, arch, dir));
-    if let Some(code) = cache.as_ref().and_then(|cache| cache.find(compiler.as_deref())) {
+    let found = cache.as_ref().and_then(|cache| match &compiler {
+        Some(compiler) => cache.find(compiler),
+        None => cache.find_any(newest_code()),
+    });
+    if let Some(code) = found {
         return Ok((code, Origin::Cache));
     }
     let code = compile_cubin(source, arch)?;

@@ -27,6 +27,14 @@ pub enum CudaError {
         /// What to do.
         remedy: String,
     },
+    /// A variable names a toolkit that is not there.
+    #[error("{variable}={} is no directory; correct it, or unset it to search in the usual places", path.display())]
+    NamedPath {
+        /// The variable.
+        variable: &'static str,
+        /// What it names.
+        path: std::path::PathBuf,
+    },
     /// A library is there and too old.
     #[error("{library} {found} is too old, {needed} or newer is needed; {remedy}")]
     TooOld {

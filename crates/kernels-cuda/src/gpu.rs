@@ -34,7 +34,7 @@ pub struct DeviceInfo {
     pub clock_khz: u32,
     /// PCI address, as NVML names it.
     pub pci_bus_id: String,
-    /// Tells this GPU from all others, as `nvidia-smi -L` prints it.
+    /// Tells this GPU from all others, as `nvidia-smi -L` prints it (of a part of a GPU with another beginning).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
     /// CUDA version of the driver, as 13000 for 13.0.
@@ -47,6 +47,7 @@ const OLDEST_DRIVER: i32 = 12_040;
 /// Initialise the driver and list its GPUs.
 pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     library::open(Lib::Driver)?;
+    library::check_named_path()?;
     // SAFETY: the library is open; init may be called repeatedly.
     let status = unsafe { sys::cuInit(0) };
     if status != sys::CUresult::CUDA_SUCCESS {

@@ -202,6 +202,19 @@ pub fn version(lib: Lib) -> Option<String> {
 /// Names a CUDA toolkit, or an unpacked wheel of one of its libraries, whose libraries are to be used.
 pub const CUDA_PATH_VARIABLE: &str = "STROBE_CUDA_PATH";
 
+/// What that variable names.
+fn named_path() -> Option<PathBuf> {
+    std::env::var_os(CUDA_PATH_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from)
+}
+
+/// Refuses a path that is not there: what was named must not be passed over in silence.
+pub(crate) fn check_named_path() -> Result<(), CudaError> {
+    match named_path().filter(|path| !path.is_dir()) {
+        Some(path) => Err(CudaError::NamedPath { variable: CUDA_PATH_VARIABLE, path }),
+        None => Ok(()),
+    }
+}
+
 /// Variables that name a CUDA toolkit.
 const TOOLKIT_VARIABLES: [&str; 3] = [CUDA_PATH_VARIABLE, "CUDA_HOME", "CUDA_PATH"];
 
@@ -234,13 +247,7 @@ pub fn searched() -> String {
 
 /// Files that are there and can't be loaded are named with the reason where none can.
 fn search(lib: Lib) -> Result<Found, Vec<String>> {
-    let named = std::env::var_os(CUDA_PATH_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
-    // What comes with the driver is no part of a toolkit.
-    if let (Some(dir), false) = (&named, matches!(lib, Lib::Driver | Lib::Nvml))
-        && !dir.is_dir()
-    {
-        return Err(vec![format!("{CUDA_PATH_VARIABLE}={} is no directory: correct or unset it", dir.display())]);
-    }
+    let named = named_path();
     let driver_major = || if lib == Lib::Driver { None } else { driver_major() };
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
     // SAFETY: NVIDIA's libraries run no code of ours when they are opened.
@@ -278,7 +285,7 @@ fn search(lib: Lib) -> Result<Found, Vec<String>> {
 }
 
 /// The version of CUDA that the driver is for, 12 or 13; `None` without a driver.
-fn driver_major() -> Option<i32> {
+pub(crate) fn driver_major() -> Option<i32> {
     // SAFETY: the type is that of the function in NVIDIA's headers.
     let ask: unsafe extern "C" fn(*mut i32) -> i32 = unsafe { open(Lib::Driver).ok()?.symbol("cuDriverGetVersion")? };
     let mut version = 0;

@@ -75,13 +75,15 @@ pub struct RunFigure {
     pub a_range: [f64; 2],
     /// The same of B.
     pub b_range: [f64; 2],
+    /// Runs of the two sides that have it.
+    pub counts: [usize; 2],
 }
 
 impl RunFigure {
     /// Whether all runs of one side are beyond all of the other; absent where a side has too few to tell.
-    pub fn are_apart(&self, counts: [usize; 2]) -> Option<bool> {
+    pub fn are_apart(&self) -> Option<bool> {
         let ([a_low, a_high], [b_low, b_high]) = (self.a_range, self.b_range);
-        counts.iter().all(|&count| count >= bootstrap::FEWEST).then_some(a_high < b_low || b_high < a_low)
+        self.counts.iter().all(|&count| count >= bootstrap::FEWEST).then_some(a_high < b_low || b_high < a_low)
     }
 
     /// B minus A as a share of A; absent when that is 0.

@@ -40,24 +40,26 @@ impl Comparison {
 
     fn runs(&self) -> Option<Sheet> {
         let runs = self.runs.as_ref()?;
-        let columns = [
+        let mut columns = vec![
             Column::new("Whole runs", Unit::Text),
             Column::new("A", Unit::Number),
             Column::new("B", Unit::Number),
             Column::new("Change", Unit::ShareChange),
-            Column::new("Runs", Unit::Text),
         ];
+        let told = runs.figures.iter().any(|figure| figure.are_apart().is_some());
+        columns.extend(told.then(|| Column::new("Runs", Unit::Text)));
         let [a, b] = runs.counts;
         let title = if a.max(b) > 1 { format!("Medians of {a} and {b} runs") } else { "One run of each".to_owned() };
         let mut sheet = Sheet::new("runs", columns).title(title);
         for figure in &runs.figures {
-            let apart = match figure.are_apart(runs.counts) {
+            let apart = match figure.are_apart() {
                 Some(true) => "apart",
                 Some(false) => "overlap",
                 None => "",
             };
             let change = figure.change().into();
-            sheet.push([figure.name.as_str().into(), figure.a.into(), figure.b.into(), change, apart.into()]);
+            let row = [figure.name.as_str().into(), figure.a.into(), figure.b.into(), change];
+            sheet.push(row.into_iter().chain(told.then(|| apart.into())));
         }
         Some(sheet)
     }

@@ -120,7 +120,7 @@ struct BenchArgs {
     /// Report time to first token and per-token speed
     #[arg(long, help_heading = "Load")]
     streaming: bool,
-    /// Random requests before the measurement; with PyTorch rounds in which every kind of step runs
+    /// Random requests before the measurement; of PyTorch so many rounds of warming up
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Load")]
     warmup: usize,
     /// Requests per second (open loop); without it all are sent at once

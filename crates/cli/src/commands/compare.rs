@@ -150,27 +150,27 @@ fn whole_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<WholeRuns>> {
         let (least, most) = values
             .iter()
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), &value| (value.min(least), value.max(most)));
-        Some((stats::median(&values)?, [least, most]))
+        Some((stats::median(&values)?, [least, most], values.len()))
     };
     let [a, b] = &all;
     // A run that was cut short has none.
     let (Some(first), Some(_)) = (a.first(), b.first()) else { return Ok(None) };
     let figure = |(name, _): &(&str, f64)| {
-        let ((a, a_range), (b, b_range)) = (spread_of(a, name)?, spread_of(b, name)?);
-        Some(RunFigure { name: (*name).into(), a, b, a_range, b_range })
+        let ((a, a_range, a_count), (b, b_range, b_count)) = (spread_of(a, name)?, spread_of(b, name)?);
+        Some(RunFigure { name: (*name).into(), a, b, a_range, b_range, counts: [a_count, b_count] })
     };
     let counts = [a.len(), b.len()];
     let figures: Vec<RunFigure> = first.rows().iter().filter_map(figure).collect();
-    let sentence = figures.iter().find(|figure| figure.name == OUTPUT_THROUGHPUT).and_then(|f| in_words(f, counts));
+    let sentence = figures.iter().find(|figure| figure.name == OUTPUT_THROUGHPUT).and_then(in_words);
     Ok(Some(WholeRuns { counts, figures, sentence }))
 }
 
 /// How a figure differs over whole runs.
-fn in_words(figure: &RunFigure, counts: [usize; 2]) -> Option<String> {
+fn in_words(figure: &RunFigure) -> Option<String> {
     let (name, unit) = figure.name.trim_end_matches(')').split_once(" (")?;
-    let [a, b] = counts;
+    let [a, b] = figure.counts;
     let mut of = if a.max(b) > 1 { format!("medians of {a} and {b} runs") } else { "one run of each".to_owned() };
-    if let Some(apart) = figure.are_apart(counts) {
+    if let Some(apart) = figure.are_apart() {
         let from = |[low, high]: [f64; 2]| format!("{} to {}", human::number(low), human::number(high));
         let how = if apart { "do not meet" } else { "overlap" };
         of += &format!(", which {how}: {} and {}", from(figure.a_range), from(figure.b_range));

@@ -70,7 +70,7 @@ impl CudaBackend {
             return Err(EngineError::Memory {
                 what: format!("the weights of {} on {}", model.config.model_name, gpu.info().name),
                 arithmetic: format!("{:.1} GiB needed, {:.1} of {:.1} GiB free", gib(needed), gib(free), gib(total)),
-                remedy: smaller_weights(build, &config).into(),
+                remedy: smaller_weights(build, &config, gpu.info()).into(),
             });
         }
         let weights = DeviceWeights::load(&gpu, model, &mut *options.progress)?;
@@ -259,10 +259,12 @@ pub fn choose_gemms(index: u32, config: &EngineConfig, go_on: impl Fn() -> bool 
 }
 
 /// How weights that do not fit might.
-fn smaller_weights(build: &BuildConfig, config: &ModelConfig) -> &'static str {
+fn smaller_weights(build: &BuildConfig, config: &ModelConfig, device: &DeviceInfo) -> &'static str {
     let half = build.dtype.bytes() == 2;
-    // Experts and latent attention have no kernels in FP8.
-    let smallest = build.quantization == Quantization::Fp8 || config.moe.is_some() || config.latent.is_some();
+    let quantizable = BuildConfig { quantization: Quantization::Fp8, ..build.clone() };
+    let smallest = build.quantization == Quantization::Fp8
+        || quantizable.check_types(config).is_err()
+        || check_device(device, &quantizable).is_err();
     match (smallest, half) {
         (true, true) => "use a smaller model, or free the GPU",
         (true, false) => "use a smaller model or --dtype bfloat16, or free the GPU",
