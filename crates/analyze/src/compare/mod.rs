@@ -128,6 +128,14 @@ pub struct Comparison {
     rows: usize,
 }
 
+impl Comparison {
+    /// The answer: of whole runs, where they are known, and of iterations.
+    pub fn sentences(&self) -> impl Iterator<Item = &str> {
+        let runs = self.runs.as_ref().and_then(|runs| runs.sentence.as_deref());
+        runs.into_iter().chain([self.verdict.sentence.as_str()])
+    }
+}
+
 /// What was compared with what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

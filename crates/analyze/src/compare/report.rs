@@ -9,10 +9,7 @@ impl Comparison {
     pub fn report(&self) -> Report {
         let [a, b] = &self.names;
         let mut report = Report::new("compare", format!("{}: A = {a}, B = {b}", self.verdict.outcome.as_str()));
-        if let Some(sentence) = self.runs.as_ref().and_then(|runs| runs.sentence.clone()) {
-            report = report.note(sentence);
-        }
-        report = report.note(self.verdict.sentence.clone());
+        report.notes.extend(self.sentences().map(str::to_owned));
         report.notes.extend(self.warnings.iter().map(|w| format!("Warning: {w}.")));
         report.sheets.extend(self.runs());
         report.sheets.push(self.kinds());

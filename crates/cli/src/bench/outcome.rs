@@ -86,13 +86,16 @@ impl RepeatFigures {
     }
 }
 
-/// Spread of each figure over the repetitions; nothing for a single run.
+/// Spread of each figure over the repetitions that have it.
 pub fn spreads(repeats: &[RepeatFigures]) -> Vec<(&'static str, Spread)> {
-    let Some(first) = repeats.first().filter(|_| repeats.len() > 1) else { return Vec::new() };
-    let values = |name: &str| -> Vec<f64> {
-        repeats.iter().flat_map(RepeatFigures::rows).filter(|row| row.0 == name).map(|row| row.1).collect()
-    };
-    first.rows().iter().map(|(name, _)| (*name, spread(&values(name)))).collect()
+    let mut values: Vec<(&'static str, Vec<f64>)> = Vec::new();
+    for (name, value) in repeats.iter().flat_map(RepeatFigures::rows) {
+        match values.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, values)) => values.push(value),
+            None => values.push((name, vec![value])),
+        }
+    }
+    values.into_iter().map(|(name, values)| (name, spread(&values))).collect()
 }
 
 /// Everything a benchmark found.

@@ -195,10 +195,10 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
 
 /// How the figures differ between repetitions; nothing for a single run.
 pub fn spread_section(text: &mut String, repeats: &[RepeatFigures], width: usize) {
-    let spreads = spreads(repeats);
-    if spreads.is_empty() {
+    if repeats.len() < 2 {
         return;
     }
+    let spreads = spreads(repeats);
     text.push('\n');
     heading(text, &format!("SPREAD OVER {} RUNS (the report above is the last one)", repeats.len()));
     let mut table = Table::new(["figure", "min", "median", "max", "stdev", "cv"]);

@@ -7,9 +7,9 @@ use serde_json::json;
 use strobe_analyze::compare::{self, CompareOptions, Outcome, RunFigure, WholeRuns};
 use strobe_report::human;
 use strobe_trace::Trace;
-use strobe_workload::stats;
+use strobe_workload::Spread;
 
-use crate::bench::outcome::{OUTPUT_THROUGHPUT, RepeatFigures};
+use crate::bench::outcome::{OUTPUT_THROUGHPUT, RepeatFigures, spreads};
 use crate::trace_input::{self, ViewArgs};
 use crate::{explore, output, progress, run_dir, sheets};
 
@@ -144,23 +144,25 @@ fn whole_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<WholeRuns>> {
             figures.extend(repeats);
         }
     }
-    let spread_of = |side: &[RepeatFigures], name: &str| {
-        let rows = side.iter().flat_map(RepeatFigures::rows);
-        let values: Vec<f64> = rows.filter(|row| row.0 == name).map(|row| row.1).collect();
-        let (least, most) = values
-            .iter()
-            .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), &value| (value.min(least), value.max(most)));
-        Some((stats::median(&values)?, [least, most], values.len()))
-    };
     let [a, b] = &all;
     // A run that was cut short has none.
-    let (Some(first), Some(_)) = (a.first(), b.first()) else { return Ok(None) };
-    let figure = |(name, _): &(&str, f64)| {
-        let ((a, a_range, a_count), (b, b_range, b_count)) = (spread_of(a, name)?, spread_of(b, name)?);
-        Some(RunFigure { name: (*name).into(), a, b, a_range, b_range, counts: [a_count, b_count] })
-    };
+    if a.is_empty() || b.is_empty() {
+        return Ok(None);
+    }
     let counts = [a.len(), b.len()];
-    let figures: Vec<RunFigure> = first.rows().iter().filter_map(figure).collect();
+    let of_b = spreads(b);
+    let figure = |(name, a): (&str, Spread)| {
+        let (_, b) = of_b.iter().find(|(other, _)| *other == name)?;
+        Some(RunFigure {
+            name: name.to_owned(),
+            a: a.median,
+            b: b.median,
+            a_range: [a.min, a.max],
+            b_range: [b.min, b.max],
+            counts: [a.count, b.count],
+        })
+    };
+    let figures: Vec<RunFigure> = spreads(a).into_iter().filter_map(figure).collect();
     let sentence = figures.iter().find(|figure| figure.name == OUTPUT_THROUGHPUT).and_then(in_words);
     Ok(Some(WholeRuns { counts, figures, sentence }))
 }

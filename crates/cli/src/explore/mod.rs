@@ -70,10 +70,7 @@ pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2]) ->
     Explorer {
         title: format!("{} against {}", comparison.names[1], comparison.names[0]),
         subtitle: shown.iter().map(|(name, c)| format!("{name}: {}", subtitle(c))).collect::<Vec<_>>().join(" — "),
-        verdict: Some(match comparison.runs.as_ref().and_then(|runs| runs.sentence.as_ref()) {
-            Some(runs) => format!("{runs} {}", comparison.verdict.sentence),
-            None => comparison.verdict.sentence.clone(),
-        }),
+        verdict: Some(comparison.sentences().collect::<Vec<_>>().join(" ")),
         cards: comparison_cards(comparison),
         findings: Vec::new(),
         charts: budget_chart(&budgets).into_iter().collect(),

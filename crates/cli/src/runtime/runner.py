@@ -168,8 +168,10 @@ class HuggingFace:
 
     def warm_up(self, requests):
         """The first batch: on a GPU to its end, since the memory of a cache that grows is had from the driver once."""
-        most = 8 if self.device.type == "cpu" else max(r["output_tokens"] for r in requests)
-        self.generate([{**r, "output_tokens": min(r["output_tokens"], most)} for r in requests[:self.batch]])
+        batch = requests[:self.batch]
+        if self.device.type == "cpu":
+            batch = [{**r, "output_tokens": min(r["output_tokens"], 8)} for r in batch]
+        self.generate(batch)
 
     def run(self, requests):
         if self.device.type == "cuda":

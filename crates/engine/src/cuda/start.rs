@@ -261,10 +261,10 @@ pub fn choose_gemms(index: u32, config: &EngineConfig, go_on: impl Fn() -> bool 
 /// How weights that do not fit might.
 fn smaller_weights(build: &BuildConfig, config: &ModelConfig, device: &DeviceInfo) -> &'static str {
     let half = build.dtype.bytes() == 2;
-    let quantizable = BuildConfig { quantization: Quantization::Fp8, ..build.clone() };
+    let quantized = BuildConfig { quantization: Quantization::Fp8, ..build.clone() };
     let smallest = build.quantization == Quantization::Fp8
-        || quantizable.check_types(config).is_err()
-        || check_device(device, &quantizable).is_err();
+        || quantized.check_types(config).is_err()
+        || check_device(device, &quantized).is_err();
     match (smallest, half) {
         (true, true) => "use a smaller model, or free the GPU",
         (true, false) => "use a smaller model or --dtype bfloat16, or free the GPU",
