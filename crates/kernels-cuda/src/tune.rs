@@ -20,8 +20,9 @@ use crate::sample::SampleOps;
 /// Name of the file in an engine directory.
 pub const CHOICES_FILE: &str = "gemm_choices.cuda.json";
 
-/// Numbers of rows that are measured; between them the next larger one counts.
-pub const BUCKETS: [usize; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
+/// Numbers of rows that are measured; between them the next larger one counts. Most tiles have 128 rows: where a product has
+/// three to seven rows of them, one more changes how many times all multiprocessors are filled.
+pub const BUCKETS: [usize; 18] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 640, 768, 896, 1024, 2048, 4096, 8192];
 
 /// Place in [`BUCKETS`] of the nearest bucket that holds `m` rows; the last one also takes what is beyond it.
 pub fn bucket_index(m: usize) -> usize {
@@ -592,8 +593,8 @@ mod tests {
     #[test]
     fn a_size_goes_to_the_nearest_bucket_that_holds_it() {
         let bucket = |m: usize| BUCKETS[bucket_index(m)];
-        let sizes = [1, 2, 3, 4, 5, 64, 65, 700, 1024, 1025, 8192, 8193, 100_000];
-        assert_eq!(sizes.map(bucket), [1, 2, 4, 4, 8, 64, 128, 1024, 1024, 2048, 8192, 8192, 8192]);
+        let sizes = [1, 2, 3, 4, 5, 64, 65, 257, 700, 1024, 1025, 8192, 8193, 100_000];
+        assert_eq!(sizes.map(bucket), [1, 2, 4, 4, 8, 64, 128, 384, 768, 1024, 2048, 8192, 8192, 8192]);
         assert_eq!(bucket(0), 1);
     }
 
