@@ -21,8 +21,9 @@ use crate::sample::SampleOps;
 pub const CHOICES_FILE: &str = "gemm_choices.cuda.json";
 
 /// Numbers of rows that are measured; between them the next larger one counts. Most tiles have 128 rows: where a product has
-/// three to seven rows of them, one more changes how many times all multiprocessors are filled.
-pub const BUCKETS: [usize; 18] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 640, 768, 896, 1024, 2048, 4096, 8192];
+/// few rows of them, one more changes how many times all multiprocessors are filled.
+pub const BUCKETS: [usize; 21] =
+    [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1536, 2048, 4096, 8192];
 
 /// Place in [`BUCKETS`] of the nearest bucket that holds `m` rows; the last one also takes what is beyond it.
 pub fn bucket_index(m: usize) -> usize {
@@ -243,8 +244,10 @@ const MANY_ROWS: usize = 1024;
 const REPLAY_MICROSECONDS: f64 = 150.0;
 /// Timed replays of a candidate that is in the race.
 const REPLAYS: usize = 5;
-/// A candidate this much slower than the best so far is out after one replay.
+/// A candidate this much slower than the best so far is out after one replay,
 const HOPELESS: f64 = 1.3;
+/// and one whose faster of two replays is this much slower is out after these.
+const BEHIND: f64 = 1.05;
 /// What launching outside a graph can add to a time, at most.
 const LAUNCH_MICROSECONDS: f64 = 100.0;
 /// Weights are read from different places in turn, this many bytes in all, so that no cache holds them.
@@ -331,8 +334,8 @@ impl Bench {
         for (candidate, name) in linear.candidates(shape, rows)? {
             linear.reserve(&candidate)?;
             let running = |error: CudaError| error.during(|| running(&name, shape, rows));
-            let time = |repeats, hopeless| -> Result<Option<f64>, CudaError> {
-                match self.time(gpu, linear, shape, rows, &candidate, repeats, hopeless) {
+            let time = |repeats, best| -> Result<Option<f64>, CudaError> {
+                match self.time(gpu, linear, shape, rows, &candidate, repeats, best) {
                     // A library may refuse because its own kernel has faulted, for which the next candidate is not to blame.
                     Err(error) if refused(&error) => gpu.synchronize().map(|()| None).map_err(running),
                     timed => timed.map(Some).map_err(running),
@@ -342,7 +345,7 @@ impl Bench {
                 let Some(estimate) = time(4, f64::INFINITY)? else { continue };
                 repeats = (REPLAY_MICROSECONDS / estimate).clamp(2.0, 48.0) as usize;
             }
-            if let Some(microseconds) = time(repeats, best * HOPELESS)? {
+            if let Some(microseconds) = time(repeats, best)? {
                 best = best.min(microseconds);
                 timed.push((candidate, name, microseconds));
             }
@@ -369,7 +372,8 @@ impl Bench {
         })
     }
 
-    /// Median microseconds of one product with all that it needs around it. Stops early beyond `hopeless`.
+    /// Median microseconds of one product with all that it needs around it. Stops early where it
+    /// can't win against `best`.
     fn time(
         &self,
         gpu: &Gpu,
@@ -378,7 +382,7 @@ impl Bench {
         rows: usize,
         candidate: &Candidate,
         repeats: usize,
-        hopeless: f64,
+        best: f64,
     ) -> Result<f64, CudaError> {
         // Once outside the graph: libraries load their code when it is first used, which no capture allows.
         self.product(gpu, linear, shape, rows, candidate, 0)?;
@@ -388,7 +392,7 @@ impl Bench {
         end.record(gpu)?;
         end.wait()?;
         let once = f64::from(end.since(&begin)?) * 1e3;
-        if once > 2.0 * hopeless + LAUNCH_MICROSECONDS {
+        if once > 2.0 * HOPELESS * best + LAUNCH_MICROSECONDS {
             return Ok(once);
         }
         let graph = CapturedGraph::capture(gpu, || {
@@ -403,7 +407,8 @@ impl Bench {
             end.wait()?;
             let microseconds = f64::from(end.since(&begin)?) * 1e3 / repeats as f64;
             times.push(microseconds);
-            if microseconds > hopeless {
+            let fastest = times.iter().copied().fold(f64::INFINITY, f64::min);
+            if fastest > best * if times.len() < 2 { HOPELESS } else { BEHIND } {
                 break;
             }
         }
@@ -594,7 +599,7 @@ mod tests {
     fn a_size_goes_to_the_nearest_bucket_that_holds_it() {
         let bucket = |m: usize| BUCKETS[bucket_index(m)];
         let sizes = [1, 2, 3, 4, 5, 64, 65, 257, 700, 1024, 1025, 8192, 8193, 100_000];
-        assert_eq!(sizes.map(bucket), [1, 2, 4, 4, 8, 64, 128, 384, 768, 1024, 2048, 8192, 8192, 8192]);
+        assert_eq!(sizes.map(bucket), [1, 2, 4, 4, 8, 64, 96, 384, 768, 1024, 1536, 8192, 8192, 8192]);
         assert_eq!(bucket(0), 1);
     }
 
