@@ -262,7 +262,7 @@ selftest() {
     echo "compute-sanitizer is not here; SANITIZER names it" >&2
     failed=1
   else
-    for check in $(sed -nE 's/^([a-z]+) +[0-9]+ cases passed in .*/\1/p' selftest.txt | grep -vx fault); do
+    for check in $(sed -nE 's/^([a-z]+) +([0-9]+ of )?[0-9]+ cases (passed|FAILED) in .*/\1/p' selftest.txt | grep -vx fault); do
       "$sanitizer" --error-exitcode 9 "$strobe" selftest --device "$device" --quick --only "$check" \
         > "sanitizer-$check.txt" 2>&1 || failed=1
       echo "sanitizer, $check: $(tail -n 1 "sanitizer-$check.txt")"

@@ -209,8 +209,8 @@ def selftest(result, commit, work):
 
     text = said("selftest.txt")
     device = re.search(r"^device +(.*)$", text, re.M)
-    checks = {name: {"cases": int(cases), "seconds": float(seconds)}
-              for name, cases, seconds in re.findall(r"^([a-z]+) +(\d+) cases passed in ([\d.]+) s$", text, re.M)}
+    checks = {name: {"cases": int(cases), "wrong": int(wrong or 0), "seconds": float(seconds)} for name, wrong, cases, seconds in
+              re.findall(r"^([a-z]+) +(?:(\d+) of )?(\d+) cases (?:passed|FAILED) in ([\d.]+) s$", text, re.M)}
     for name, check in checks.items():
         path = f"sanitizer-{name}.txt"
         if os.path.exists(os.path.join(work, path)):
