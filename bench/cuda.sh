@@ -157,8 +157,8 @@ prefill() {
 fp8() {
   dataset big.jsonl "${big[1]}" "$big_requests" "${seed_lengths[@]}"
   dataset big-long.jsonl "${big[1]}" "$big_long_requests" "${big_long[@]}"
-  run fp8-short throughput "${big[@]}" --dataset big.jsonl --max-batch-size 1024 --repeat 3 --profile "$big_windows"
-  run fp8-long throughput "${big[@]}" --dataset big-long.jsonl --max-batch-size 1024 --repeat 3 \
+  run fp8-short throughput "${big[@]}" --dataset big.jsonl --max-batch-size 1024 --repeat 5 --profile "$big_windows"
+  run fp8-long throughput "${big[@]}" --dataset big-long.jsonl --max-batch-size 1024 --repeat 5 \
     --profile "$big_long_windows"
 }
 # PyTorch on the same requests; where a batch has to be given, what it is best at counts.
@@ -173,19 +173,19 @@ peers() {
   done
   for batch in "${peer_batches[@]}"; do
     run "peer-graph-$requests-by-$batch" throughput "${small[@]}" --dataset seed.jsonl --max-batch-size "$batch" \
-      "${graph[@]}" --repeat 3
+      "${graph[@]}" --repeat 5
   done
   run peer-prefill-one latency "${small[@]}" --dataset prompts.jsonl "${graph[@]}" --repeat 5
   run peer-prefill-packed throughput "${small[@]}" --dataset prompts.jsonl --max-batch-size "$prompts" "${graph[@]}" \
     --repeat 5
   run "peer-generate-$hf_requests" throughput "${small[@]}" --dataset seed.jsonl --num-requests "$hf_requests" \
-    --max-batch-size "${peer_batches[0]}" --runtime pytorch --python "$python" --repeat 3
+    --max-batch-size "${peer_batches[0]}" --runtime pytorch --python "$python" --repeat 5
 }
 ablation() {
   seed_dataset
   dataset ablation.jsonl "${small[1]}" "$ablation_prompts" "${ablation_lengths[@]}"
   for choice in disable auto; do
-    run "gemm-$choice" throughput "${small[@]}" --dataset seed.jsonl --gemm-plugin "$choice" --repeat 3 \
+    run "gemm-$choice" throughput "${small[@]}" --dataset seed.jsonl --gemm-plugin "$choice" --repeat 5 \
       --profile "$throughput_windows"
   done
   for choice in disable enable; do
