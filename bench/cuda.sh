@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the GPU figures of the README with a built strobe and writes one JSON per section to bench/results, each with
 # machine, commit, commands, medians, the share of the measured ceilings and an iteration budget. All sections take some
-# ten minutes on an H200, most of them PyTorch's; leave the GPU alone meanwhile. Needs Python 3; section peers needs one
+# fifteen minutes on an H200, half of them PyTorch's; leave the GPU alone meanwhile. Needs Python 3; section peers needs one
 # with torch and transformers.
 #
 #   bench/cuda.sh [SECTION...]     decode throughput prefill fp8 peers ablation moe; default: all of them, in this order
