@@ -22,8 +22,8 @@ use crate::context::Context;
 use crate::intervals::Span;
 use crate::iterations::Method;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
-use crate::stats::Summary;
 use crate::timeline::{Cause, Causes, Piece, ops_by_device, walk};
+use strobe_stats::Summary;
 
 /// Something an iteration spends its time on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

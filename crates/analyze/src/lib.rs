@@ -25,10 +25,9 @@ mod own_time;
 pub mod reports;
 pub mod roofline;
 pub mod sheet;
-mod stats;
 pub mod summary;
 pub mod timeline;
 pub mod top_ops;
 
 pub use context::{Context, Options};
-pub use stats::Summary;
+pub use strobe_stats::Summary;

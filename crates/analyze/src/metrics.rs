@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::intervals::Span;
 use crate::launch::device_name;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
-use crate::stats::Summary;
+use strobe_stats::Summary;
 
 /// A metric whose values can be trusted, clipped to the time in which its device had work.
 #[derive(Clone, Debug, PartialEq)]

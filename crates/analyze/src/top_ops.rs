@@ -7,7 +7,7 @@ use strobe_trace::{IterationKind, Peaks, StrId, Work};
 
 use crate::context::Context;
 use crate::roofline::{Bound, DataType, data_type_of_kernel};
-use crate::stats::Summary;
+use strobe_stats::Summary;
 
 /// All executions of one op with one implementation.
 ///

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::metrics::Metrics;
 use crate::record::{Outcome, RequestRecord};
-use crate::stats::Distribution;
+use strobe_stats::Distribution;
 
 /// The engine that ran.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use crate::anchor_json::{EngineInfo, MachineInfo, ReportContext};
 use crate::metrics::Metrics;
-use crate::stats::Distribution;
+use strobe_stats::Distribution;
 
 const RULE: &str = "===========================================================";
 /// What stands where a number is not known.

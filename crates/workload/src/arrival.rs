@@ -6,7 +6,7 @@
 
 use thiserror::Error;
 
-use crate::rng::Rng;
+use strobe_stats::Rng;
 
 /// An arrival process. Rates are in requests per second.
 #[derive(Clone, Copy, Debug, PartialEq)]

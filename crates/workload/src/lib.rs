@@ -1,4 +1,4 @@
-//! Datasets, arrival processes, request records, metric definitions and statistics.
+//! Datasets, arrival processes, request records and metric definitions.
 //!
 //! This crate is arithmetic on plain values. It knows nothing of engines, tokenizers, devices or
 //! terminals: a dataset comes in as a file, a run comes in as [`RequestRecord`]s on one monotonic
@@ -13,8 +13,6 @@ pub mod arrival;
 pub mod dataset;
 pub mod metrics;
 pub mod record;
-pub mod rng;
-pub mod stats;
 pub mod strobe_text;
 
 pub use anchor_json::{
@@ -28,9 +26,5 @@ pub use dataset::{
 };
 pub use metrics::{ClientLag, LittleCheck, MetricError, MetricOptions, Metrics, Phase, Phases, SteadyWindow, metrics};
 pub use record::{Outcome, RequestRecord};
-pub use rng::Rng;
-pub use stats::{
-    Distribution, Interval, PercentileRule, Spread, bootstrap_interval, coefficient_of_variation,
-    effective_sample_size, mean, median, percentile, percentile_interval, sample_std_dev, spread,
-};
+pub use strobe_stats::{Distribution, Interval, PercentileRule, Rng};
 pub use strobe_text::strobe_text;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::anchor_text::heading;
 use crate::metrics::{LittleCheck, Metrics, Phase, Phases};
-use crate::stats::Distribution;
+use strobe_stats::Distribution;
 
 /// The report's second half: failures, stamp-based latencies, token gaps, client lag, Little's
 /// check and the steady state. The caller prints.

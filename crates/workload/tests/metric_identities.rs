@@ -5,9 +5,8 @@ mod common;
 
 use common::{MS, record, three_requests};
 use proptest::prelude::*;
-use strobe_workload::{
-    Distribution, MetricError, MetricOptions, Metrics, PercentileRule, RequestRecord, metrics, percentile,
-};
+use strobe_stats::percentile;
+use strobe_workload::{Distribution, MetricError, MetricOptions, Metrics, PercentileRule, RequestRecord, metrics};
 
 const OPTIONS: MetricOptions = MetricOptions { rule: PercentileRule::Linear, world_size: 2, streaming: true };
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 use strobe_trace::IterationKind;
 
-use super::bootstrap::FEWEST;
+use strobe_stats::FEWEST;
 
 /// What an iteration worked on, as far as the trace says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::bootstrap::{Interval, Plan};
 use super::normalize::{base_name, is_memory_name, specialisation_free};
+use strobe_stats::{Plan, Range as Interval};
 
 /// What identifies an op on one side.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -6,7 +6,6 @@
 //! repeats where each side has three or more.
 
 mod align;
-mod bootstrap;
 mod comparable;
 mod kernels;
 mod normalize;
@@ -22,17 +21,17 @@ use serde::Serialize;
 use strobe_trace::IterationKind;
 
 pub use align::{LeftOut, Size};
-pub use bootstrap::{FEWEST, Interval, RESAMPLES, student};
 pub use kernels::{KernelChange, MatchedBy};
 pub use normalize::{base_name, specialisation_free};
+pub use strobe_stats::{FEWEST, Range as Interval};
 pub use verdict::{Outcome, Regression, SINGLE_RUN_NOISE, Verdict};
 pub use window::{Burst, Window};
 
 use crate::{Context, Summary};
 use align::{Group, SIDES, align};
-use bootstrap::{Plan, seed_of};
 use kernels::{Series, Used, match_kernels};
 use samples::{PartKey, Sample, Side};
+use strobe_stats::{Plan, block_length, seed_of};
 
 /// How to compare.
 #[derive(Clone, Debug)]
@@ -83,7 +82,7 @@ impl RunFigure {
     /// Whether all runs of one side are beyond all of the other; absent where a side has too few to tell.
     pub fn are_apart(&self) -> Option<bool> {
         let ([a_low, a_high], [b_low, b_high]) = (self.a_range, self.b_range);
-        self.counts.iter().all(|&count| count >= bootstrap::FEWEST).then_some(a_high < b_low || b_high < a_low)
+        self.counts.iter().all(|&count| count >= FEWEST).then_some(a_high < b_low || b_high < a_low)
     }
 
     /// B minus A as a share of A; absent when that is 0.
@@ -483,14 +482,16 @@ fn compare_group(
 
 fn plan(paired: bool, counted: &[Vec<&Sample>; 2], walls: &[Vec<f64>; 2]) -> Option<Plan> {
     if paired {
-        return Plan::paired(walls[0].len());
+        let changes: Vec<f64> = walls[0].iter().zip(&walls[1]).map(|(a, b)| b - a).collect();
+        return Plan::paired(walls[0].len(), block_length(&changes));
     }
     let repeats = counted.each_ref().map(|samples| {
         let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
         samples.iter().for_each(|sample| *counts.entry(sample.slot.repeat).or_default() += 1);
         counts.into_values().collect::<Vec<usize>>()
     });
-    Plan::independent([&repeats[0], &repeats[1]], walls.each_ref().map(|walls| seed_of(walls)))
+    let lengths = walls.each_ref().map(|walls| block_length(walls));
+    Plan::independent([&repeats[0], &repeats[1]], lengths, walls.each_ref().map(|walls| seed_of(walls)))
 }
 
 fn used(samples: &[&Sample], side: &Side) -> Used {

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::bootstrap::{FEWEST, Interval};
 use super::normalize::{base_name, is_memory_name};
 use super::{Basis, Comparison, GroupComparison, KernelChange, PartChange};
+use strobe_stats::{FEWEST, Range as Interval};
 
 /// Changes below this are not told from noise when a side is a single run: what varies between runs is not in its
 /// interval.

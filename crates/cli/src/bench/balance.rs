@@ -13,8 +13,9 @@ use strobe_engine::window::Window;
 use strobe_engine::{Engine, EngineConfig, EngineInfo};
 use strobe_report::human;
 use strobe_report::table::{Cell, Table};
+use strobe_stats::{mean, median, sample_std_dev, student_quantile};
 use strobe_trace::{Trace, nsys};
-use strobe_workload::{MetricOptions, mean, median, metrics, sample_std_dev};
+use strobe_workload::{MetricOptions, metrics};
 
 use super::client::{self, RunData};
 use super::experts::{self, ExpertReport};
@@ -69,7 +70,7 @@ struct Figure {
 fn gain(pairs: &[[f64; 2]]) -> Option<(f64, (f64, f64))> {
     let ratios: Vec<f64> = pairs.iter().map(|[learned, perfect]| (perfect / learned).ln()).collect();
     let (centre, deviation) = (mean(&ratios)?, sample_std_dev(&ratios)?);
-    let half = compare::student(ratios.len() - 1) * deviation / (ratios.len() as f64).sqrt();
+    let half = student_quantile(0.975, (ratios.len() - 1) as f64) * deviation / (ratios.len() as f64).sqrt();
     let gain = |log: f64| log.exp() - 1.0;
     Some((gain(centre), (gain(centre - half), gain(centre + half))))
 }

@@ -10,10 +10,11 @@ use strobe_engine::device::DeviceFacts;
 use strobe_engine::window::Window;
 use strobe_engine::{CacheSize, EngineConfig, EngineInfo, IterationRecord, WeightsOrigin};
 use strobe_kernels_cuda::{GpuSamples, RecorderCost};
+use strobe_stats::{Spread, spread};
 use strobe_trace::Trace;
 use strobe_workload::{
-    Metrics, PercentileRule, ReportContext, Spread, WorldInfo, anchor_json::EngineInfo as AnchorEngine,
-    anchor_json::MachineInfo, anchor_report, spread,
+    Metrics, PercentileRule, ReportContext, WorldInfo, anchor_json::EngineInfo as AnchorEngine,
+    anchor_json::MachineInfo, anchor_report,
 };
 
 use super::client::RunData;

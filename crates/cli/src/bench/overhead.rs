@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use strobe_engine::IterationRecord;
-use strobe_workload::{Interval, bootstrap_interval, median};
+use strobe_stats::{Interval, bootstrap_interval, median};
 
 /// Recorded iterations against unrecorded neighbours with the same batch.
 #[derive(Clone, Debug, Serialize)]

@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::json;
 use strobe_analyze::compare::{self, CompareOptions, Outcome, RunFigure, WholeRuns};
 use strobe_report::human;
+use strobe_stats::Spread;
 use strobe_trace::Trace;
-use strobe_workload::Spread;
 
 use crate::bench::outcome::{OUTPUT_THROUGHPUT, RepeatFigures, spreads};
 use crate::trace_input::{self, ViewArgs};

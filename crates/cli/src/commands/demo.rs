@@ -17,9 +17,8 @@ use strobe_report::html::{Card, Page};
 use strobe_report::human;
 use strobe_report::svg::{self, BarChart, BarSeries, StackedChart, StackedRow, Unit};
 use strobe_report::table::{Cell, Table};
-use strobe_workload::{
-    Lengths, NormDist, PercentileRule, SyntheticSpec, median, read_dataset, synthetic, write_dataset,
-};
+use strobe_stats::median;
+use strobe_workload::{Lengths, NormDist, PercentileRule, SyntheticSpec, read_dataset, synthetic, write_dataset};
 
 use crate::bench::client::Load;
 use crate::bench::outcome::{OUTPUT_THROUGHPUT, Outcome};

@@ -1,6 +1,6 @@
 //! Synthetic datasets: random token ids of chosen lengths.
 
-use crate::rng::Rng;
+use strobe_stats::Rng;
 
 use super::{DatasetError, Prompt, Sample};
 

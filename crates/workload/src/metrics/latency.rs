@@ -1,7 +1,7 @@
 //! The per-request latencies, in milliseconds.
 
 use crate::record::RequestRecord;
-use crate::stats::{Interval, effective_sample_size, mean, percentile_interval, sorted};
+use strobe_stats::{Interval, effective_sample_size, mean, percentile_interval, sorted};
 
 use super::{NS_PER_MS, NS_PER_S};
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::record::{Outcome, RequestRecord};
-use crate::stats::{Distribution, Interval, PercentileRule};
+use strobe_stats::{Distribution, Interval, PercentileRule};
 
 use concurrency::StepFunction;
 use latency::Latencies;

@@ -2,9 +2,7 @@
 
 use serde::Serialize;
 
-use super::{mean, percentile, sorted};
-use crate::rng::Rng;
-use crate::stats::PercentileRule;
+use crate::{PercentileRule, Rng, mean, percentile, sorted};
 
 /// An interval that holds the true value with the stated confidence.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -160,7 +158,7 @@ mod tests {
     fn bootstrap_of_a_mean_is_near_the_normal_interval() {
         let values = ramp(400);
         let interval = bootstrap_interval(&values, mean, 2000, 0.95, 1).unwrap();
-        let half = 1.96 * super::super::sample_std_dev(&values).unwrap() / 20.0;
+        let half = 1.96 * crate::sample_std_dev(&values).unwrap() / 20.0;
         assert!((interval.low - (200.5 - half)).abs() < 1.5, "{interval:?}");
         assert!((interval.high - (200.5 + half)).abs() < 1.5, "{interval:?}");
         assert_eq!(bootstrap_interval(&[], mean, 10, 0.95, 1), None);

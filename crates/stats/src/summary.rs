@@ -1,14 +1,8 @@
-//! Statistics of plain slices: centre, spread, percentiles and their intervals.
-
-mod distribution;
-mod interval;
-mod percentile;
+//! Centre and spread of plain slices.
 
 use serde::Serialize;
 
-pub use distribution::Distribution;
-pub use interval::{Interval, bootstrap_interval, effective_sample_size, percentile_interval};
-pub use percentile::{PercentileRule, percentile};
+use crate::{PercentileRule, percentile};
 
 /// The arithmetic mean; none of nothing.
 #[must_use]
@@ -74,7 +68,9 @@ pub fn spread(values: &[f64]) -> Spread {
     }
 }
 
-pub(crate) fn sorted(values: &[f64]) -> Vec<f64> {
+/// The values in ascending order.
+#[must_use]
+pub fn sorted(values: &[f64]) -> Vec<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
     sorted

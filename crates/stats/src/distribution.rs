@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{PercentileRule, mean, percentile, sorted};
+use crate::{PercentileRule, mean, percentile, sorted};
 
 /// Under this many values the 99.9th percentile says nothing, and is left out.
 const FEWEST_FOR_P99_9: usize = 1000;
