@@ -1,15 +1,17 @@
 //! Two sides, each one trace or several repeats of a run: what is different, and what it cost.
 //!
-//! Iterations are compared with their like (same kind and size, or same number), never window with window. Times are means
-//! per iteration and device, because means of parts add up to the mean of the whole; iterations that took more than
-//! three times the median of their like (warm-up, a stall) are set aside and listed. Intervals come from resampling iterations, or whole
-//! repeats where each side has three or more.
+//! The verdict is decided once (`verdict.rs`): from whole runs where they are known (`runs.rs`), else from iterations, of
+//! which one run says nothing about the next, so that a share between runs is assumed. Iterations are compared with their
+//! like (same kind and size, or same number), never window with window. Times are means per iteration and device, because
+//! means of parts add up to the mean of the whole; iterations that took more than three times the median of their like
+//! (warm-up, a stall) are set aside and listed.
 
 mod align;
 mod comparable;
 mod kernels;
 mod normalize;
 mod report;
+pub mod runs;
 mod samples;
 mod split;
 mod verdict;
@@ -23,8 +25,9 @@ use strobe_trace::IterationKind;
 pub use align::{LeftOut, Size};
 pub use kernels::{KernelChange, MatchedBy};
 pub use normalize::{base_name, specialisation_free};
+pub use runs::{Runs, WholeRuns};
 pub use strobe_stats::{FEWEST, Range as Interval};
-pub use verdict::{Outcome, Regression, SINGLE_RUN_NOISE, Verdict};
+pub use verdict::{BETWEEN_RUNS, Gate, MARGIN, Outcome, Verdict};
 pub use window::{Burst, Window};
 
 use crate::{Context, Summary};
@@ -41,53 +44,25 @@ pub struct CompareOptions {
     /// Rows of a table in the report; the comparison itself holds all.
     pub rows: usize,
     /// What is known of whole runs, beside their traces.
-    pub runs: Option<WholeRuns>,
+    pub runs: Option<Runs>,
+    /// How much two runs of the same thing are thought to differ, as a share, where one trace a side is all there is.
+    pub between_runs: f64,
+    /// The difference that matters, as a share: sides that surely differ by less do not differ.
+    pub margin: f64,
+    /// What the caller knows that a reader should keep in mind.
+    pub warnings: Vec<String>,
 }
 
 impl Default for CompareOptions {
     fn default() -> Self {
-        Self { names: SIDES.map(String::from), rows: 12, runs: None }
-    }
-}
-
-/// Figures of whole runs, of which traces hold only windows.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct WholeRuns {
-    /// Runs of the two sides.
-    pub counts: [usize; 2],
-    /// The figures that both sides have.
-    pub figures: Vec<RunFigure>,
-    /// What they say, in a sentence.
-    pub sentence: Option<String>,
-}
-
-/// One figure: the medians over the runs of each side.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct RunFigure {
-    /// Its name, with the unit.
-    pub name: String,
-    /// Of A.
-    pub a: f64,
-    /// Of B.
-    pub b: f64,
-    /// The least and the most of A's runs.
-    pub a_range: [f64; 2],
-    /// The same of B.
-    pub b_range: [f64; 2],
-    /// Runs of the two sides that have it.
-    pub counts: [usize; 2],
-}
-
-impl RunFigure {
-    /// Whether all runs of one side are beyond all of the other; absent where a side has too few to tell.
-    pub fn are_apart(&self) -> Option<bool> {
-        let ([a_low, a_high], [b_low, b_high]) = (self.a_range, self.b_range);
-        self.counts.iter().all(|&count| count >= FEWEST).then_some(a_high < b_low || b_high < a_low)
-    }
-
-    /// B minus A as a share of A; absent when that is 0.
-    pub fn change(&self) -> Option<f64> {
-        (self.a != 0.0).then(|| (self.b - self.a) / self.a)
+        Self {
+            names: SIDES.map(String::from),
+            rows: 12,
+            runs: None,
+            between_runs: BETWEEN_RUNS,
+            margin: MARGIN,
+            warnings: Vec::new(),
+        }
     }
 }
 
@@ -100,7 +75,7 @@ pub struct Comparison {
     pub verdict: Verdict,
     /// What stands between the two sides and a fair comparison.
     pub warnings: Vec<String>,
-    /// Whole runs, where the sides are run directories.
+    /// Whole runs, where the sides are runs of which more is known than their traces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runs: Option<WholeRuns>,
     /// What was compared with what.
@@ -125,14 +100,6 @@ pub struct Comparison {
     pub notes: Vec<String>,
     #[serde(skip)]
     rows: usize,
-}
-
-impl Comparison {
-    /// The answer: of whole runs, where they are known, and of iterations.
-    pub fn sentences(&self) -> impl Iterator<Item = &str> {
-        let runs = self.runs.as_ref().and_then(|runs| runs.sentence.as_deref());
-        runs.into_iter().chain([self.verdict.sentence.as_str()])
-    }
 }
 
 /// What was compared with what.
@@ -297,7 +264,7 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
     }
     let total: usize = aligned.groups.iter().map(|g| g.a.len() + g.b.len()).sum();
     let members: Vec<Members> = aligned.groups.iter().map(|group| Members::of(group, &sides)).collect();
-    let groups: Vec<GroupComparison> = aligned
+    let mut groups: Vec<GroupComparison> = aligned
         .groups
         .iter()
         .zip(&members)
@@ -306,6 +273,18 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
             compare_group(group, members, &sides, weight, [a.len(), b.len()])
         })
         .collect();
+    let whole = options.runs.as_ref().map(|runs| runs.judge(options.margin));
+    let repeats = Repeats::of(&members, &groups);
+    let within: Vec<Option<Interval>> = groups.iter().map(|group| group.interval_ns).collect();
+    let margin = options.margin.max(if repeats.is_some() { 0.0 } else { options.between_runs });
+    for (index, group) in groups.iter_mut().enumerate() {
+        let between = match (&whole, &repeats) {
+            (Some(whole), _) => between_of(whole, group),
+            (None, Some(repeats)) => repeats.between(index),
+            (None, None) => Some(options.between_runs),
+        };
+        group.judge(basis, between, margin);
+    }
     if aligned.groups.iter().any(|g| g.sizes_differ) {
         notes.push("sizes within a group differ slightly between the sides; see its name".to_owned());
     }
@@ -322,7 +301,7 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
         names: options.names.clone(),
         verdict: Verdict::default(),
         warnings: Vec::new(),
-        runs: options.runs.clone(),
+        runs: None,
         basis,
         a_wall_ns: weighted(|g| g.a_wall_ns),
         b_wall_ns: weighted(|g| g.b_wall_ns),
@@ -335,12 +314,182 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
         notes,
         rows: options.rows,
     };
-    comparison.verdict = verdict::verdict(&comparison, &judged.blockers);
+    judged.warnings.extend(options.warnings.iter().cloned());
+    let explained = comparison.explanation();
+    comparison.verdict = match whole {
+        Some(whole) => {
+            // What stands in the way of comparing recorded ops is no reason not to compare whole runs.
+            judged.warnings.extend(judged.blockers.iter().map(|text| format!("ops are not compared: {text}")));
+            let shown = comparison.shows(whole.outcome).then_some(explained).unwrap_or_else(|| comparison.not_shown());
+            let verdict = verdict::of_runs(&whole, &comparison.names, shown.filter(|_| judged.blockers.is_empty()));
+            comparison.runs = Some(whole);
+            verdict
+        }
+        None => {
+            let total = match &repeats {
+                Some(repeats) => repeats.total(&comparison),
+                None if basis == Basis::WholeWindow => {
+                    // A window is one single iteration: within it nothing varies.
+                    let exact = |g: &GroupComparison| Some(Interval { low: g.delta_ns, high: g.delta_ns });
+                    let within: Vec<Option<Interval>> = comparison.groups.iter().map(exact).collect();
+                    verdict::total(&comparison.groups, &within, options.between_runs)
+                }
+                None => verdict::total(&comparison.groups, &within, options.between_runs),
+            };
+            let evidence = evidence_of_traces(&total, repeats.as_ref(), options.between_runs, margin);
+            verdict::of_groups(&comparison, &total, margin, evidence, &judged.blockers, explained)
+        }
+    };
     if comparison.verdict.outcome == Outcome::NotComparable {
         comparison.groups.iter_mut().for_each(|group| group.outcome = Outcome::NotComparable);
     }
     comparison.warnings = judged.warnings;
     comparison
+}
+
+/// How much equal runs differ in a kind of iteration, as the half width of an interval; absent where it is not known.
+fn between_of(whole: &WholeRuns, group: &GroupComparison) -> Option<f64> {
+    let kind = whole.kinds.iter().find(|kind| group.kind.is_some_and(|own| own.as_str() == kind.name));
+    // A kind that takes little time has no estimate of its own; whole runs say what it is at least.
+    let quantity = kind.or(whole.figures.first())?;
+    Some(quantity.estimate?.half_width(quantity.confidence))
+}
+
+fn evidence_of_traces(total: &verdict::Total, repeats: Option<&Repeats>, between: f64, margin: f64) -> Vec<String> {
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let mut lines = vec![match repeats {
+        Some(repeats) => {
+            let [a, b] = repeats.counts;
+            let spread = repeats
+                .spread()
+                .map_or(String::new(), |sd| format!("; equal runs differ by {} (standard deviation)", percent(sd)));
+            format!("Spread: from {a} and {b} traces{spread}.")
+        }
+        None => format!(
+            "Spread: one trace a side. Two runs of the same thing are taken to differ by up to {} (--between-run), beside what iterations of one run show.",
+            percent(between)
+        ),
+    }];
+    if let Some(interval) = total.interval {
+        // 80 % power: 0.84 standard errors beyond an interval of 1.96.
+        let visible = (interval.high - interval.low) / 2.0 * (1.0 + 0.8416 / 1.96);
+        lines.push(format!(
+            "Smallest difference that this comparison sees in 4 of 5 cases (80 % power): {}.",
+            percent(visible)
+        ));
+        if interval.low <= 0.0 && interval.high >= 0.0 && interval.low.abs().max(interval.high.abs()) > margin {
+            lines.push("More traces a side (quoted patterns such as 'base-*') narrow the interval.".to_owned());
+        }
+    }
+    lines
+}
+
+/// Several traces a side: what differs between them.
+struct Repeats {
+    counts: [usize; 2],
+    /// Of every group, the mean wall time in each trace of the two sides.
+    groups: Vec<[Vec<f64>; 2]>,
+    /// The same of all groups together, as weighted.
+    totals: [Vec<f64>; 2],
+}
+
+impl Repeats {
+    /// None where a side has a single trace, or a trace lacks a group.
+    fn of(members: &[Members], groups: &[GroupComparison]) -> Option<Self> {
+        let means = |samples: &[&Sample]| {
+            let mut walls: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+            samples.iter().for_each(|sample| walls.entry(sample.slot.repeat).or_default().push(sample.wall_ns));
+            walls.into_values().map(|walls| mean(&walls)).collect::<Vec<f64>>()
+        };
+        let by_group: Vec<[Vec<f64>; 2]> =
+            members.iter().map(|m| [means(&m.counted[0]), means(&m.counted[1])]).collect();
+        let counts = [0, 1].map(|side| by_group.iter().map(|group| group[side].len()).min().unwrap_or(0));
+        let complete = |side: usize| by_group.iter().all(|group| group[side].len() == counts[side]);
+        if counts.iter().any(|&count| count < 2) || !complete(0) || !complete(1) {
+            return None;
+        }
+        let total = |side: usize, repeat: usize| -> f64 {
+            groups.iter().zip(&by_group).map(|(group, walls)| group.weight * walls[side][repeat]).sum()
+        };
+        let totals = [0, 1].map(|side| (0..counts[side]).map(|repeat| total(side, repeat)).collect());
+        Some(Self { counts, groups: by_group, totals })
+    }
+
+    fn estimate(sides: &[Vec<f64>; 2]) -> Option<strobe_stats::Estimate> {
+        strobe_stats::unpaired(&sides[0], &sides[1], None)
+    }
+
+    /// The half width of the interval of a group, as a share.
+    fn between(&self, group: usize) -> Option<f64> {
+        Some(Self::estimate(self.groups.get(group)?)?.half_width(0.95))
+    }
+
+    fn spread(&self) -> Option<f64> {
+        strobe_stats::pooled_spread(&[&self.totals[0], &self.totals[1]]).map(|spread| spread.sd)
+    }
+
+    fn total(&self, comparison: &Comparison) -> verdict::Total {
+        let (a, b) = (comparison.a_wall_ns, comparison.b_wall_ns);
+        let change = (a > 0.0).then(|| (b - a) / a);
+        let half = Self::estimate(&self.totals).map(|e| e.half_width(0.95) * (a + b) / 2.0);
+        let interval =
+            half.zip(change).map(|(half, change)| Interval { low: change - half / a, high: change + half / a });
+        verdict::Total { change, interval, unjudged: 0.0 }
+    }
+}
+
+impl GroupComparison {
+    /// Widens the interval by what differs between runs (`between`, as a share; absent where it is not known), and says what
+    /// follows.
+    fn judge(&mut self, basis: Basis, between: Option<f64>, margin: f64) {
+        let within = match basis {
+            Basis::Iterations => self.interval_ns,
+            // A window is one single iteration: it has no interval of its own.
+            Basis::WholeWindow => Some(Interval { low: self.delta_ns, high: self.delta_ns }),
+        };
+        self.interval_ns = within.zip(between).map(|(within, between)| {
+            let between = between * (self.a_wall_ns + self.b_wall_ns) / 2.0;
+            Interval {
+                low: self.delta_ns - (self.delta_ns - within.low).hypot(between),
+                high: self.delta_ns + (within.high - self.delta_ns).hypot(between),
+            }
+        });
+        if self.interval_ns.is_some() {
+            self.no_interval = None;
+        } else if between.is_none() {
+            self.no_interval = Some("no interval: how much equal runs differ is not known".to_owned());
+        }
+        let scale = self.a_wall_ns;
+        let share =
+            self.interval_ns.filter(|_| scale > 0.0).map(|i| Interval { low: i.low / scale, high: i.high / scale });
+        self.outcome = runs::outcome_of(share, margin);
+    }
+}
+
+impl Comparison {
+    /// What accounts for the difference of an iteration.
+    fn explanation(&self) -> Option<String> {
+        let per = match self.basis {
+            Basis::Iterations => "iteration",
+            Basis::WholeWindow => "window",
+        };
+        verdict::explanation(self, per)
+    }
+
+    /// Whether the compared iterations differ in the direction of an outcome.
+    fn shows(&self, outcome: Outcome) -> bool {
+        match outcome {
+            Outcome::Slower => self.b_wall_ns > self.a_wall_ns,
+            Outcome::Faster => self.b_wall_ns < self.a_wall_ns,
+            _ => false,
+        }
+    }
+
+    fn not_shown(&self) -> Option<String> {
+        (!self.groups.is_empty()).then(|| {
+            "The compared iterations do not show it: the difference comes from elsewhere in the run.".to_owned()
+        })
+    }
 }
 
 /// How much of the kernels per iteration two lists of iterations have in common, by bare name: from 0 to 1.
@@ -401,17 +550,14 @@ impl<'s> Members<'s> {
     fn of(group: &Group, sides: &'s [Side; 2]) -> Self {
         let all = [(&group.a, 0), (&group.b, 1)]
             .map(|(indices, side)| indices.iter().map(|&i| &sides[side].samples[i]).collect::<Vec<&Sample>>());
-        let mut aside = all.each_ref().map(|samples| set_aside(&samples.iter().map(|s| s.wall_ns).collect::<Vec<_>>()));
-        if group.paired {
-            for pair in 0..all[0].len() {
-                let reason = aside[0][pair].clone().or_else(|| aside[1][pair].clone());
-                aside[0][pair].clone_from(&reason);
-                aside[1][pair] = reason;
-            }
-        }
+        let aside = all.each_ref().map(|samples| set_aside(&samples.iter().map(|s| s.wall_ns).collect::<Vec<_>>()));
+        // Of a pair neither counts, but only the one that stands out is the reason.
+        let counts = |side: usize, place: usize| {
+            aside[side][place].is_none() && !(group.paired && aside[1 - side].get(place).is_some_and(Option::is_some))
+        };
         let counted = [0, 1].map(|side| {
-            let kept = all[side].iter().zip(&aside[side]).filter(|(_, reason)| reason.is_none());
-            kept.map(|(sample, _)| *sample).collect::<Vec<&Sample>>()
+            let kept = all[side].iter().enumerate().filter(|(place, _)| counts(side, *place));
+            kept.map(|(_, sample)| *sample).collect::<Vec<&Sample>>()
         });
         Self { all, aside, counted }
     }
@@ -469,7 +615,7 @@ fn compare_group(
         change,
         interval_ns,
         no_interval,
-        outcome: verdict::outcome(change, interval_ns, repeats),
+        outcome: Outcome::CannotTell,
         a_kernels: of(0, |s| s.kernels),
         b_kernels: of(1, |s| s.kernels),
         a_launches: of(0, |s| s.launches),
@@ -522,7 +668,10 @@ fn pairs(all: &[Vec<&Sample>; 2], aside: &[Vec<Option<String>>; 2]) -> Vec<Itera
             label: a.or(b).map(|s| s.slot.label.clone()).unwrap_or_default(),
             a_wall_ns: a.map(|s| s.wall_ns),
             b_wall_ns: b.map(|s| s.wall_ns),
-            set_aside: reason(0).or_else(|| reason(1)),
+            set_aside: match (reason(0), reason(1)) {
+                (Some(a), Some(b)) => Some(format!("{a}; {b}")),
+                (a, b) => a.or(b),
+            },
         }
     };
     (0..count).map(pair).collect()

@@ -1,17 +1,84 @@
 //! The comparison as tables.
 
-use super::verdict::{Scale, short};
+use super::runs::{Quantity, WholeRuns};
+use super::verdict::{Outcome, Scale, group_sentence, short};
 use super::{Basis, BurstPair, Comparison, GroupComparison, Interval, KernelChange};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
+
+/// Kinds of iteration that are told in a sentence each.
+const SENTENCES: usize = 3;
+
+fn quantity_columns(first: &str) -> Vec<Column> {
+    vec![
+        Column::new(first, Unit::Text),
+        Column::new("A", Unit::Number),
+        Column::new("B", Unit::Number),
+        Column::new("Time B to A", Unit::ShareChange),
+        Column::new("CI from", Unit::ShareChange),
+        Column::new("to", Unit::ShareChange),
+        Column::new("Outcome", Unit::Text),
+    ]
+}
+
+fn quantity_row(quantity: &Quantity) -> [Value; 7] {
+    let [low, high] = ends(quantity.interval);
+    [
+        quantity.name.as_str().into(),
+        quantity.a.into(),
+        quantity.b.into(),
+        quantity.time_change.into(),
+        low,
+        high,
+        quantity.outcome.as_str().into(),
+    ]
+}
+
+fn runs_in_words([a, b]: [usize; 2]) -> String {
+    match (a, b) {
+        (1, 1) => "one run a side".to_owned(),
+        (a, b) => format!("geometric means of {a} and {b} runs"),
+    }
+}
+
+fn run_figures(runs: &WholeRuns) -> Sheet {
+    let title = format!("Whole runs: {}; rates count as the time that they stand for", runs_in_words(runs.counts));
+    let mut sheet = Sheet::new("runs", quantity_columns("Whole runs")).title(title);
+    runs.figures.iter().for_each(|figure| sheet.push(quantity_row(figure)));
+    sheet
+}
+
+fn run_kinds(runs: &WholeRuns) -> Sheet {
+    let mut columns = quantity_columns("Kind of iteration");
+    columns.insert(1, Column::new("Share of time", Unit::Share));
+    let title = "All iterations of the runs by kind: mean time of an iteration in ms, batches weighted alike";
+    let mut sheet = Sheet::new("run_kinds", columns).title(title);
+    for kind in &runs.kinds {
+        let mut row = quantity_row(kind).to_vec();
+        row.insert(1, kind.share.into());
+        sheet.push(row);
+    }
+    sheet
+}
 
 impl Comparison {
     /// The first screen: the answer, the kinds of iteration, the parts of the difference, the kernels behind them.
     pub fn report(&self) -> Report {
         let [a, b] = &self.names;
         let mut report = Report::new("compare", format!("{}: A = {a}, B = {b}", self.verdict.outcome.as_str()));
-        report.notes.extend(self.sentences().map(str::to_owned));
+        report.notes.push(self.verdict.sentence.clone());
+        report.notes.extend(self.verdict.evidence.iter().cloned());
         report.notes.extend(self.warnings.iter().map(|w| format!("Warning: {w}.")));
-        report.sheets.extend(self.runs());
+        if self.verdict.outcome != Outcome::NotComparable {
+            let mut groups: Vec<&GroupComparison> = self.groups.iter().collect();
+            let time = |g: &GroupComparison| g.weight * (g.a_wall_ns + g.b_wall_ns);
+            groups.sort_by(|x, y| time(y).total_cmp(&time(x)));
+            report.notes.extend(groups.iter().take(SENTENCES).map(|g| group_sentence(g, self.basis)));
+            if groups.len() > SENTENCES {
+                report.notes.push(format!("{} more kinds of iteration in the table.", groups.len() - SENTENCES));
+            }
+        }
+        report.sheets.extend(self.runs.as_ref().map(|runs| run_figures(runs)));
+        report.sheets.extend(self.runs.as_ref().filter(|runs| !runs.kinds.is_empty()).map(|runs| run_kinds(runs)));
         report.sheets.push(self.kinds());
         report.sheets.push(self.parts());
         let kernels = |keep: fn(&KernelChange) -> bool| self.kernels(keep);
@@ -33,32 +100,6 @@ impl Comparison {
         report.sheets.extend(self.windows());
         report.sheets.extend(self.bursts());
         self.closing_notes(report)
-    }
-
-    fn runs(&self) -> Option<Sheet> {
-        let runs = self.runs.as_ref()?;
-        let mut columns = vec![
-            Column::new("Whole runs", Unit::Text),
-            Column::new("A", Unit::Number),
-            Column::new("B", Unit::Number),
-            Column::new("Change", Unit::ShareChange),
-        ];
-        let told = runs.figures.iter().any(|figure| figure.are_apart().is_some());
-        columns.extend(told.then(|| Column::new("Runs", Unit::Text)));
-        let [a, b] = runs.counts;
-        let title = if a.max(b) > 1 { format!("Medians of {a} and {b} runs") } else { "One run of each".to_owned() };
-        let mut sheet = Sheet::new("runs", columns).title(title);
-        for figure in &runs.figures {
-            let apart = match figure.are_apart() {
-                Some(true) => "apart",
-                Some(false) => "overlap",
-                None => "",
-            };
-            let change = figure.change().into();
-            let row = [figure.name.as_str().into(), figure.a.into(), figure.b.into(), change];
-            sheet.push(row.into_iter().chain(told.then(|| apart.into())));
-        }
-        Some(sheet)
     }
 
     fn kinds(&self) -> Sheet {

@@ -1,0 +1,612 @@
+//! Whole runs: what each showed, how much equal runs differ, and what follows from both. The unit of evidence is the run:
+//! iterations of one run share its luck.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use strobe_stats::{Estimate, LogSpread, Range, needed_pairs, needed_runs, paired, pooled_spread, unpaired};
+use strobe_trace::IterationKind;
+
+use super::verdict::Outcome;
+
+/// A number that a run reports as a whole.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Metric {
+    /// Its name, as reports have it.
+    pub name: String,
+    /// What stands behind the number in a sentence, e.g. `output tok/s`.
+    pub unit: String,
+    /// Whether more is better; times are not.
+    pub higher_is_better: bool,
+    /// The number.
+    pub value: f64,
+}
+
+/// Iterations of a run that worked on the same batch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cell {
+    /// Prompt tokens of each.
+    pub context_tokens: u32,
+    /// Requests that generated in each.
+    pub generation_requests: u32,
+    /// How many there were.
+    pub iterations: u64,
+    /// Their wall time in all.
+    pub total_ns: f64,
+}
+
+impl Cell {
+    /// Prompts only, generation only, or both.
+    pub fn kind(&self) -> IterationKind {
+        match (self.context_tokens, self.generation_requests) {
+            (0, _) => IterationKind::Decode,
+            (_, 0) => IterationKind::Prefill,
+            _ => IterationKind::Mixed,
+        }
+    }
+}
+
+/// What a run had to do.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RunWork {
+    /// Requests.
+    pub requests: u64,
+    /// Tokens of all prompts.
+    pub input_tokens: f64,
+    /// Tokens that were generated.
+    pub output_tokens: f64,
+}
+
+/// What is known of one run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunFacts {
+    /// What to call it.
+    pub name: String,
+    /// Which process of its side it ran in: repeats within one share what differs between processes.
+    pub process: usize,
+    /// When it began, nanoseconds since 1970, where known.
+    pub started_ns: Option<u64>,
+    /// Its figures; empty where it ended early.
+    pub metrics: Vec<Metric>,
+    /// Its iterations by batch.
+    pub cells: Vec<Cell>,
+    /// What it had to do.
+    pub work: Option<RunWork>,
+    /// How the machine disturbed it, in words.
+    pub disturbed: Option<String>,
+}
+
+/// What equal runs showed before on this machine.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StoredSpread {
+    /// How many runs.
+    pub runs: usize,
+    /// How long ago, in words.
+    pub age: String,
+    /// The spread of each figure and, by the name of its kind, of iterations.
+    pub spreads: BTreeMap<String, LogSpread>,
+}
+
+/// The runs of both sides.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Runs {
+    /// Those of A and those of B.
+    pub sides: [Vec<RunFacts>; 2],
+    /// Whether the first of A ran beside the first of B, and so on.
+    pub paired: bool,
+    /// What is known of the spread between equal runs of this workload.
+    pub stored: Option<StoredSpread>,
+    /// The figure that decides; the first one that all runs have where it is not named.
+    pub metric: Option<String>,
+    /// What to do where the spread between runs is not known.
+    pub remedy: String,
+}
+
+/// From what it is known how much equal runs differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Evidence {
+    /// Pairs of neighbouring runs.
+    Pairs,
+    /// Repeats on the two sides.
+    Repeats,
+    /// Repeats and earlier equal runs.
+    RepeatsAndStored,
+    /// Earlier equal runs alone: a side has a single run.
+    Stored,
+    /// A stated share, for traces of one run a side.
+    Assumed,
+    /// It is not known.
+    Nothing,
+}
+
+impl Evidence {
+    /// The confidence of the intervals. A spread that was measured on other runs, and one that says when to stop, have to
+    /// carry more: 99 of 100 equal comparisons say nothing.
+    pub fn confidence(self) -> f64 {
+        match self {
+            Evidence::Repeats | Evidence::Assumed | Evidence::Nothing => 0.95,
+            Evidence::Pairs | Evidence::RepeatsAndStored | Evidence::Stored => 0.99,
+        }
+    }
+}
+
+/// A figure or a kind of iteration, compared.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Quantity {
+    /// Its name.
+    pub name: String,
+    /// What stands behind its values.
+    pub unit: String,
+    /// Whether more is better.
+    pub higher_is_better: bool,
+    /// Geometric mean over the runs of A.
+    pub a: f64,
+    /// The same of B.
+    pub b: f64,
+    /// Runs of the two sides.
+    pub runs: [usize; 2],
+    /// How much longer B takes, as a share; below 0 it is faster. Rates are taken as the times they stand for.
+    pub time_change: f64,
+    /// The interval of `time_change`.
+    pub interval: Option<Range>,
+    /// The confidence of that interval.
+    pub confidence: f64,
+    /// Its share of the time of all iterations, for a kind of iteration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<f64>,
+    /// What follows for this quantity alone.
+    pub outcome: Outcome,
+    /// The logarithm of the ratio of times.
+    #[serde(skip)]
+    pub estimate: Option<Estimate>,
+}
+
+/// What decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecidedBy {
+    /// The figure of whole runs.
+    WholeRuns,
+    /// Kinds of iteration, where whole runs could not.
+    Iterations,
+}
+
+/// What whole runs say.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WholeRuns {
+    /// Runs of the two sides that count.
+    pub counts: [usize; 2],
+    /// Faster, slower, neither, or not to be told.
+    pub outcome: Outcome,
+    /// What decided.
+    pub decided_by: DecidedBy,
+    /// From what the spread between runs is known.
+    pub evidence: Evidence,
+    /// The spread of earlier equal runs, where it was used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stored: Option<StoredSpread>,
+    /// Standard deviation of equal runs, as a share, of the deciding figure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<f64>,
+    /// The smallest true difference that would be seen in 4 of 5 such comparisons, as a share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub smallest_visible: Option<f64>,
+    /// Runs a side (or pairs) in all with which the interval is narrow enough to tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runs_needed: Option<usize>,
+    /// The figures that both sides have; the deciding one comes first.
+    pub figures: Vec<Quantity>,
+    /// Kinds of iteration, most time first.
+    pub kinds: Vec<Quantity>,
+    /// Runs that do not count, with the reason.
+    pub set_aside: Vec<String>,
+    /// What a reader should keep in mind.
+    pub notes: Vec<String>,
+    /// Why the sides cannot be compared as whole runs.
+    pub reasons: Vec<String>,
+    /// Why nothing can be told, where the reason is not the width of the interval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why_not: Option<String>,
+    /// A difference that matters at all, as a share.
+    pub margin: f64,
+}
+
+/// The power of [`WholeRuns::smallest_visible`].
+const POWER: f64 = 0.8;
+
+/// A kind with less than this share of the time of iterations has no say.
+const SMALL_KIND: f64 = 0.1;
+
+/// The share of a kind's time that batches must cover which all runs had.
+const MOSTLY_COVERED: f64 = 0.5;
+
+/// Sides whose amounts of work differ by more than this did not do the same.
+const SAME_WORK: f64 = 0.01;
+
+/// Pairs that must be left before disturbed ones are set aside.
+const FEWEST_PAIRS: usize = 3;
+
+impl Quantity {
+    /// Compares values of one quantity, one of each run.
+    fn of(name: &str, unit: &str, higher_is_better: bool, sides: [&[f64]; 2], how: &How) -> Option<Quantity> {
+        let usable = |side: &[f64]| !side.is_empty() && side.iter().all(|v| v.is_finite() && *v > 0.0);
+        if !sides.iter().all(|side| usable(side)) {
+            return None;
+        }
+        let centre = |side: &[f64]| (side.iter().map(|v| v.ln()).sum::<f64>() / side.len() as f64).exp();
+        let (a, b) = (centre(sides[0]), centre(sides[1]));
+        let stored = how.stored.and_then(|stored| stored.spreads.get(name)).copied();
+        let estimate = match how.evidence {
+            Evidence::Pairs => {
+                let pairs: Vec<(f64, f64)> = sides[0].iter().copied().zip(sides[1].iter().copied()).collect();
+                paired(&pairs)
+            }
+            Evidence::Nothing => None,
+            _ => unpaired(sides[0], sides[1], stored),
+        };
+        // As times: a rate of half is twice the time.
+        let sign = if higher_is_better { -1.0 } else { 1.0 };
+        let estimate = estimate.map(|e| Estimate { log_ratio: sign * e.log_ratio, ..e });
+        let time_change = (sign * (b / a).ln()).exp_m1();
+        let interval = estimate.map(|e| {
+            let Range { low, high } = e.interval(how.confidence);
+            Range { low: low.exp_m1(), high: high.exp_m1() }
+        });
+        Some(Quantity {
+            name: name.to_owned(),
+            unit: unit.to_owned(),
+            higher_is_better,
+            a,
+            b,
+            runs: [sides[0].len(), sides[1].len()],
+            time_change,
+            interval,
+            confidence: how.confidence,
+            share: None,
+            outcome: outcome_of(interval, how.margin),
+            estimate,
+        })
+    }
+}
+
+/// What an interval of the change of time says.
+pub(super) fn outcome_of(interval: Option<Range>, margin: f64) -> Outcome {
+    match interval {
+        Some(Range { low, .. }) if low > 0.0 => Outcome::Slower,
+        Some(Range { high, .. }) if high < 0.0 => Outcome::Faster,
+        Some(interval) if largest(interval) <= margin + 1e-9 => Outcome::NoDifference,
+        _ => Outcome::CannotTell,
+    }
+}
+
+/// The largest difference that an interval holds.
+pub(super) fn largest(interval: Range) -> f64 {
+    interval.low.abs().max(interval.high.abs())
+}
+
+/// How quantities are compared.
+#[derive(Clone, Copy)]
+struct How<'s> {
+    evidence: Evidence,
+    stored: Option<&'s StoredSpread>,
+    confidence: f64,
+    margin: f64,
+}
+
+impl Runs {
+    /// Compares the sides. `margin` is the difference that matters, as a share: below it, sides do not differ.
+    pub fn judge(&self, margin: f64) -> WholeRuns {
+        let mut found = WholeRuns {
+            counts: self.sides.each_ref().map(Vec::len),
+            outcome: Outcome::CannotTell,
+            decided_by: DecidedBy::WholeRuns,
+            evidence: Evidence::Nothing,
+            stored: None,
+            spread: None,
+            smallest_visible: None,
+            runs_needed: None,
+            figures: Vec::new(),
+            kinds: Vec::new(),
+            set_aside: Vec::new(),
+            notes: Vec::new(),
+            reasons: Vec::new(),
+            why_not: None,
+            margin,
+        };
+        found.reasons.extend(self.different_work());
+        if !found.reasons.is_empty() {
+            found.outcome = Outcome::NotComparable;
+        }
+        let sides = match self.undisturbed(&mut found) {
+            Some(sides) => sides,
+            None => self.sides.each_ref().map(|side| side.iter().collect()),
+        };
+        let busy = found.why_not.is_some();
+        // Runs that ended early have iterations, but no figures.
+        let whole =
+            sides.each_ref().map(|side| side.iter().copied().filter(|r| !r.metrics.is_empty()).collect::<Vec<_>>());
+        for (side, (whole, all)) in ["A", "B"].iter().zip(whole.iter().zip(&sides)) {
+            if whole.len() < all.len() {
+                found.notes.push(format!(
+                    "{} of {} runs of {side} ended early: their iterations count, their totals do not",
+                    all.len() - whole.len(),
+                    all.len()
+                ));
+            }
+        }
+        let evidence = |sides: &[Vec<&RunFacts>; 2]| match sides.each_ref().map(Vec::len) {
+            _ if busy => Evidence::Nothing,
+            [a, b] if self.paired && a == b && a > 1 => Evidence::Pairs,
+            [a, b] if a > 1 || b > 1 => {
+                if self.stored.is_some() {
+                    Evidence::RepeatsAndStored
+                } else {
+                    Evidence::Repeats
+                }
+            }
+            _ if self.stored.is_some() => Evidence::Stored,
+            _ => Evidence::Nothing,
+        };
+        found.evidence = evidence(if whole.iter().any(Vec::is_empty) { &sides } else { &whole });
+        found.stored =
+            self.stored.clone().filter(|_| matches!(found.evidence, Evidence::Stored | Evidence::RepeatsAndStored));
+        found.counts = sides.each_ref().map(Vec::len);
+        let how = How {
+            evidence: found.evidence,
+            stored: self.stored.as_ref(),
+            confidence: found.evidence.confidence(),
+            margin,
+        };
+        found.figures = figures(&whole, self.metric.as_deref(), &how);
+        found.kinds = kinds(&sides, &how);
+        if found.outcome != Outcome::NotComparable {
+            found.conclude(&whole, self);
+        }
+        self.caveats(&sides, &mut found);
+        found
+    }
+
+    /// Why the sides did not do the same work.
+    fn different_work(&self) -> Option<String> {
+        let mean = |side: &[RunFacts], of: fn(&RunWork) -> f64| {
+            let values: Vec<f64> =
+                side.iter().filter(|r| !r.metrics.is_empty()).filter_map(|r| Some(of(r.work.as_ref()?))).collect();
+            strobe_stats::mean(&values)
+        };
+        let amounts: [(&str, fn(&RunWork) -> f64); 3] = [
+            ("requests", |w| w.requests as f64),
+            ("prompt tokens", |w| w.input_tokens),
+            ("output tokens", |w| w.output_tokens),
+        ];
+        amounts.into_iter().find_map(|(name, of)| {
+            let (a, b) = (mean(&self.sides[0], of)?, mean(&self.sides[1], of)?);
+            let apart = (a - b).abs() > SAME_WORK * a.max(b);
+            apart.then(|| format!("the runs did different work: A {a:.0} {name}, B {b:.0}"))
+        })
+    }
+
+    /// The runs that count. Disturbed ones are set aside where enough are left; where not, pairs are kept whole (their own
+    /// differences show what disturbed them), and for anything else the machine was too busy to tell.
+    fn undisturbed<'s>(&'s self, found: &mut WholeRuns) -> Option<[Vec<&'s RunFacts>; 2]> {
+        let disturbed = |run: &RunFacts| run.disturbed.is_some();
+        let any = self.sides.iter().flatten().find(|run| disturbed(run))?;
+        let reason = any.disturbed.clone().unwrap_or_default();
+        let counts = self.sides.each_ref().map(|side| side.iter().filter(|run| disturbed(run)).count());
+        let of = format!(
+            "{} of {} runs of A and {} of {} of B",
+            counts[0],
+            self.sides[0].len(),
+            counts[1],
+            self.sides[1].len()
+        );
+        if self.paired && self.sides[0].len() == self.sides[1].len() {
+            let pairs: Vec<(&RunFacts, &RunFacts)> = self.sides[0].iter().zip(&self.sides[1]).collect();
+            let quiet: Vec<_> = pairs.iter().filter(|(a, b)| !disturbed(a) && !disturbed(b)).collect();
+            if quiet.len() < FEWEST_PAIRS.max(2 * pairs.len() / 3) {
+                found.notes.push(format!(
+                    "the machine was busy ({of}, e.g. {}: {reason}): all pairs count, and the interval is as wide as they say",
+                    any.name
+                ));
+                return None;
+            }
+            found.set_aside.push(format!(
+                "{} of {} pairs: the machine was busy (e.g. {}: {reason})",
+                pairs.len() - quiet.len(),
+                pairs.len(),
+                any.name
+            ));
+            return Some([quiet.iter().map(|pair| pair.0).collect(), quiet.iter().map(|pair| pair.1).collect()]);
+        }
+        let quiet = self.sides.each_ref().map(|side| side.iter().filter(|run| !disturbed(run)).collect::<Vec<_>>());
+        let fewest = if self.stored.is_some() { 1 } else { 2 };
+        if quiet.iter().any(|side| side.len() < fewest) {
+            found.why_not = Some(format!("the machine was busy ({of}; {}: {reason})", any.name));
+            return None;
+        }
+        found.set_aside.push(format!("{of}: the machine was busy (e.g. {}: {reason})", any.name));
+        Some(quiet)
+    }
+
+    /// What the interval does not hold.
+    fn caveats(&self, sides: &[Vec<&RunFacts>; 2], found: &mut WholeRuns) {
+        if !matches!(found.evidence, Evidence::Repeats | Evidence::RepeatsAndStored) {
+            return;
+        }
+        let processes = |side: &[&RunFacts]| side.iter().map(|run| run.process).collect::<BTreeSet<_>>().len();
+        if sides.iter().any(|side| side.len() > 1 && processes(side) == 1) {
+            found.notes.push(
+                "repeats within one process do not show what differs between processes; `strobe ab` starts each run anew".to_owned(),
+            );
+            return;
+        }
+        let times = sides.each_ref().map(|side| side.iter().map(|run| run.started_ns).collect::<Option<Vec<u64>>>());
+        if let [Some(a), Some(b)] = times {
+            let apart = |x: &[u64], y: &[u64]| x.iter().max() < y.iter().min();
+            if apart(&a, &b) || apart(&b, &a) {
+                found.notes.push(
+                    "all runs of one side ran before those of the other: a drift of the machine between them is not in the interval; `strobe ab` interleaves".to_owned(),
+                );
+            }
+        }
+    }
+}
+
+impl WholeRuns {
+    /// Whole runs first; where they cannot tell, kinds of iteration.
+    fn conclude(&mut self, whole: &[Vec<&RunFacts>; 2], runs: &Runs) {
+        let decided = self.figures.first();
+        self.outcome = decided.map_or(Outcome::CannotTell, |figure| figure.outcome);
+        if let Some(figure) = decided {
+            let spread = match self.evidence {
+                Evidence::Pairs => figure.estimate.map(|e| e.standard_error * (figure.runs[0] as f64).sqrt()),
+                Evidence::Nothing => None,
+                _ => figure.estimate.map(|e| {
+                    let [a, b] = figure.runs.map(|n| 1.0 / n as f64);
+                    e.standard_error / (a + b).sqrt()
+                }),
+            };
+            self.spread = spread;
+            self.smallest_visible = figure.estimate.map(|e| e.smallest_visible(figure.confidence, POWER));
+            let half = (self.margin / 2.0).max(1e-3);
+            self.runs_needed = spread.map(|sd| match self.evidence {
+                Evidence::Pairs => needed_pairs(sd, half, figure.confidence),
+                _ => needed_runs(&LogSpread { sd, freedom: 1.0 }, half, 0.95),
+            });
+        }
+        if self.outcome == Outcome::CannotTell && self.why_not.is_none() {
+            let said: Vec<&Quantity> = self.kinds.iter().filter(|kind| kind.outcome.is_difference()).collect();
+            if let Some(first) = said.first()
+                && said.iter().all(|kind| kind.outcome == first.outcome)
+            {
+                (self.outcome, self.decided_by) = (first.outcome, DecidedBy::Iterations);
+            }
+        }
+        if self.outcome == Outcome::CannotTell && self.why_not.is_none() && self.evidence == Evidence::Nothing {
+            let what = match whole.each_ref().map(Vec::len) {
+                [0, _] | [_, 0] => "a run ended early, and",
+                _ => "one run a side, and",
+            };
+            self.why_not =
+                Some(format!("{what} how much equal runs differ on this machine is not known; {}", runs.remedy));
+        }
+    }
+
+    /// The quantities that decided: the figure of whole runs, or the kinds of iteration.
+    pub fn deciding(&self) -> Vec<&Quantity> {
+        match self.decided_by {
+            DecidedBy::WholeRuns => self.figures.first().into_iter().collect(),
+            DecidedBy::Iterations => self.kinds.iter().filter(|kind| kind.outcome == self.outcome).collect(),
+        }
+    }
+
+    /// The interval of how much longer B takes as a whole. Where kinds of iteration decided: what they contribute at least,
+    /// and at most what whole runs leave open.
+    pub fn interval(&self) -> Option<Range> {
+        let whole = self.figures.first().and_then(|figure| figure.interval);
+        if self.decided_by == DecidedBy::WholeRuns {
+            return whole;
+        }
+        let sum = |end: fn(&Range) -> f64| -> f64 {
+            self.deciding().iter().filter_map(|kind| Some(kind.share? * end(kind.interval.as_ref()?))).sum()
+        };
+        let (low, high) = (sum(|i| i.low), sum(|i| i.high));
+        Some(match self.outcome {
+            Outcome::Slower => Range { low, high: whole.map_or(high, |whole| whole.high.max(low)) },
+            _ => Range { low: whole.map_or(low, |whole| whole.low.min(high)), high },
+        })
+    }
+
+    /// Kinds of iteration that differ the other way than the outcome says, or that differ where it says that nothing does.
+    pub fn disagreeing(&self) -> Vec<&Quantity> {
+        self.kinds.iter().filter(|kind| kind.outcome.is_difference() && kind.outcome != self.outcome).collect()
+    }
+}
+
+/// The figures that every run has, the deciding one first.
+fn figures(sides: &[Vec<&RunFacts>; 2], metric: Option<&str>, how: &How) -> Vec<Quantity> {
+    let Some(first) = sides[0].first().filter(|_| !sides[1].is_empty()) else { return Vec::new() };
+    let values = |side: &[&RunFacts], name: &str| -> Option<Vec<f64>> {
+        side.iter().map(|run| run.metrics.iter().find(|m| m.name == name).map(|m| m.value)).collect()
+    };
+    let compared = |m: &Metric| {
+        let (a, b) = (values(&sides[0], &m.name)?, values(&sides[1], &m.name)?);
+        Quantity::of(&m.name, &m.unit, m.higher_is_better, [&a, &b], how)
+    };
+    let mut figures: Vec<Quantity> = first.metrics.iter().filter_map(compared).collect();
+    if let Some(place) = metric.and_then(|name| figures.iter().position(|figure| figure.name == name)) {
+        figures[..=place].rotate_right(1);
+    }
+    figures
+}
+
+/// One kind of iteration over several runs.
+struct KindSeries {
+    kind: IterationKind,
+    /// Its share of the time of all iterations.
+    share: f64,
+    /// The mean time of an iteration in each run, in milliseconds.
+    values: Vec<f64>,
+}
+
+/// Each kind of iteration that takes a good deal of the time, by the batches that all runs had, weighted alike.
+fn kind_series(runs: &[&RunFacts]) -> Vec<KindSeries> {
+    let total: f64 = runs.iter().flat_map(|run| &run.cells).map(|cell| cell.total_ns).sum();
+    let series = |kind: IterationKind| {
+        let of_run = |run: &&RunFacts| -> BTreeMap<(u32, u32), Cell> {
+            let cells = run.cells.iter().filter(|cell| cell.kind() == kind && cell.iterations > 0);
+            cells.map(|cell| ((cell.context_tokens, cell.generation_requests), *cell)).collect()
+        };
+        let runs: Vec<_> = runs.iter().map(of_run).collect();
+        let time: f64 = runs.iter().flat_map(BTreeMap::values).map(|cell| cell.total_ns).sum();
+        let (first, rest) = runs.split_first()?;
+        let common: Vec<(u32, u32)> =
+            first.keys().filter(|&batch| rest.iter().all(|cells| cells.contains_key(batch))).copied().collect();
+        let cells = |batch: &(u32, u32)| runs.iter().filter_map(|cells| cells.get(batch)).collect::<Vec<_>>();
+        let covered: f64 = common.iter().flat_map(cells).map(|cell| cell.total_ns).sum();
+        if total <= 0.0 || time < SMALL_KIND * total || covered < MOSTLY_COVERED * time {
+            return None;
+        }
+        let weights: Vec<f64> =
+            common.iter().map(|batch| cells(batch).iter().map(|cell| cell.iterations).sum::<u64>() as f64).collect();
+        let mean = |cells: &BTreeMap<(u32, u32), Cell>| {
+            let of = |(batch, weight): (&(u32, u32), &f64)| {
+                cells.get(batch).map_or(0.0, |cell| weight * cell.total_ns / cell.iterations as f64)
+            };
+            common.iter().zip(&weights).map(of).sum::<f64>() / weights.iter().sum::<f64>() / 1e6
+        };
+        Some(KindSeries { kind, share: time / total, values: runs.iter().map(mean).collect() })
+    };
+    let mut found: Vec<KindSeries> = IterationKind::ALL.into_iter().filter_map(series).collect();
+    found.sort_by(|x, y| y.share.total_cmp(&x.share));
+    found
+}
+
+/// Kinds of iteration compared, most time first.
+fn kinds(sides: &[Vec<&RunFacts>; 2], how: &How) -> Vec<Quantity> {
+    if sides.iter().any(Vec::is_empty) {
+        return Vec::new();
+    }
+    let chosen = kind_series(&sides.concat());
+    // Several questions are asked: each answer has to be surer.
+    let confidence = 1.0 - (1.0 - how.confidence) / chosen.len().max(1) as f64;
+    let how = How { confidence, ..*how };
+    let compared = |series: KindSeries| {
+        let (a, b) = series.values.split_at_checked(sides[0].len())?;
+        let unit = format!("ms per {} iteration", series.kind);
+        let quantity = Quantity::of(series.kind.as_str(), &unit, false, [a, b], &how)?;
+        Some(Quantity { share: Some(series.share), ..quantity })
+    };
+    chosen.into_iter().filter_map(compared).collect()
+}
+
+/// The spreads of equal runs, as they are stored: of every figure and of every kind of iteration.
+pub fn spreads_of(runs: &[RunFacts]) -> BTreeMap<String, LogSpread> {
+    let metrics = runs.first().map(|run| run.metrics.as_slice()).unwrap_or_default().iter().map(|metric| {
+        let of = |run: &RunFacts| run.metrics.iter().find(|m| m.name == metric.name).map(|m| m.value);
+        (metric.name.clone(), runs.iter().filter_map(of).collect::<Vec<f64>>())
+    });
+    let kinds =
+        kind_series(&runs.iter().collect::<Vec<_>>()).into_iter().map(|s| (s.kind.as_str().to_owned(), s.values));
+    metrics.chain(kinds).filter_map(|(name, values)| Some((name, pooled_spread(&[&values])?))).collect()
+}
