@@ -16,6 +16,7 @@ mod output;
 mod progress;
 mod recording;
 mod run_dir;
+mod run_writer;
 mod runtime;
 mod sheets;
 mod shell;

@@ -5,13 +5,20 @@ use std::io::{self, IsTerminal, Write};
 /// Print to standard output. A reader that has gone away (`| head`) is no error; a full disk is, and ends the program:
 /// a result that is cut off must not look whole.
 pub fn print(text: &str) {
+    if let Err(problem) = try_print(text) {
+        error(&format!("{problem:#}"));
+        std::process::exit(2);
+    }
+}
+
+/// The same, where the program has something to do after a failure.
+pub fn try_print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(problem) if problem.kind() != io::ErrorKind::BrokenPipe => {
-            error(&format!("cannot write to standard output: {problem}"));
-            std::process::exit(2);
+            Err(anyhow::anyhow!("cannot write to standard output: {problem}"))
         }
-        _ => {}
+        _ => Ok(()),
     }
 }
 

@@ -8,7 +8,8 @@ use strobe_analyze::categories::Rules;
 use strobe_analyze::{Context, Options};
 use strobe_trace::{NONE, Process, RangeRow, Thread, Trace, import};
 
-use crate::{output, progress, run_dir};
+use crate::run_dir::{self, RunDir};
+use crate::{output, progress};
 
 /// How traces are to be looked at.
 #[derive(clap::Args, Default)]
@@ -46,9 +47,15 @@ impl ViewArgs {
 
 /// Reads files, or a run directory, as the ranks of one run.
 pub fn read(paths: &[PathBuf]) -> Result<Trace> {
-    if let [dir] = paths
-        && let Some(trace) = unprofiled_run(dir)?
+    let run = match paths {
+        [dir] if RunDir::is_at(dir) => Some(RunDir::open(dir)?),
+        _ => None,
+    };
+    let notices = run.as_ref().map_or(Ok(Vec::new()), RunDir::notices)?;
+    if let Some(run) = &run
+        && let Some(mut trace) = unprofiled_run(run)?
     {
+        trace.meta.notices.splice(0..0, notices);
         return Ok(said(trace));
     }
     let (mut bar, begin) = (None, Instant::now());
@@ -61,7 +68,9 @@ pub fn read(paths: &[PathBuf]) -> Result<Trace> {
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    Ok(said(trace?))
+    let mut trace = trace?;
+    trace.meta.notices.splice(0..0, notices);
+    Ok(said(trace))
 }
 
 /// A trace, after what its reader has to know was said.
@@ -97,19 +106,20 @@ pub fn sources(trace: &Trace) -> serde_json::Value {
     trace.meta.sources.iter().map(source).collect()
 }
 
-/// The iterations of a run directory that was not profiled: enough to compare wall times.
-fn unprofiled_run(dir: &Path) -> Result<Option<Trace>> {
-    let path = dir.join(run_dir::ITERATIONS);
-    if !dir.is_dir() || dir.join(run_dir::TRACE).exists() || !path.is_file() {
+/// The iterations of a run directory without recorded windows: enough to compare wall times.
+fn unprofiled_run(run: &RunDir) -> Result<Option<Trace>> {
+    let path = run.file(run_dir::ITERATIONS);
+    if run.has_trace() || !path.is_file() {
         return Ok(None);
     }
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let iterations = run.iterations()?;
+    if iterations.is_empty() && run.is_partial() {
+        bail!("{}: partial run without a whole iteration; run it again", run.path.display());
+    }
     let mut trace = Trace::default();
     trace.processes.push(Process { name: "strobe".into(), ..Process::default() });
     trace.threads.push(Thread { name: "strobe-engine".into(), ..Thread::default() });
-    for (number, line) in text.lines().enumerate() {
-        let logged = run_dir::logged_iteration(line)
-            .with_context(|| format!("{}, line {}: not an iteration record of strobe", path.display(), number + 1))?;
+    for logged in iterations {
         for (kind, start, end) in logged.phases {
             let name = trace.strings.intern(kind.as_str());
             let iteration = u32::try_from(logged.iteration.iter).unwrap_or(NONE);
@@ -119,16 +129,15 @@ fn unprofiled_run(dir: &Path) -> Result<Option<Trace>> {
     }
     trace.meta.producer = "strobe".into();
     trace.meta.sources.push(strobe_trace::Source {
-        path: dir.to_owned(),
+        path: run.path.clone(),
         format: "strobe run directory without a profile".into(),
-        bytes: text.len() as u64,
+        bytes: std::fs::metadata(&path).map_or(0, |found| found.len()),
         events: trace.iterations.len() as u64,
         ..Default::default()
     });
-    trace
-        .meta
-        .notices
-        .push("the run was not profiled: only wall times are known; record ops with --profile A-B".into());
+    trace.meta.partial = run.is_partial();
+    let why = if run.is_partial() { "the run left no trace" } else { "the run was not profiled" };
+    trace.meta.notices.push(format!("{why}: only wall times are known; record ops with --profile A-B"));
     trace.finish();
     Ok(Some(trace))
 }

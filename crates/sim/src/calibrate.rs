@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use strobe_workload::json_lines;
 
 use crate::cost::StepLoad;
 use crate::error::SimError;
@@ -234,7 +235,7 @@ pub struct Run {
 pub fn read_run(path: &Path) -> Result<Run, SimError> {
     let bad = |problem: String| SimError::Option { option: "RUN", problem: format!("{}: {problem}", path.display()) };
     let log = path.join("iterations.jsonl");
-    let text = std::fs::read_to_string(&log).map_err(|e| {
+    let text = std::fs::read(&log).map_err(|e| {
         bad(format!("no iterations.jsonl in it ({e}); give a directory that `strobe bench --output-dir` wrote"))
     })?;
     let about: Value = std::fs::read_to_string(path.join("run.json"))
@@ -248,26 +249,28 @@ pub fn read_run(path: &Path) -> Result<Run, SimError> {
         engine: about.get("engine").or(about.get("simulated")).cloned().unwrap_or(Value::Null),
         machine: about.get("machine").cloned().unwrap_or(Value::Null),
     };
-    for (index, line) in text.lines().enumerate() {
-        let record: Value =
-            serde_json::from_str(line).map_err(|e| bad(format!("iterations.jsonl line {}: {e}", index + 1)))?;
-        let Some(sample) = sample(&record) else {
-            return Err(bad(format!(
-                "iterations.jsonl line {}: not an iteration of strobe with the keys it read; run the benchmark again",
-                index + 1
-            )));
+    let read = |line: &str| {
+        let record: Value = serde_json::from_str(line).map_err(|e| e.to_string())?;
+        let sample = sample(&record)
+            .ok_or("not an iteration of strobe with the keys it read; run the benchmark again".to_string())?;
+        let count = |v: &Value, key: &str| v.get(key).and_then(Value::as_u64).unwrap_or(0) as usize;
+        let kv = record.get("kvCacheStats").unwrap_or(&Value::Null);
+        let limits = EngineLimits {
+            max_batch_size: count(&record, "maxBatchSizeRuntime"),
+            max_num_tokens: count(&record, "maxNumTokensRuntime"),
+            kv_blocks: count(kv, "maxNumBlocks"),
+            tokens_per_block: count(kv, "tokensPerBlock"),
         };
-        if index == 0 {
-            let count = |v: &Value, key: &str| v.get(key).and_then(Value::as_u64).unwrap_or(0) as usize;
-            let kv = record.get("kvCacheStats").unwrap_or(&Value::Null);
-            run.limits = EngineLimits {
-                max_batch_size: count(&record, "maxBatchSizeRuntime"),
-                max_num_tokens: count(&record, "maxNumTokensRuntime"),
-                kv_blocks: count(kv, "maxNumBlocks"),
-                tokens_per_block: count(kv, "tokensPerBlock"),
-            };
-        }
         let disturbed = ["profiled", "leadIn"].iter().any(|key| record["strobe"][key].as_bool().unwrap_or(false));
+        Ok((limits, disturbed, sample))
+    };
+    // A run that was killed may end in the middle of a line.
+    let lines = json_lines(&text, read)
+        .map_err(|(line, problem): (usize, String)| bad(format!("iterations.jsonl line {line}: {problem}")))?;
+    for (index, (limits, disturbed, sample)) in lines.records.into_iter().enumerate() {
+        if index == 0 {
+            run.limits = limits;
+        }
         if !disturbed && sample.device_ns + sample.host_ns > 0.0 {
             run.samples.push(sample);
         }

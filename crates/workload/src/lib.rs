@@ -11,6 +11,7 @@ pub mod anchor_json;
 pub mod anchor_text;
 pub mod arrival;
 pub mod dataset;
+pub mod json_lines;
 pub mod metrics;
 pub mod record;
 pub mod strobe_text;
@@ -24,6 +25,7 @@ pub use dataset::{
     DatasetError, Lengths, NormDist, Prompt, RealOutput, RealSample, Sample, SyntheticSpec, UnifDist, check_ids,
     read_dataset, read_real_dataset, synthetic, write_dataset,
 };
+pub use json_lines::{JsonLines, json_lines};
 pub use metrics::{ClientLag, LittleCheck, MetricError, MetricOptions, Metrics, Phase, Phases, SteadyWindow, metrics};
 pub use record::{Outcome, RequestRecord};
 pub use strobe_stats::{Distribution, Interval, PercentileRule, Rng};

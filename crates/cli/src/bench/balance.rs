@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::Path;
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use strobe_analyze::compare::{self, CompareOptions, Comparison};
 use strobe_engine::device::Device;
 use strobe_engine::engine_dir::LoadedModel;
-use strobe_engine::staged_dir::StagedDir;
 use strobe_engine::window::Window;
 use strobe_engine::{Engine, EngineConfig, EngineInfo};
 use strobe_report::human;
@@ -22,6 +22,7 @@ use super::experts::{self, ExpertReport};
 use super::outcome::RepeatFigures;
 use super::{Spec, text};
 use crate::machine::MeasuredPeaks;
+use crate::run_writer::{Problems, RunWriter};
 use crate::{explore, interrupt, recording, run_dir, sheets};
 
 /// The answer in a result directory.
@@ -198,7 +199,7 @@ pub fn execute(
 
 fn run_side(engine: &Engine, spec: &Spec, side: usize, windows: Vec<Window>) -> Result<RunData> {
     engine.use_perfect_router(side == 1);
-    let run = client::run(engine, &spec.jobs, &spec.load, windows)?;
+    let run = client::run(engine, &spec.jobs, &spec.load, windows, &mut RunWriter::default())?;
     if interrupt::requested() {
         bail!(interrupt::Interrupted);
     }
@@ -423,20 +424,19 @@ impl Answer {
         )
     }
 
-    /// The answer, both heat maps, both traces and the page of their comparison.
-    pub fn write(&self, staged: StagedDir) -> Result<()> {
-        let file = |name: &str| staged.path().join(name);
+    /// Writes the answer, both heat maps, both traces and the page of their comparison; one that fails does not stop the others.
+    pub fn write(&self, dir: &Path, problems: &mut Problems) {
+        let file = |name: &str| dir.join(name);
+        problems.keep(run_dir::write_whole(&file(ANSWER), format!("{:#}\n", self.to_json()).as_bytes()));
+        problems.keep(run_dir::write_whole(&file("balance.txt"), self.text(110).as_bytes()));
         for (name, (trace, report)) in NAMES.iter().zip(self.traces.iter().zip(&self.experts)) {
-            nsys::write(trace, &file(&format!("{name}.sqlite")))?;
+            problems.keep(nsys::write(trace, &file(&format!("{name}.sqlite"))).map_err(Into::into));
             for (ending, content) in report.plots() {
-                run_dir::write_whole(&file(&format!("{name}-{}.{ending}", experts::HEAT_MAP)), &content)?;
+                let plot = file(&format!("{name}-{}.{ending}", experts::HEAT_MAP));
+                problems.keep(run_dir::write_whole(&plot, &content));
             }
         }
-        run_dir::write_whole(&file("compare.html"), self.page.as_bytes())?;
-        run_dir::write_whole(&file("balance.txt"), self.text(110).as_bytes())?;
-        run_dir::write_whole(&file(ANSWER), format!("{:#}\n", self.to_json()).as_bytes())?;
-        staged.commit()?;
-        Ok(())
+        problems.keep(run_dir::write_whole(&file("compare.html"), self.page.as_bytes()));
     }
 }
 

@@ -9,6 +9,7 @@ use strobe_engine::window::Window;
 use strobe_engine::{Engine, EngineError, IterationLimits, IterationRecord, Outbox, Request, SamplingParams};
 use strobe_workload::RequestRecord;
 
+use crate::run_writer::RunWriter;
 use crate::{interrupt, output, progress};
 
 /// One request of a run.
@@ -40,6 +41,8 @@ pub struct Load {
 #[derive(Default)]
 pub struct RunData {
     pub records: Vec<RequestRecord>,
+    /// Indices of the records whose request has ended, as they ended.
+    pub ended: Vec<usize>,
     pub iterations: Vec<IterationRecord>,
     pub decisions: Vec<Decision>,
     /// Tokens sent to each expert, `[iterations][layers][experts]`.
@@ -97,8 +100,8 @@ pub fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingPar
     Ok(first_token)
 }
 
-/// Send `jobs` and collect what the engine says until all have ended.
-pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> Result<RunData> {
+/// Send `jobs` and collect what the engine says until all have ended; `keep` gets it as it comes.
+pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>, keep: &mut RunWriter) -> Result<RunData> {
     let clock = engine.info().clock;
     let mut outbox = engine.outbox();
     let mut next = 0;
@@ -158,6 +161,7 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>) -> 
         let alive = engine.wait(&mut outbox, until_next);
         ended += take(&mut run, &outbox, &engine.info().limits, load);
         tokens += outbox.tokens.len() as u64;
+        keep.tick(&run);
         bar.set_position(ended as u64);
         if output::interactive() {
             let elapsed = (clock.now() - start) as f64 / 1e9;
@@ -192,12 +196,14 @@ fn take(run: &mut RunData, outbox: &Outbox, limits: &IterationLimits, load: &Loa
             record.iterations = event.iterations;
             record.preemptions = event.pauses;
             record.reused_tokens = event.reused_tokens;
+            run.ended.push(event.request as usize);
         }
     }
     for (id, rejection) in &outbox.rejected {
         if let Some(record) = run.records.get_mut(*id as usize) {
             record.finish_reason = "error".into();
             record.error = Some(rejection.to_string());
+            run.ended.push(*id as usize);
         }
     }
     take_iterations(run, outbox, limits, load);

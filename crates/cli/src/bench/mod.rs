@@ -26,6 +26,7 @@ use strobe_model::Tokenizer;
 use strobe_workload::{MetricOptions, PercentileRule, Prompt, Sample, check_ids, metrics};
 
 use crate::machine::{BandwidthFrame, Machine, MeasuredPeaks};
+use crate::run_writer::RunWriter;
 use crate::{interrupt, output, progress, recording};
 use client::{Job, Load, RunData};
 use outcome::{Outcome, RepeatFigures};
@@ -129,12 +130,14 @@ fn warm(engine: &Engine, model: &LoadedModel, spec: &Spec) -> Result<Option<u64>
 
 /// Run a benchmark: start the engine, check every request, warm up, measure, stop. The ceilings are asked for once the
 /// engine is warm: measuring them is no part of its start, which is given where this is the first thing a process does.
+/// `keep` gets the records while the run goes on.
 pub fn execute(
     device: Device,
     model: &LoadedModel,
     peaks: impl FnOnce() -> Result<MeasuredPeaks>,
     spec: &Spec,
     mut start: Option<Start>,
+    keep: &mut RunWriter,
 ) -> Result<Outcome> {
     let engine = open(device, model, spec)?;
     let info = engine.info().clone();
@@ -160,6 +163,18 @@ pub fn execute(
     let mut framed = peaks.clone();
     let mut repeats = Vec::new();
     let mut run = RunData::default();
+    let machine = Machine::of(&info.device);
+    let about = write::About {
+        info: &info,
+        config: &model.config,
+        engine_dir: model.dir.as_deref(),
+        machine: &machine,
+        dataset: spec.dataset.as_deref(),
+        command: &spec.command,
+        arrival: &spec.arrival,
+    };
+    keep.begin(about.to_json());
+    keep.stream(&info, spec.assumed_ranks);
     for repeat in 0..spec.repeat {
         let last = repeat + 1 == spec.repeat;
         // The windows belong to the run that is reported, which is the last one.
@@ -168,7 +183,8 @@ pub fn execute(
             let clock = info.clock;
             NvmlSampler::start(&facts.device.pci_bus_id, move || clock.now())
         });
-        run = client::run(&engine, &spec.jobs, &spec.load, windows)?;
+        keep.restart();
+        run = client::run(&engine, &spec.jobs, &spec.load, windows, keep)?;
         samples = match sampler {
             Some(Ok(sampler)) => Some(sampler.stop()),
             Some(Err(error)) if last => {
@@ -188,7 +204,11 @@ pub fn execute(
             && let Ok(metrics) = metrics(&run.records, &options)
         {
             let utilization = utilization::by_kind(&run.iterations, &framed, ops_per_s);
-            repeats.push(RepeatFigures::of(&metrics, &utilization, &run.iterations));
+            let figures = RepeatFigures::of(&metrics, &utilization, &run.iterations);
+            if spec.repeat > 1 {
+                keep.repeat(&figures);
+            }
+            repeats.push(figures);
         }
         // A run that the user did not stop and that is not whole was ended by the engine.
         if interrupt::requested() || run.partial {
@@ -203,6 +223,7 @@ pub fn execute(
     drop(frame);
     let peaks = &framed;
     client::finish(engine, &mut run, &spec.load)?;
+    keep.records(&run);
     run.notes.iter().for_each(|note| output::note(&format!("note: {note}")));
     for window in &run.unreached {
         let ran = run.iterations.len();
@@ -230,7 +251,6 @@ pub fn execute(
         )
     });
     let metrics = metrics(&run.records, &options);
-    let machine = Machine::of(&info.device);
     Ok(Outcome {
         metrics: metrics.map_err(anyhow::Error::from),
         utilization: utilization::by_kind(&run.iterations, peaks, ops_per_s),

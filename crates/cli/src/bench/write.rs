@@ -5,14 +5,19 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use strobe_engine::staged_dir::StagedDir;
+use strobe_engine::{EngineConfig, EngineInfo};
 use strobe_model::Tokenizer;
 use strobe_trace::export::{self, Format};
 use strobe_trace::{Trace, nsys};
-use strobe_workload::anchor_requests_with_text;
+use strobe_workload::{RequestRecord, anchor_requests_with_text};
 
+use super::client::RunData;
 use super::experts::{self, ExpertReport};
 use super::html;
 use super::outcome::Outcome;
+use crate::machine::Machine;
+use crate::run_dir::Stage;
+use crate::run_writer::Problems;
 use crate::{explore, output, recording, run_dir};
 
 /// Files beside or instead of a run directory.
@@ -33,18 +38,18 @@ impl Files {
     }
 }
 
-/// One JSON object per line and iteration.
-pub fn iteration_lines(outcome: &Outcome) -> String {
+/// One JSON object per line and iteration, from the iteration at index `first` on.
+pub fn iteration_lines(run: &RunData, info: &EngineInfo, ranks: usize, first: usize) -> String {
     let mut text = String::new();
-    let layers = experts::layers_of(&outcome.info);
-    let counts = experts::counts(&outcome.info, &outcome.run, &layers, outcome.assumed_ranks);
-    for (index, record) in outcome.run.iterations.iter().enumerate() {
-        let decisions = outcome.run.decisions_of(record);
-        let mut line = record.to_json(&outcome.info.limits, decisions);
+    let layers = experts::layers_of(info);
+    let counts = experts::counts(info, run, &layers, ranks);
+    for (index, record) in run.iterations.iter().enumerate().skip(first) {
+        let decisions = run.decisions_of(record);
+        let mut line = record.to_json(&info.limits, decisions);
         if let Some(counts) = &counts {
             line["strobe"]["experts"] = experts::iteration_json(counts, index);
         }
-        if outcome.info.perfect_router.is_some() {
+        if info.perfect_router.is_some() {
             line["strobe"]["perfectRouter"] = json!(experts::WRONG);
         }
         text.push_str(&line.to_string());
@@ -53,75 +58,124 @@ pub fn iteration_lines(outcome: &Outcome) -> String {
     text
 }
 
+/// One JSON object per line and request.
+pub fn request_lines<'a>(records: impl IntoIterator<Item = &'a RequestRecord>, info: &EngineInfo) -> Result<String> {
+    let mut text = String::new();
+    for record in records {
+        let mut line = serde_json::to_value(record).context("a request record can't be written as JSON")?;
+        if info.perfect_router.is_some() {
+            line["perfect_router"] = json!(experts::WRONG);
+        }
+        text.push_str(&line.to_string());
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// What `run.json` says, without how far the run came.
+pub struct About<'a> {
+    pub info: &'a EngineInfo,
+    pub config: &'a EngineConfig,
+    pub engine_dir: Option<&'a Path>,
+    pub machine: &'a Machine,
+    pub dataset: Option<&'a str>,
+    pub command: &'a str,
+    pub arrival: &'a str,
+}
+
+impl About<'_> {
+    pub fn to_json(&self) -> Value {
+        let mut run = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "command": self.command,
+            "started_utc_ns": self.info.clock.utc_ns(),
+            "engine": self.config.to_json(),
+            "engine_dir": self.engine_dir.map(|dir| dir.display().to_string()),
+            "dataset": self.dataset,
+            "arrival": self.arrival,
+            "machine": self.machine,
+            "ranks": 1,
+        });
+        if let Some(balance) = &self.info.perfect_router {
+            run["perfect_router"] = experts::plan_json(balance);
+        }
+        run
+    }
+}
+
 /// Write everything into a staged directory and put it in its place.
 pub fn run_directory(outcome: &Outcome, report: &Value, staged: StagedDir) -> Result<()> {
     let file = |name: &str| staged.path().join(name);
-    let mut run = json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "command": outcome.command,
-        "started_utc_ns": outcome.info.clock.utc_ns(),
-        "partial": outcome.run.partial,
-        "engine": outcome.config.to_json(),
-        "engine_dir": outcome.engine_dir.as_ref().map(|dir| dir.display().to_string()),
-        "dataset": outcome.dataset,
-        "arrival": outcome.arrival,
-        "machine": outcome.machine,
-        "ranks": 1,
-    });
-    if let Some(balance) = &outcome.info.perfect_router {
-        run["perfect_router"] = experts::plan_json(balance);
-    }
+    let stage = if outcome.run.partial { Stage::Partial } else { Stage::Complete };
+    let about = About {
+        info: &outcome.info,
+        config: &outcome.config,
+        engine_dir: outcome.engine_dir.as_deref(),
+        machine: &outcome.machine,
+        dataset: outcome.dataset.as_deref(),
+        command: &outcome.command,
+        arrival: &outcome.arrival,
+    };
+    let run = run_dir::with_stage(&about.to_json(), stage, outcome.run.partial);
     run_dir::write_whole(&file(run_dir::RUN), format!("{run:#}\n").as_bytes())?;
-    let mut requests = String::new();
-    for record in &outcome.run.records {
-        let mut line = serde_json::to_value(record).context("a request record can't be written as JSON")?;
-        if outcome.info.perfect_router.is_some() {
-            line["perfect_router"] = json!(experts::WRONG);
-        }
-        requests.push_str(&line.to_string());
-        requests.push('\n');
-    }
+    let requests = request_lines(&outcome.run.records, &outcome.info)?;
     run_dir::write_whole(&file(run_dir::REQUESTS), requests.as_bytes())?;
-    run_dir::write_whole(&file(run_dir::ITERATIONS), iteration_lines(outcome).as_bytes())?;
-    if let Some(trace) = &outcome.trace {
-        nsys::write(trace, &file(run_dir::TRACE))?;
-        let page = explore::trace_page(&recording::context(trace));
-        run_dir::write_whole(&file(run_dir::TRACE_HTML), page.as_bytes())?;
-    }
-    if let Some(report) = ExpertReport::of(outcome) {
-        for (ending, content) in report.plots() {
-            run_dir::write_whole(&file(&format!("{}.{ending}", experts::HEAT_MAP)), &content)?;
-        }
-    }
-    run_dir::write_whole(&file(run_dir::REPORT_HTML), html::page(outcome, report).as_bytes())?;
-    run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{report:#}\n").as_bytes())?;
+    let iterations = iteration_lines(&outcome.run, &outcome.info, outcome.assumed_ranks, 0);
+    run_dir::write_whole(&file(run_dir::ITERATIONS), iterations.as_bytes())?;
+    let mut problems = Problems::default();
+    results(outcome, report, staged.path(), &mut problems);
+    problems.into_result()?;
     staged.commit()?;
     Ok(())
 }
 
-/// Write the single files.
-pub fn single_files(outcome: &Outcome, report: &Value, files: &Files, tokenizer: Option<&Tokenizer>) -> Result<()> {
+/// Write into a run directory what is only known at the end: the trace and the reports.
+pub fn results(outcome: &Outcome, report: &Value, dir: &Path, problems: &mut Problems) {
+    let file = |name: &str| dir.join(name);
+    // The smallest first: it is the likeliest to fit.
+    problems.keep(run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{report:#}\n").as_bytes()));
+    if let Some(trace) = &outcome.trace {
+        problems.keep(nsys::write(trace, &file(run_dir::TRACE)).map_err(Into::into));
+        let page = explore::trace_page(&recording::context(trace));
+        problems.keep(run_dir::write_whole(&file(run_dir::TRACE_HTML), page.as_bytes()));
+    }
+    if let Some(report) = ExpertReport::of(outcome) {
+        for (ending, content) in report.plots() {
+            problems.keep(run_dir::write_whole(&file(&format!("{}.{ending}", experts::HEAT_MAP)), &content));
+        }
+    }
+    problems.keep(run_dir::write_whole(&file(run_dir::REPORT_HTML), html::page(outcome, report).as_bytes()));
+}
+
+/// Write the single files; one that fails does not stop the others.
+pub fn single_files(
+    outcome: &Outcome,
+    report: &Value,
+    files: &Files,
+    tokenizer: Option<&Tokenizer>,
+    problems: &mut Problems,
+) {
     if let Some(path) = &files.report_json {
-        run_dir::write_whole(path, format!("{report:#}\n").as_bytes())?;
+        problems.keep(run_dir::write_whole(path, format!("{report:#}\n").as_bytes()));
     }
     if let Some(path) = &files.request_json {
-        let decode = |r: &strobe_workload::RequestRecord| tokenizer.and_then(|t| t.decode(&r.output_ids).ok());
+        let decode = |r: &RequestRecord| tokenizer.and_then(|t| t.decode(&r.output_ids).ok());
         let mut requests = anchor_requests_with_text(&outcome.run.records, &decode);
         if outcome.info.perfect_router.is_some() {
             let all = requests.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
             all.for_each(|request| drop(request.insert("perfect_router".into(), json!(experts::WRONG))));
         }
-        run_dir::write_whole(path, format!("{requests:#}\n").as_bytes())?;
+        problems.keep(run_dir::write_whole(path, format!("{requests:#}\n").as_bytes()));
     }
     if let Some(path) = &files.iteration_log {
-        run_dir::write_whole(path, iteration_lines(outcome).as_bytes())?;
+        let lines = iteration_lines(&outcome.run, &outcome.info, outcome.assumed_ranks, 0);
+        problems.keep(run_dir::write_whole(path, lines.as_bytes()));
     }
     match (&files.trace_out, &outcome.trace) {
-        (Some(path), Some(trace)) => chrome_traces(trace, path)?,
+        (Some(path), Some(trace)) => drop(problems.keep(chrome_traces(trace, path))),
         (Some(path), None) => output::warn(&format!("{} was not written: nothing was recorded", path.display())),
         (None, _) => {}
     }
-    Ok(())
 }
 
 /// One Chrome trace per window; a single window gets the name as it was given.

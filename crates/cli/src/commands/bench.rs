@@ -4,10 +4,9 @@ mod moe_balance;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Subcommand, ValueEnum};
 use strobe_engine::engine_dir::LoadedModel;
-use strobe_engine::staged_dir::{self, StagedDir};
 use strobe_engine::window::{WINDOW_VARIABLES, Window, choose_spec, parse_windows};
 use strobe_engine::{CacheSize, EngineOptions, KvCacheType, Policy, Quantization, SamplingParams};
 use strobe_kernels_cpu::Cpu;
@@ -23,6 +22,7 @@ use crate::build_args::{BuildArgs, Switch};
 use crate::device::{self, Device, DeviceArgs, Needs};
 use crate::machine::{self, MeasuredPeaks};
 use crate::model_args::{CpuArgs, CudaArgs, ModelArgs, Target};
+use crate::run_writer::{Problems, RunWriter};
 use crate::runtime::{self, Runtime};
 use crate::{output, run_dir};
 
@@ -298,7 +298,7 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
         profiled.then(|| PathBuf::from(format!("runs/bench-{}-{}", now.as_secs(), std::process::id())))
     });
     if let Some(dir) = &output_dir {
-        staged_dir::check_target(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
+        run_dir::check_target(dir, args.overwrite)?;
     }
     files.check(output_dir.as_deref())?;
     let samples = samples(&args)?;
@@ -309,33 +309,31 @@ fn bench(args: BenchArgs, latency: bool) -> Result<()> {
     let recorded = !windows.is_empty() || args.measure_profiler_overhead;
     let call = Call { arrival, concurrency, params, windows, recorded, latency };
     let ready = ready(&args, device, call, samples, ExpertArgs::options)?;
-    let staged = output_dir
-        .as_ref()
-        .map(|dir| StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory"))
-        .transpose()?;
     let Ready { device, model, peaks, spec, start } = ready;
-    let outcome = bench::execute(device, &model, peaks, &spec, Some(start))?;
+    let mut keep = RunWriter::new(output_dir.as_deref(), args.overwrite);
+    let outcome = bench::execute(device, &model, peaks, &spec, Some(start), &mut keep)?;
     let report = outcome.report();
-    // The directory first: the files may go into it, and it must not be lost to a file that can't be written.
-    if let Some(staged) = staged {
-        write::run_directory(&outcome, &report, staged)?;
-    }
-    write::single_files(&outcome, &report, &files, model.tokenizer.as_ref())?;
-    if args.json {
-        output::line(&format!("{report:#}"));
-    } else {
-        output::print(&text::report(&outcome, output::width()));
-    }
-    if let Some(dir) = &output_dir {
+    // The report first: whatever happens to files, the answer is there.
+    let mut problems = Problems::default();
+    problems.keep(match args.json {
+        true => output::try_print(&format!("{report:#}\n")),
+        false => output::try_print(&text::report(&outcome, output::width())),
+    });
+    let (of_run, kept) =
+        keep.finish(outcome.run.partial, |dir, problems| write::results(&outcome, &report, dir, problems));
+    problems.extend(of_run);
+    write::single_files(&outcome, &report, &files, model.tokenizer.as_ref(), &mut problems);
+    if let Some(dir) = output_dir.as_ref().filter(|_| kept) {
         output::note(&format!("run directory: {}", dir.display()));
     }
     if let Some(failure) = &outcome.run.failure {
-        bail!("{failure}; the report covers what was done until then");
+        problems.keep(Err(anyhow!("{failure}; the report covers what was done until then")));
     }
     match &outcome.metrics {
-        Err(error) if !outcome.run.partial => bail!("the run gave no metrics: {error:#}"),
-        _ => Ok(()),
+        Err(error) if !outcome.run.partial => drop(problems.keep(Err(anyhow!("the run gave no metrics: {error:#}")))),
+        _ => {}
     }
+    problems.into_result()
 }
 
 /// The requests to send.
@@ -585,19 +583,20 @@ fn other_runtime(
         arrival,
     };
     let report = outcome.report();
-    if let Some(dir) = &output_dir {
-        let staged = StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
-        outcome.write(&report, staged)?;
-    }
-    outcome.write_files(&report, files, model.tokenizer.as_ref())?;
-    match args.json {
-        true => output::line(&format!("{report:#}")),
-        false => output::print(&outcome.text(output::width())),
-    }
-    if let Some(dir) = &output_dir {
+    let mut problems = Problems::default();
+    problems.keep(match args.json {
+        true => output::try_print(&format!("{report:#}\n")),
+        false => output::try_print(&outcome.text(output::width())),
+    });
+    let mut keep = RunWriter::new(output_dir.as_deref(), args.overwrite);
+    keep.begin(outcome.about());
+    let (of_run, kept) = keep.finish(false, |dir, problems| outcome.write(&report, dir, problems));
+    problems.extend(of_run);
+    outcome.write_files(&report, files, model.tokenizer.as_ref(), &mut problems);
+    if let Some(dir) = output_dir.as_ref().filter(|_| kept) {
         output::note(&format!("run directory: {}", dir.display()));
     }
-    Ok(())
+    problems.into_result()
 }
 
 fn rule(args: &BenchArgs) -> PercentileRule {

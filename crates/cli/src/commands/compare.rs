@@ -2,16 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::json;
 use strobe_analyze::compare::{self, CompareOptions, Outcome, RunFigure, WholeRuns};
 use strobe_report::human;
 use strobe_stats::Spread;
 use strobe_trace::Trace;
 
-use crate::bench::outcome::{OUTPUT_THROUGHPUT, RepeatFigures, spreads};
+use crate::bench::outcome::{OUTPUT_THROUGHPUT, spreads};
+use crate::run_dir::{self, RunDir};
 use crate::trace_input::{self, ViewArgs};
-use crate::{explore, output, progress, run_dir, sheets};
+use crate::{explore, output, progress, sheets};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe compare run-a run-b                                two run directories
@@ -125,23 +126,19 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
-/// The figures of all runs of both sides, where every path is a run directory whose report has them.
+/// The figures of all finished runs of both sides, where every path is a run directory.
 fn whole_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<WholeRuns>> {
     let mut all = [Vec::new(), Vec::new()];
     for (paths, figures) in sides.iter().zip(&mut all) {
-        for path in paths.iter().map(|path| path.join(run_dir::REPORT_JSON)) {
-            if !path.is_file() {
+        for path in paths {
+            if !RunDir::is_at(path) {
                 return Ok(None);
             }
-            let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            let mut report: serde_json::Value =
-                serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
-            let Some(repeats) = report.pointer_mut("/strobe/repeats").map(serde_json::Value::take) else {
+            let run = RunDir::open(path)?;
+            if run.repeats.is_empty() && !run.is_partial() {
                 return Ok(None);
-            };
-            let repeats: Vec<RepeatFigures> = serde_json::from_value(repeats)
-                .with_context(|| format!("{}: its repeats are not strobe's", path.display()))?;
-            figures.extend(repeats);
+            }
+            figures.extend(run.repeats);
         }
     }
     let [a, b] = &all;

@@ -25,6 +25,7 @@ use crate::bench::outcome::{OUTPUT_THROUGHPUT, Outcome};
 use crate::bench::{self, Spec, html, text, write};
 use crate::machine::{self, MeasuredPeaks};
 use crate::model_args::CpuArgs;
+use crate::run_writer::RunWriter;
 use crate::{explore, interrupt, output, recording, run_dir};
 
 const EXAMPLES: &str = "EXAMPLES:
@@ -264,7 +265,7 @@ fn measure(args: &Args, engine: &Path, dataset: &Path, peaks: &MeasuredPeaks, si
         arrival: "all at once, no concurrency limit".into(),
         assumed_ranks: 1,
     };
-    bench::execute(args.cpu.open()?.into(), &model, || Ok(peaks.clone()), &spec, None)
+    bench::execute(args.cpu.open()?.into(), &model, || Ok(peaks.clone()), &spec, None, &mut RunWriter::default())
 }
 
 struct Verdict {

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Subcommand;
 use serde_json::json;
-use strobe_engine::staged_dir::{self, StagedDir};
+use strobe_engine::staged_dir::StagedDir;
 use strobe_sim::capacity::in_parallel;
 use strobe_sim::collector::Intervals;
 use strobe_sim::{Collector, CostModel, Load, Scenario};
@@ -107,13 +107,13 @@ fn plain(args: &PlainArgs) -> Result<()> {
     let built = args.scenario.build()?;
     let scenario = &built.scenario;
     if let Some(dir) = &args.output_dir {
-        staged_dir::check_target(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
+        run_dir::check_target(dir, args.overwrite)?;
     }
     let collector = Collector::new(scenario.keeps_records());
     let (outcome, intervals) = match &args.output_dir {
         None => (scenario.run(collector)?, intervals(args, scenario)?),
         Some(dir) => {
-            let staged = StagedDir::create(dir, args.overwrite, &run_dir::MARKS, "run directory")?;
+            let staged = StagedDir::create(dir, args.overwrite, run_dir::marks(dir), run_dir::WHAT)?;
             let writers = files::Writers::create(staged.path(), &built)?;
             let mut collector = collector.with_writers(writers.requests(), writers.steps());
             let outcome = scenario.run_collecting(&mut collector)?;

@@ -1,11 +1,10 @@
 //! The report of another runtime: the same rows, keys and files as strobe's, as far as they are known.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
-use strobe_engine::staged_dir::StagedDir;
 use strobe_engine::{EngineConfig, IterationLimits, IterationRecord, Policy, WeightsOrigin};
 use strobe_model::Tokenizer;
 use strobe_report::human;
@@ -23,6 +22,7 @@ use crate::bench::utilization::{FullBatchDecode, kind_of};
 use crate::bench::write::Files;
 use crate::machine::Machine;
 use crate::run_dir;
+use crate::run_writer::Problems;
 
 /// A benchmark of another runtime.
 pub struct Outcome {
@@ -186,28 +186,25 @@ impl Outcome {
     }
 
     /// The single files that were asked for.
-    pub fn write_files(&self, report: &Value, files: &Files, tokenizer: Option<&Tokenizer>) -> Result<()> {
+    pub fn write_files(&self, report: &Value, files: &Files, tokenizer: Option<&Tokenizer>, problems: &mut Problems) {
         if let Some(path) = &files.report_json {
-            run_dir::write_whole(path, format!("{report:#}\n").as_bytes())?;
+            problems.keep(run_dir::write_whole(path, format!("{report:#}\n").as_bytes()));
         }
         if let Some(path) = &files.request_json {
             let decode = |r: &RequestRecord| tokenizer.and_then(|t| t.decode(&r.output_ids).ok());
             let requests = anchor_requests_with_text(&self.run.records, &decode);
-            run_dir::write_whole(path, format!("{requests:#}\n").as_bytes())?;
+            problems.keep(run_dir::write_whole(path, format!("{requests:#}\n").as_bytes()));
         }
         if let Some(path) = &files.iteration_log {
-            run_dir::write_whole(path, self.iteration_lines().as_bytes())?;
+            problems.keep(run_dir::write_whole(path, self.iteration_lines().as_bytes()));
         }
-        Ok(())
     }
 
-    /// The run directory: everything but a trace and pages, which need more than token times.
-    pub fn write(&self, report: &Value, staged: StagedDir) -> Result<()> {
-        let file = |name: &str| staged.path().join(name);
-        let run = json!({
+    /// What `run.json` says, without how far the run came.
+    pub fn about(&self) -> Value {
+        json!({
             "version": env!("CARGO_PKG_VERSION"),
             "command": self.command,
-            "partial": false,
             "runtime": self.runtime.name(),
             "engine": self.config.to_json(),
             "engine_dir": self.engine_dir.as_ref().map(|dir| dir.display().to_string()),
@@ -215,18 +212,19 @@ impl Outcome {
             "arrival": self.arrival,
             "machine": self.machine,
             "ranks": 1,
-        });
-        run_dir::write_whole(&file(run_dir::RUN), format!("{run:#}\n").as_bytes())?;
-        let mut requests = String::new();
-        for record in &self.run.records {
-            requests.push_str(&serde_json::to_string(record).context("a request record can't be written as JSON")?);
-            requests.push('\n');
-        }
-        run_dir::write_whole(&file(run_dir::REQUESTS), requests.as_bytes())?;
-        run_dir::write_whole(&file(run_dir::ITERATIONS), self.iteration_lines().as_bytes())?;
-        run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{report:#}\n").as_bytes())?;
-        staged.commit()?;
-        Ok(())
+        })
+    }
+
+    /// Fills the run directory: everything but a trace and pages, which need more than token times.
+    pub fn write(&self, report: &Value, dir: &Path, problems: &mut Problems) {
+        let file = |name: &str| dir.join(name);
+        let line = |record: &RequestRecord| -> Result<String> {
+            Ok(serde_json::to_string(record).context("a request record can't be written as JSON")? + "\n")
+        };
+        let requests: Result<String> = self.run.records.iter().map(line).collect();
+        problems.keep(requests.and_then(|lines| run_dir::write_whole(&file(run_dir::REQUESTS), lines.as_bytes())));
+        problems.keep(run_dir::write_whole(&file(run_dir::ITERATIONS), self.iteration_lines().as_bytes()));
+        problems.keep(run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{report:#}\n").as_bytes()));
     }
 }
 

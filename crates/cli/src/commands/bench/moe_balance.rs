@@ -9,6 +9,7 @@ use super::{BenchArgs, Call, Ready, arrival, concurrency, ready, samples, sampli
 use crate::bench::balance;
 use crate::bench::experts::ExpertArgs;
 use crate::output;
+use crate::run_writer::Problems;
 use crate::runtime::Runtime;
 
 pub const EXAMPLES: &str = "EXAMPLES:
@@ -24,6 +25,9 @@ pub struct Args {
     #[arg(long, value_name = "PERCENT", value_parser = crate::commands::compare::percent, default_value = "10%")]
     threshold: f64,
 }
+
+/// What its directory is called in errors.
+const WHAT: &str = "result directory";
 
 /// Pairs of runs where nobody says how many; fewer have no useful interval.
 const PAIRS: usize = 5;
@@ -102,26 +106,32 @@ pub fn run(args: Args) -> Result<()> {
     };
     let device = args.build.device(&args.device)?;
     if let Some(dir) = &args.output_dir {
-        staged_dir::check_target(dir, args.overwrite, &[balance::ANSWER], "result directory")?;
+        staged_dir::check_target(dir, args.overwrite, &[balance::ANSWER], WHAT)?;
+        staged_dir::check_parent(dir)?;
     }
     let samples = samples(&args)?;
     let ready = ready(&args, device, call, samples, ExpertArgs::balanced)?;
     let Ready { device, model, peaks, spec, .. } = ready;
-    let staged = args
-        .output_dir
-        .as_ref()
-        .map(|dir| StagedDir::create(dir, args.overwrite, &[balance::ANSWER], "result directory"))
-        .transpose()?;
     let answer = balance::execute(device, &model, peaks, &spec, threshold)?;
-    if let Some(staged) = staged {
-        answer.write(staged)?;
-    }
-    match args.json {
-        true => output::line(&format!("{:#}", answer.to_json())),
-        false => output::print(&answer.text(output::width())),
-    }
+    // The answer first: whatever happens to files, it is there.
+    let mut problems = Problems::default();
+    problems.keep(match args.json {
+        true => output::try_print(&format!("{:#}\n", answer.to_json())),
+        false => output::try_print(&answer.text(output::width())),
+    });
     if let Some(dir) = &args.output_dir {
-        output::note(&format!("results: {}", dir.display()));
+        let mut write = || -> Result<()> {
+            let staged = StagedDir::create(dir, args.overwrite, &[balance::ANSWER], WHAT)?;
+            answer.write(staged.path(), &mut problems);
+            if !staged.path().join(balance::ANSWER).exists() {
+                bail!("{}: nothing could be kept", dir.display());
+            }
+            Ok(staged.commit()?)
+        };
+        let written = write();
+        if problems.keep(written) {
+            output::note(&format!("results: {}", dir.display()));
+        }
     }
-    Ok(())
+    problems.into_result()
 }

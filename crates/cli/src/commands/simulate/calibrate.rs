@@ -34,7 +34,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     run_dir::check_output(&args.output, &args.runs)?;
-    let runs = args.runs.iter().map(|path| calibrate::read_run(path)).collect::<Result<Vec<_>, _>>()?;
+    let runs = args.runs.iter().map(|path| run_dir::read_calibration(path)).collect::<Result<Vec<_>>>()?;
     let fitted = calibrate::fit(&runs.iter().collect::<Vec<_>>(), env!("CARGO_PKG_VERSION"))?;
     let worst = fitted.regions.iter().map(|r| r.median_error * 100.0).fold(0.0, f64::max);
     let refused = worst > args.max_error || args.max_error.is_nan();

@@ -1,15 +1,15 @@
 //! `strobe simulate explain`: from a slow request to the iterations that made it slow. Runs that were measured can be
 //! explained as well as simulated ones.
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use strobe_report::table::Table;
 use strobe_workload::RequestRecord;
 
-use crate::{output, run_dir};
+use crate::output;
+use crate::run_dir::{self, RunDir};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe simulate explain RUN --slowest 3
@@ -45,20 +45,6 @@ struct Step {
     decisions: Vec<(u64, String)>,
 }
 
-fn lines<T>(path: &Path, mut read: impl FnMut(&str) -> Option<T>) -> Result<Vec<T>> {
-    let file = std::fs::File::open(path)
-        .with_context(|| format!("cannot read {}; give the directory of a run", path.display()))?;
-    let mut found = Vec::new();
-    for (index, line) in BufReader::new(file).lines().enumerate() {
-        let line = line.with_context(|| format!("cannot read {}", path.display()))?;
-        match read(&line) {
-            Some(value) => found.push(value),
-            None => bail!("{} line {}: not a record of strobe", path.display(), index + 1),
-        }
-    }
-    Ok(found)
-}
-
 fn step(line: &str) -> Option<Step> {
     let record: Value = serde_json::from_str(line).ok()?;
     let logged = run_dir::logged_iteration(line)?.iteration;
@@ -80,8 +66,11 @@ fn step(line: &str) -> Option<Step> {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let records = lines(&args.run.join(run_dir::REQUESTS), |l| serde_json::from_str::<RequestRecord>(l).ok())?;
-    let steps = lines(&args.run.join(run_dir::ITERATIONS), step)?;
+    let run = RunDir::open(&args.run)?;
+    let records = run.requests()?;
+    let read = |line: &str| step(line).context("not an iteration record of strobe");
+    let steps = run.lines(run_dir::ITERATIONS, read)?.records;
+    run.notices()?.iter().for_each(|notice| output::warn(notice));
     let chosen: Vec<&RequestRecord> = match args.request {
         Some(id) => match records.iter().find(|r| r.id == id) {
             Some(record) => vec![record],

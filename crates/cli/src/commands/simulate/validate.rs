@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use strobe_engine::engine_dir::LoadedModel;
 use strobe_report::table::Table;
-use strobe_sim::{calibrate, validate};
+use strobe_sim::validate;
 use strobe_workload::{Lengths, NormDist, SyntheticSpec, read_dataset, synthetic, write_dataset};
 
 use super::NotSo;
@@ -184,7 +184,7 @@ pub fn run(args: &Args) -> Result<()> {
             make_runs(args, engine, &dir)?
         }
     };
-    let runs = paths.iter().map(|path| calibrate::read_run(path)).collect::<Result<Vec<_>, _>>()?;
+    let runs = paths.iter().map(|path| run_dir::read_calibration(path)).collect::<Result<Vec<_>>>()?;
     let found = validate::validate(&runs, env!("CARGO_PKG_VERSION"))?;
     drop(temporary);
     if args.json {
