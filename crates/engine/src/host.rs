@@ -234,7 +234,8 @@ mod tests {
 
     #[test]
     fn an_iteration_is_disturbed_by_a_long_and_large_wait() {
-        let reading = |waited, wall_ns| HostReading { cpu_wait_max_ns: waited, wall_ns, covers: 1, ..HostReading::default() };
+        let reading =
+            |waited, wall_ns| HostReading { cpu_wait_max_ns: waited, wall_ns, covers: 1, ..HostReading::default() };
         assert_eq!(reading(None, 1).disturbed(), None);
         assert_eq!(reading(Some(40_000), 100_000).disturbed(), Some(false), "short");
         assert_eq!(reading(Some(60_000), 100_000_000).disturbed(), Some(false), "hardly anything of it");
@@ -244,7 +245,8 @@ mod tests {
     #[test]
     fn a_reading_speaks_of_all_it_covers() {
         let read = |covers, waited| {
-            let host = HostReading { covers, cpu_wait_max_ns: Some(waited), wall_ns: 1_000_000, ..HostReading::default() };
+            let host =
+                HostReading { covers, cpu_wait_max_ns: Some(waited), wall_ns: 1_000_000, ..HostReading::default() };
             IterationRecord { host: Some(host), ..IterationRecord::default() }
         };
         let none = IterationRecord::default();

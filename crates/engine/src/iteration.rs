@@ -308,7 +308,8 @@ mod tests {
             overlap: false,
             utc_ns: 0,
         };
-        let strobe = |host| IterationRecord { host, ..IterationRecord::default() }.to_json(&limits, &[])["strobe"].clone();
+        let strobe =
+            |host| IterationRecord { host, ..IterationRecord::default() }.to_json(&limits, &[])["strobe"].clone();
         assert_eq!(strobe(None).get("host").or(strobe(None).get("disturbed")), None);
         let blind = HostReading { major_faults: Some(1), covers: 3, ..HostReading::default() };
         assert_eq!(strobe(Some(blind))["host"], json!({"majorFaults": 1, "iterations": 3}));

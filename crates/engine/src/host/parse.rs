@@ -86,7 +86,8 @@ mod tests {
     fn the_second_number_of_schedstat_is_the_wait() {
         assert_eq!(run_delay_ns(b"112567 4200 17\n"), Some(4200));
         assert_eq!(run_delay_ns(b"0 0 1"), Some(0));
-        for bad in [&b""[..], b"\n", b"17", b"17 x 3", b"x 17 3", b"-1 -1 -1", b"1 99999999999999999999999 1", b"\xff 1"]
+        for bad in
+            [&b""[..], b"\n", b"17", b"17 x 3", b"x 17 3", b"-1 -1 -1", b"1 99999999999999999999999 1", b"\xff 1"]
         {
             assert_eq!(run_delay_ns(bad), None, "{bad:?}");
         }
@@ -97,7 +98,8 @@ mod tests {
         let stat = "cpu  55670 0 6351 78597 188 0 15 160 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\ncpu1 1 2 3 4 5 6 7 8 9 10\nintr 5\ncpu9 1\n";
         assert_eq!(cpu_ticks(stat), Some(CpuTicks { steal: 160, cpus: 2 }));
         assert_eq!(cpu_ticks("cpu  1 2 3 4 5 6 7\ncpu0 1 2 3 4 5 6 7\n"), None, "a kernel before 2.6.11");
-        for bad in ["", "cpu", "intr 1 2 3 4 5 6 7 8", "cpu 1 2 3 4 5 6 7 x\ncpu0 1\n", "cpu 1 2 3 4 5 6 7 8\ncpux 1\n"] {
+        for bad in ["", "cpu", "intr 1 2 3 4 5 6 7 8", "cpu 1 2 3 4 5 6 7 x\ncpu0 1\n", "cpu 1 2 3 4 5 6 7 8\ncpux 1\n"]
+        {
             assert_eq!(cpu_ticks(bad), None, "{bad:?}");
         }
     }
@@ -108,7 +110,9 @@ mod tests {
         assert_eq!(throttling(v2), Some(Throttling { periods: 3, ns: 800_000_000 }));
         let v1 = "nr_periods 40\nnr_throttled 3\nthrottled_time 800000000\n";
         assert_eq!(throttling(v1), throttling(v2));
-        for bad in ["", "usage_usec 9\n", "nr_throttled 3\n", "nr_throttled x\nthrottled_time 5\n", "throttled_usec 5\n"] {
+        for bad in
+            ["", "usage_usec 9\n", "nr_throttled 3\n", "nr_throttled x\nthrottled_time 5\n", "throttled_usec 5\n"]
+        {
             assert_eq!(throttling(bad), None, "{bad:?}");
         }
         let huge = "nr_throttled 1\nthrottled_usec 18446744073709551615\n";
