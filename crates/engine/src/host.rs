@@ -97,8 +97,7 @@ impl HostCounters {
             ns: after.ns.saturating_sub(before.ns),
         });
         let usage = self.usage.zip(after.usage);
-        let disturbed: Vec<bool> = disturbed(iterations).into_iter().flatten().collect();
-        HostReadings {
+        let mut found = HostReadings {
             wall_ms: 1e3 * wall,
             cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
             threads: after.waits_ns.as_ref().map(Vec::len),
@@ -109,9 +108,11 @@ impl HostCounters {
             throttled_ms: throttled.map(|throttled| throttled.ns as f64 / 1e6),
             involuntary_switches: usage.map(|(before, after)| after.0.saturating_sub(before.0)),
             major_faults: usage.map(|(before, after)| after.1.saturating_sub(before.1)),
-            iterations_read: disturbed.len(),
-            iterations_disturbed: (!disturbed.is_empty()).then(|| disturbed.iter().filter(|yes| **yes).count()),
-        }
+            iterations_read: 0,
+            iterations_disturbed: None,
+        };
+        found.count_disturbed(iterations);
+        found
     }
 }
 
@@ -162,6 +163,13 @@ pub struct HostReadings {
 }
 
 impl HostReadings {
+    /// Count anew which iterations of the run were disturbed: the last ones may become known late.
+    pub fn count_disturbed(&mut self, iterations: &[IterationRecord]) {
+        let known: Vec<bool> = disturbed(iterations).into_iter().flatten().collect();
+        self.iterations_read = known.len();
+        self.iterations_disturbed = (!known.is_empty()).then(|| known.iter().filter(|yes| **yes).count());
+    }
+
     /// Mean share of the run that a thread waited for a CPU.
     pub fn cpu_wait_share(&self) -> Option<f64> {
         let threads = self.threads.filter(|threads| *threads > 0)?;

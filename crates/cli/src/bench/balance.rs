@@ -125,7 +125,7 @@ pub fn execute(
             let run = run_side(&engine, spec, side, Vec::new())?;
             let options = MetricOptions { rule: spec.rule, world_size: 1, streaming: false };
             let figures = RepeatFigures::of(&metrics(&run.records, &options)?, &[], &run.iterations);
-            sides[side].figures.push(figures);
+            sides[side].figures.push(RepeatFigures { host: run.host.clone(), ..figures });
             sides[side].recorded = run;
         }
     }

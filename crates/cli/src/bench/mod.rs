@@ -3,6 +3,7 @@
 pub mod balance;
 pub mod client;
 pub mod experts;
+pub mod host;
 pub mod html;
 pub mod kernels;
 pub mod outcome;
@@ -188,7 +189,8 @@ pub fn execute(
             && let Ok(metrics) = metrics(&run.records, &options)
         {
             let utilization = utilization::by_kind(&run.iterations, &framed, ops_per_s);
-            repeats.push(RepeatFigures::of(&metrics, &utilization, &run.iterations));
+            let figures = RepeatFigures::of(&metrics, &utilization, &run.iterations);
+            repeats.push(RepeatFigures { host: run.host.clone(), ..figures });
         }
         // A run that the user did not stop and that is not whole was ended by the engine.
         if interrupt::requested() || run.partial {

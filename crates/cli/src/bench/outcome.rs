@@ -8,7 +8,7 @@ use strobe_analyze::budget::{budget_by_kind, budgets};
 use strobe_analyze::top_ops::top_ops;
 use strobe_engine::device::DeviceFacts;
 use strobe_engine::window::Window;
-use strobe_engine::{CacheSize, EngineConfig, EngineInfo, IterationRecord, WeightsOrigin};
+use strobe_engine::{CacheSize, EngineConfig, EngineInfo, HostReadings, IterationRecord, WeightsOrigin};
 use strobe_kernels_cuda::{GpuSamples, RecorderCost};
 use strobe_trace::Trace;
 use strobe_workload::{
@@ -49,6 +49,9 @@ pub struct RepeatFigures {
     /// Tokens per second of generation with all requests in the batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_batch_decode_tok_s: Option<f64>,
+    /// The machine's part in this run, where it was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostReadings>,
 }
 
 impl RepeatFigures {
@@ -65,6 +68,7 @@ impl RepeatFigures {
             decode_mbu: kind("decode").map(|u| u.mbu),
             prefill_tok_s: prefill_tokens_per_s(iterations),
             full_batch_decode_tok_s: FullBatchDecode::of(iterations).map(|full| full.tokens_per_s),
+            host: None,
         }
     }
 
@@ -136,6 +140,21 @@ fn window_state(run: &RunData, window: &Window) -> &'static str {
         Some(_) => "incomplete",
         None => "never reached",
     }
+}
+
+/// The machine's part in a run, with the verdict on it.
+fn host_json(host: &HostReadings) -> Value {
+    let mut value = json!(host);
+    if let Some(share) = host.cpu_wait_share() {
+        value["cpu_wait_share"] = json!(share);
+    }
+    if host.oversubscribed() {
+        value["oversubscribed"] = json!(true);
+    }
+    if let Some(reason) = host.disturbance() {
+        value["disturbance"] = json!(reason);
+    }
+    value
 }
 
 impl Outcome {
@@ -210,6 +229,9 @@ impl Outcome {
         put("arrival", json!(self.arrival));
         put("weights", json!(self.config.describe_origin()));
         put("machine", json!(self.machine));
+        if let Some(host) = &self.run.host {
+            put("host", host_json(host));
+        }
         put("build_config", self.config.to_json()["build_config"].clone());
         put("peaks", json!(self.peaks));
         let (ops_per_s, of_type) = self.peaks.of_products(build);
