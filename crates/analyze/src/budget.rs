@@ -10,6 +10,11 @@
 //! of the op running, else to the host phase that is open, else to [`Part::Idle`] inside the forward step, else to
 //! [`Part::Unknown`]; of several ops (or phases) at once the one that started last counts.
 //!
+//! **Waiting for a CPU** is a part of its own where the trace says how long one of the iteration's threads waited
+//! ([`strobe_trace::Iteration::cpu_wait`]). It is not known in which op that was, so an engine on the CPU has it taken from
+//! all other parts, each by its share. A kernel on a GPU does not wait for the host's CPU: there it is taken from the time in
+//! which the device waited for the host, and from no more than that.
+//!
 //! Parts always add up to the wall time exactly.
 
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -54,6 +59,8 @@ pub enum Part {
     SyncWait,
     /// Inside the forward step of a CPU engine while no op runs: op dispatch, barriers.
     Idle,
+    /// A thread of the engine was ready to run and waited for a CPU.
+    CpuWait,
     /// Covered by nothing that was recorded.
     Unknown,
 }
@@ -61,9 +68,17 @@ pub enum Part {
 impl Part {
     /// Whether it is time in which a device does nothing.
     pub fn is_idle(&self) -> bool {
-        let idle =
-            [Part::LaunchBound, Part::Queued, Part::HostBound, Part::BetweenIterations, Part::SyncWait, Part::Idle];
-        idle.contains(self) || *self == Part::Unknown
+        match self {
+            Part::LaunchBound | Part::Queued | Part::HostBound | Part::BetweenIterations | Part::SyncWait => true,
+            Part::Idle | Part::CpuWait | Part::Unknown => true,
+            Part::Schedule | Part::Prepare | Part::Sample | Part::Respond => false,
+            Part::Category(_) | Part::ExposedCommunication | Part::ExposedCopies => false,
+        }
+    }
+
+    /// Whether a device waits for the host in it.
+    fn is_late_host(&self) -> bool {
+        matches!(self, Part::HostBound | Part::BetweenIterations | Part::LaunchBound | Part::Unknown)
     }
 }
 
@@ -83,6 +98,7 @@ impl std::fmt::Display for Part {
             Part::BetweenIterations => "between iterations",
             Part::SyncWait => "sync wait",
             Part::Idle => "idle",
+            Part::CpuWait => "waited for a CPU",
             Part::Unknown => "unknown",
         })
     }
@@ -157,8 +173,10 @@ pub fn budgets(context: &Context) -> Vec<IterationBudget> {
         let parts = split(context, &causes, ops, &spans);
         windows.into_iter().zip(parts).map(move |((iteration, window), parts)| (device, iteration, window, parts))
     });
+    let waits = CpuWaits::of(context);
     each.map(|(device, iteration, window, parts)| {
         let found = &context.iterations.list[iteration];
+        let parts = waits.set_apart(found.number, parts, Part::is_late_host);
         IterationBudget {
             iteration,
             iter: found.number,
@@ -170,6 +188,46 @@ pub fn budgets(context: &Context) -> Vec<IterationBudget> {
         }
     })
     .collect()
+}
+
+/// How long threads of recorded iterations waited for a CPU.
+struct CpuWaits(HashMap<u64, i64>);
+
+impl CpuWaits {
+    fn of(context: &Context) -> Self {
+        if context.iterations.method != Some(Method::Recorded) {
+            return Self(HashMap::new());
+        }
+        let waits = context.trace.iterations.iter().filter_map(|it| Some((it.iter, it.cpu_wait?)));
+        Self(waits.filter(|(_, wait)| *wait > 0).collect())
+    }
+
+    /// Takes the wait of an iteration from those parts that may hold it, each by its share, and makes a part of it.
+    fn set_apart(&self, number: u64, parts: Vec<(Part, i64)>, holds: impl Fn(&Part) -> bool) -> Vec<(Part, i64)> {
+        let total = parts.iter().filter(|(part, _)| holds(part)).fold(0i64, |sum, (_, ns)| sum.saturating_add(*ns));
+        let wait = self.0.get(&number).map_or(0, |wait| total.min(*wait));
+        if wait <= 0 {
+            return parts;
+        }
+        // Rounding by running sums: each part loses its share to the nanosecond, and all together exactly the wait.
+        let (mut before, mut taken) = (0i128, 0i128);
+        let mut left: Vec<(Part, i64)> = Vec::with_capacity(parts.len() + 1);
+        for (part, ns) in parts {
+            let mut rest = ns;
+            if holds(&part) {
+                before += i128::from(ns);
+                let due = before * i128::from(wait) / i128::from(total);
+                rest -= (due - taken) as i64;
+                taken = due;
+            }
+            if rest > 0 {
+                left.push((part, rest));
+            }
+        }
+        left.push((Part::CpuWait, wait));
+        left.sort_by(|a, b| a.0.cmp(&b.0));
+        left
+    }
 }
 
 /// Whether the ops are those of an engine on the CPU, which records its iterations (and may have recorded no op in them).
@@ -344,6 +402,7 @@ fn cpu_budgets(context: &Context) -> Vec<IterationBudget> {
         Some(Owner::Host(RangeKind::ForwardStep | RangeKind::Layer | RangeKind::Other)) => Part::Idle,
         Some(Owner::Op(category)) => Part::Category(context.categories.list[category as usize].name.clone()),
     };
+    let waits = CpuWaits::of(context);
     let each = claims.into_iter().zip(list).zip(devices).enumerate();
     each.map(|(iteration, ((claims, found), device))| {
         let mut parts: BTreeMap<Part, i64> = BTreeMap::new();
@@ -357,7 +416,7 @@ fn cpu_budgets(context: &Context) -> Vec<IterationBudget> {
             device,
             window: found.host,
             wall_ns: found.host.length(),
-            parts: parts.into_iter().collect(),
+            parts: waits.set_apart(found.number, parts.into_iter().collect(), |_| true),
         }
     })
     .collect()
@@ -553,6 +612,12 @@ pub fn report(context: &Context) -> Report {
                 .note("Means add up to the mean wall time and shares to 100 % of it; medians do not add up.");
         }
         _ => report = report.note("No iterations were found: only whole devices are split."),
+    }
+    if budgets.iter().flat_map(|b| &b.parts).any(|(part, _)| *part == Part::CpuWait) {
+        report = report.note(match on_cpu {
+            true => "waited for a CPU: the longest wait of one thread in the iteration. Which op it delayed is not recorded, so it is taken from all other parts in proportion to their time.",
+            false => "waited for a CPU: the wait of the engine's thread, taken from the time in which the device waited for the host.",
+        });
     }
     if !on_cpu || budgets.is_empty() {
         report = report

@@ -52,6 +52,83 @@ fn every_cause_of_idleness_has_its_part() {
     assert_eq!(parts(&trace), expected);
 }
 
+fn recorded(trace: &mut Trace, iter: u64, (start, end): (i64, i64), cpu_wait: Option<i64>) {
+    trace.iterations.push(Iteration {
+        iter,
+        start,
+        end,
+        context_requests: 0,
+        generation_requests: 1,
+        context_tokens: 0,
+        generation_tokens: 1,
+        window: 0,
+        cpu_wait,
+    });
+}
+
+/// In an engine on the CPU the wait may be in any op; on a GPU no kernel waits for the host's CPU.
+#[test]
+fn waiting_for_a_cpu_is_a_part_of_its_own() {
+    let names = |list: &[(&str, i64)]| list.iter().map(|&(name, ns)| (name.to_owned(), ns)).collect::<Vec<_>>();
+    let on_cpu = |wait| {
+        let mut trace = Trace::default();
+        recorded(&mut trace, 0, (0, 1001), wait);
+        let name = trace.strings.intern("gemm_f32");
+        trace.ops.push(strobe_trace::OpRow { iteration: 0, ..strobe_trace::OpRow::new(OpKind::CpuOp, name, 0, 667) });
+        trace.finish();
+        parts(&trace).remove(0)
+    };
+    let (gemm, rest) = (667, 334);
+    assert_eq!(on_cpu(None), names(&[("gemm", gemm), ("unknown", rest)]));
+    assert_eq!(on_cpu(Some(0)), on_cpu(None));
+    assert_eq!(on_cpu(Some(100)), names(&[("gemm", gemm - 66), ("waited for a CPU", 100), ("unknown", rest - 34)]));
+    assert_eq!(on_cpu(Some(5000)), names(&[("waited for a CPU", 1001)]), "no more than there is");
+
+    let mut trace = empty();
+    for (iter, wait) in [(0i64, 60), (1, 90)] {
+        let at = iter * 100;
+        recorded(&mut trace, iter as u64, (at, at + 100), Some(wait));
+        call(&mut trace, "cudaLaunchKernel", (at + 45, at + 50), iter + 1);
+        op(&mut trace, "nvjet_a", (at + 10, at + 40), iter + 1);
+        op(&mut trace, "nvjet_a", (at + 60, at + 70), iter + 1);
+        let count = trace.ops.len();
+        trace.ops.iteration[count - 2..].fill(iter as u32);
+    }
+    trace.finish();
+    for parts in parts(&trace) {
+        let of = |name: &str| parts.iter().find(|part| part.0 == name).map_or(0, |part| part.1);
+        assert_eq!(of("gemm"), 40, "kernels keep their time: {parts:?}");
+        assert!(of("waited for a CPU") > 0, "{parts:?}");
+    }
+    let context = Context::new(&trace, &Options::default());
+    assert!(report(&context).notes.iter().any(|note| note.contains("waited for a CPU")));
+    for budget in budgets(&context) {
+        assert_eq!(budget.parts.iter().map(|part| part.1).sum::<i64>(), budget.wall_ns);
+    }
+}
+
+proptest! {
+    #[test]
+    fn parts_add_up_whatever_was_waited(spans in prop::collection::vec((1..1000i64, 0..1000i64), 1..9), wait in 0..3000i64) {
+        let mut trace = Trace::default();
+        let name = trace.strings.intern("gemm_f32");
+        let other = trace.strings.intern("flash_attention");
+        let mut at = 0;
+        for (index, (gap, length)) in spans.into_iter().enumerate() {
+            let kernel = if index % 2 == 0 { name } else { other };
+            let row = strobe_trace::OpRow::new(OpKind::CpuOp, kernel, at + gap, at + gap + length);
+            trace.ops.push(strobe_trace::OpRow { iteration: 0, ..row });
+            at += gap + length;
+        }
+        recorded(&mut trace, 0, (0, at), Some(wait));
+        trace.finish();
+        let context = Context::new(&trace, &Options::default());
+        check_sums(&context, "waits");
+        let waited = budgets(&context)[0].parts.iter().find(|part| part.0 == Part::CpuWait).map_or(0, |part| part.1);
+        prop_assert_eq!(waited, wait.min(at));
+    }
+}
+
 /// Two windows were recorded, with unseen iterations between them.
 #[test]
 fn time_between_recorded_windows_is_nobodys() {
@@ -66,6 +143,7 @@ fn time_between_recorded_windows_is_nobodys() {
             context_tokens: 0,
             generation_tokens: 1,
             window,
+            cpu_wait: None,
         });
         call(&mut trace, "cuLaunchKernelEx", (at + 1, at + 5), iter as i64);
         op(&mut trace, "nvjet_a", (at + 10, at + 80), iter as i64);
@@ -206,6 +284,7 @@ fn random_cpu_trace() -> impl Strategy<Value = Trace> {
                 context_tokens: 0,
                 generation_tokens: 1,
                 window: 0,
+                cpu_wait: None,
             });
         }
         let categories = ["gemm", "attention", "norm"];

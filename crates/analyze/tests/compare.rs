@@ -316,6 +316,7 @@ fn engine_trace(linear_ns: i64, kernel: &str) -> Trace {
             context_tokens: 0,
             generation_tokens: 4,
             window: 0,
+            cpu_wait: None,
         });
     }
     builder.build()

@@ -29,6 +29,7 @@ fn iteration(trace: &mut Trace, iter: u64, requests: (u32, u32), start: i64, end
         context_tokens: 0,
         generation_tokens: 0,
         window: 0,
+        cpu_wait: None,
     });
 }
 

@@ -213,14 +213,15 @@ fn key(cpu: &Cpu) -> String {
     format!("{}, {} threads of {} cores, {}", cpu_name(), cpu.threads(), cores(), cpu.tier().name())
 }
 
-fn cache_file() -> Option<PathBuf> {
+/// A file of the cache that outlives runs.
+pub fn cache_file(name: &str) -> Option<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|p| p.is_absolute());
     let base = base.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
-    Some(base.join("strobe").join("peaks.json"))
+    Some(base.join("strobe").join(name))
 }
 
 fn cached() -> Vec<MeasuredPeaks> {
-    let text = cache_file().and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+    let text = cache_file("peaks.json").and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
     // One by one: an entry that another version wrote is no reason to forget the rest.
     let entries: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap_or_default();
     entries.into_iter().filter_map(|entry| serde_json::from_value(entry).ok()).collect()
@@ -304,7 +305,7 @@ fn remember(peaks: &MeasuredPeaks) {
     best.bandwidth_measured = once();
     all.retain(|p| p.key != best.key);
     all.push(best);
-    if let (Some(path), Ok(text)) = (cache_file(), serde_json::to_string_pretty(&all))
+    if let (Some(path), Ok(text)) = (cache_file("peaks.json"), serde_json::to_string_pretty(&all))
         && matches!(path.parent().map(fs::create_dir_all), Some(Ok(())))
     {
         let _ = run_dir::write_whole(&path, text.as_bytes());

@@ -1,21 +1,24 @@
 //! The `strobe` binary: parse, dispatch, and turn what went wrong into one clear line and an exit code.
 //!
-//! Exit codes: 0 done, 1 the thing asked about is not so, 2 the call or its input is wrong, 130 interrupted (what was
-//! recorded is kept and marked partial).
+//! Exit codes: 0 done or passed, 1 a check failed (a proven regression), 2 bad input or not comparable, 3 cannot tell where a
+//! gate was asked, 130 interrupted (what was recorded is kept and marked partial).
 
 mod bench;
 mod build_args;
 mod commands;
 mod device;
 mod explore;
+mod gate;
 mod interrupt;
 mod machine;
 mod model_args;
+mod noise;
 mod nsys;
 mod output;
 mod progress;
 mod recording;
 mod run_dir;
+mod run_facts;
 mod run_writer;
 mod runtime;
 mod sheets;
@@ -48,7 +51,8 @@ const EXAMPLES: &str = "EXAMPLES:
   strobe simulate --rate 20 --cost linear:base=8ms,per_context_token=40us
                                                            the latencies that this traffic would see
 
-Exit codes: 0 done, 1 the thing asked about is not so, 2 the call or its input is wrong, 130 interrupted.";
+Exit codes: 0 done or passed, 1 a check failed, 2 bad input or not comparable, 3 cannot tell where a gate was asked,
+130 interrupted.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -110,13 +114,17 @@ fn main() -> ExitCode {
         Ok(()) if interrupt::requested() => ExitCode::from(130),
         Ok(()) => ExitCode::SUCCESS,
         Err(error)
-            if error.is::<commands::compare::Regression>()
+            if error.is::<gate::Regression>()
                 || error.is::<commands::selftest::Failed>()
                 || error.is::<commands::simulate::NotSo>()
                 || error.is::<bench::kernels::WrongResults>() =>
         {
             output::note(&error.to_string());
             ExitCode::from(1)
+        }
+        Err(error) if error.is::<gate::CannotTell>() => {
+            output::note(&error.to_string());
+            ExitCode::from(3)
         }
         Err(error) => {
             output::error(&with_causes(&error));

@@ -192,6 +192,7 @@ fn add_step(trace: &mut Trace, window: usize, step: &StepEvent, span: gpu::StepS
         context_tokens: step.context_tokens,
         generation_tokens: step.generation_tokens,
         window: window as u32,
+        cpu_wait: step.cpu_wait_ns.and_then(|ns| i64::try_from(ns).ok()),
     });
     let t = &step.times;
     let [start, fetched, planned, scheduled, prepared, forwarded, sampled, end] =

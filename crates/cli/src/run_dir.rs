@@ -351,6 +351,8 @@ pub fn logged_iteration(line: &str) -> Option<LoggedIteration> {
         phases.push((kind, at, end));
         at = end;
     }
+    let host = strobe.get("host").filter(|host| host.get("iterations").and_then(Value::as_u64) == Some(1));
+    let cpu_wait = host.and_then(|host| ns(host, "cpuWaitMaxMS"));
     let iteration = Iteration {
         iter: record.get("iter")?.as_u64()?,
         start,
@@ -360,6 +362,7 @@ pub fn logged_iteration(line: &str) -> Option<LoggedIteration> {
         context_tokens: count("numCtxTokens")?,
         generation_tokens: generation_requests,
         window: 0,
+        cpu_wait,
     };
     Some(LoggedIteration { iteration, phases })
 }

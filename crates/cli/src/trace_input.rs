@@ -108,10 +108,19 @@ pub fn sources(trace: &Trace) -> serde_json::Value {
 
 /// The iterations of a run directory without recorded windows: enough to compare wall times.
 fn unprofiled_run(run: &RunDir) -> Result<Option<Trace>> {
-    let path = run.file(run_dir::ITERATIONS);
-    if run.has_trace() || !path.is_file() {
+    if run.has_trace() || !run.file(run_dir::ITERATIONS).is_file() {
         return Ok(None);
     }
+    iterations_trace(run).map(Some)
+}
+
+/// All iterations of a run directory, whatever was recorded of them.
+pub fn iterations_of(path: &Path) -> Result<Trace> {
+    iterations_trace(&RunDir::open(path)?).map(said)
+}
+
+fn iterations_trace(run: &RunDir) -> Result<Trace> {
+    let path = run.file(run_dir::ITERATIONS);
     let iterations = run.iterations()?;
     if iterations.is_empty() && run.is_partial() {
         bail!("{}: partial run without a whole iteration; run it again", run.path.display());
@@ -136,10 +145,12 @@ fn unprofiled_run(run: &RunDir) -> Result<Option<Trace>> {
         ..Default::default()
     });
     trace.meta.partial = run.is_partial();
-    let why = if run.is_partial() { "the run left no trace" } else { "the run was not profiled" };
-    trace.meta.notices.push(format!("{why}: only wall times are known; record ops with --profile A-B"));
+    if !run.has_trace() {
+        let why = if run.is_partial() { "the run left no trace" } else { "the run was not profiled" };
+        trace.meta.notices.push(format!("{why}: only wall times are known; record ops with --profile A-B"));
+    }
     trace.finish();
-    Ok(Some(trace))
+    Ok(trace)
 }
 
 /// The paths that an argument means: itself if it exists, else what matches it as a pattern (`*`, `?`).

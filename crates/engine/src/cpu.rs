@@ -236,6 +236,11 @@ impl CpuBackend {
         }
     }
 
+    /// The system's numbers of the workers beside the calling thread.
+    pub(crate) fn helper_ids(&self) -> &[u32] {
+        self.cpu.helper_ids()
+    }
+
     /// The kernels, for measurements between steps.
     pub fn cpu(&mut self) -> &mut Cpu {
         &mut self.cpu

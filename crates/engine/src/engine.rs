@@ -6,7 +6,7 @@ mod start;
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use crate::cpu::MemoryByPool;
 use crate::device::{Device, DeviceFacts, Runner};
 use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
+use crate::host::HostSampler;
 use crate::iteration::{IterationLimits, IterationRecord};
 use crate::recorder::{Recorder, Recording, StepTimes};
 use crate::sampling::SamplingParams;
@@ -295,6 +296,8 @@ impl Shared {
 pub struct Engine {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Result<(), String>>>,
+    /// The system's numbers of the threads that compute.
+    threads: Vec<u32>,
     info: EngineInfo,
 }
 
@@ -318,11 +321,20 @@ impl Engine {
         let core = Core::new(device.into(), model, options, progress)?;
         let info = core.info.clone();
         let shared = core.shared.clone();
+        let (say, hear) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("strobe-engine".into())
-            .spawn(move || core.run())
+            .spawn(move || core.run(say))
             .map_err(|error| EngineError::Stopped(format!("its thread could not be started ({error})")))?;
-        Ok(Engine { shared, thread: Some(thread), info })
+        // It says so first of all; should it end before, `wait` hears of it.
+        let threads = hear.recv().unwrap_or_default();
+        Ok(Engine { shared, thread: Some(thread), threads, info })
+    }
+
+    /// The system's numbers of the threads that compute: the loop's, and the other workers of a CPU. Empty where the
+    /// system does not number threads.
+    pub fn threads(&self) -> &[u32] {
+        &self.threads
     }
 
     /// Facts about this engine.
@@ -454,6 +466,8 @@ struct Core {
     pass: StepTimes,
     last_end: u64,
     statm: Option<File>,
+    /// There is one as soon as the loop runs.
+    host: Option<HostSampler>,
 }
 
 /// Iterations of a block that a GPU's recorder is on or off for while its cost is measured: it can't be switched for

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::block_pool::PoolCounters;
+use crate::host::HostReading;
 use crate::recorder::StepTimes;
 use crate::scheduler::{Decision, Policy, Reason};
 use strobe_model::program::{SpanShape, StepWork};
@@ -52,6 +53,8 @@ pub struct IterationRecord {
     pub work: StepWork,
     /// Keys that were looked back on.
     pub keys: KeysRead,
+    /// What its threads waited for, where a reading was taken at its end.
+    pub host: Option<HostReading>,
     /// Where this step's decisions are in the outbox: first and number.
     pub decisions: (u32, u32),
 }
@@ -116,7 +119,7 @@ impl IterationRecord {
     }
 
     /// Whether no recorder was on, which takes time.
-    pub fn is_undisturbed(&self) -> bool {
+    pub fn is_unrecorded(&self) -> bool {
         !self.profiled && !self.lead_in
     }
 
@@ -186,9 +189,7 @@ impl IterationRecord {
         record.insert("schedulerMode".into(), json!(if limits.overlap { "overlap" } else { "non_overlap" }));
         record.insert("kvCacheStats".into(), Value::Object(kv));
         record.insert(batching_name.into(), Value::Object(batching));
-        record.insert(
-            "strobe".into(),
-            json!({
+        let mut own = json!({
                 "startNS": t.start,
                 "scheduleMS": ms(t.scheduled - t.start),
                 "prepareMS": ms(t.prepared - t.scheduled),
@@ -205,8 +206,14 @@ impl IterationRecord {
                 "profiled": self.profiled,
                 "leadIn": self.lead_in,
                 "decisions": decisions.iter().map(decision_json).collect::<Vec<_>>(),
-            }),
-        );
+        });
+        if let Some(host) = &self.host {
+            own["host"] = host_json(host);
+            if let Some(disturbed) = host.disturbed() {
+                own["disturbed"] = json!(disturbed);
+            }
+        }
+        record.insert("strobe".into(), own);
         Value::Object(record)
     }
 
@@ -230,6 +237,18 @@ impl IterationRecord {
         line.insert("Used KV cache blocks".into(), json!(self.kv_used));
         Value::Object(line)
     }
+}
+
+/// What is not known is absent.
+fn host_json(host: &HostReading) -> Value {
+    let fields = [
+        ("cpuWaitMaxMS", host.cpu_wait_max_ns.map(|ns| json!(ms(ns)))),
+        ("cpuWaitSumMS", host.cpu_wait_sum_ns.map(|ns| json!(ms(ns)))),
+        ("involuntarySwitches", host.involuntary_switches.map(|count| json!(count))),
+        ("majorFaults", host.major_faults.map(|count| json!(count))),
+        ("iterations", Some(json!(host.covers))),
+    ];
+    fields.into_iter().filter_map(|(name, value)| Some((name.to_string(), value?))).collect::<Map<_, _>>().into()
 }
 
 fn decision_json(decision: &Decision) -> Value {
@@ -276,6 +295,31 @@ fn timestamp(utc_ns: u64, fraction: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_machine_did_is_told_as_far_as_it_is_known() {
+        let limits = IterationLimits {
+            built: (1, 1),
+            runtime: (1, 1),
+            kv_blocks: 1,
+            tokens_per_block: 1,
+            policy: Policy::MaxUtilization,
+            reuse: false,
+            overlap: false,
+            utc_ns: 0,
+        };
+        let strobe =
+            |host| IterationRecord { host, ..IterationRecord::default() }.to_json(&limits, &[])["strobe"].clone();
+        assert_eq!(strobe(None).get("host").or(strobe(None).get("disturbed")), None);
+        let blind = HostReading { major_faults: Some(1), covers: 3, ..HostReading::default() };
+        assert_eq!(strobe(Some(blind))["host"], json!({"majorFaults": 1, "iterations": 3}));
+        assert_eq!(strobe(Some(blind)).get("disturbed"), None);
+        let (wait, sum) = (Some(200_000), Some(250_000));
+        let seen = HostReading { cpu_wait_max_ns: wait, cpu_wait_sum_ns: sum, wall_ns: 1_000_000, ..blind };
+        assert_eq!(strobe(Some(seen))["host"]["cpuWaitMaxMS"], json!(0.2));
+        assert_eq!(strobe(Some(seen))["host"]["cpuWaitSumMS"], json!(0.25));
+        assert_eq!(strobe(Some(seen))["disturbed"], json!(true));
+    }
 
     #[test]
     fn dates_are_right() {

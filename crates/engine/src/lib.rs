@@ -16,6 +16,7 @@ pub mod engine_config;
 pub mod engine_dir;
 pub mod error;
 pub mod eval;
+pub mod host;
 pub mod iteration;
 mod latent;
 pub mod memory;
@@ -37,6 +38,7 @@ pub use engine::{
 pub use engine_config::{BuildConfig, EngineConfig, WeightsOrigin};
 pub use engine_dir::{LoadedModel, ModelRef};
 pub use error::EngineError;
+pub use host::{HostReading, HostReadings};
 pub use iteration::{IterationLimits, IterationRecord, KeysRead};
 pub use quantization::{KvCacheType, Quantization};
 pub use sampling::SamplingParams;

@@ -64,6 +64,8 @@ pub struct StepEvent {
     pub context_tokens: u32,
     /// Generation tokens.
     pub generation_tokens: u32,
+    /// Longest time that one of its threads was ready and waited for a CPU, where that is known of it alone.
+    pub cpu_wait_ns: Option<u64>,
 }
 
 /// Everything recorded in one window.
@@ -224,7 +226,7 @@ impl Recorder {
 }
 
 /// The system's number of this thread; 0 where it is not known.
-fn current_thread() -> u32 {
+pub(crate) fn current_thread() -> u32 {
     #[cfg(target_os = "linux")]
     // SAFETY: gettid has no preconditions.
     return u32::try_from(unsafe { libc::gettid() }).unwrap_or(0);

@@ -52,6 +52,12 @@ impl Cpu {
         self.pool.threads()
     }
 
+    /// The system's numbers of the workers that are threads of their own: all but the calling one. Empty where the system
+    /// does not number threads.
+    pub fn helper_ids(&self) -> &[u32] {
+        self.pool.helper_ids()
+    }
+
     /// Allocates the scratch for ops of up to `max_rows` rows and `max_k` inputs now, so that they never allocate.
     pub fn reserve(&mut self, max_rows: usize, max_k: usize) {
         let rounded = crate::linear_pairs::rounded_rows_len(max_rows, max_k);

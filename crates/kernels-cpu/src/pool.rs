@@ -7,7 +7,7 @@ use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -63,6 +63,8 @@ unsafe impl Send for Shared {}
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
+    /// The system's numbers of the helpers.
+    helper_ids: Vec<u32>,
 }
 
 impl Pool {
@@ -80,15 +82,29 @@ impl Pool {
             sleep: Mutex::new(()),
             panic: Mutex::new(None),
         });
+        let (say, hear) = mpsc::channel();
         let helpers = (1..threads)
             .map_while(|worker| {
-                let shared = Arc::clone(&shared);
+                let (shared, say) = (Arc::clone(&shared), say.clone());
                 let builder = thread::Builder::new().name(format!("strobe-worker-{worker}"));
                 // A machine that refuses a thread still runs everything, on fewer workers.
-                builder.spawn(move || shared.help(worker)).ok()
+                let life = move || {
+                    // Nobody hears it when the pool could not be made, and then nobody needs it.
+                    let _ = say.send(thread_id());
+                    drop(say);
+                    shared.help(worker);
+                };
+                builder.spawn(life).ok()
             })
             .collect();
-        Pool { shared, helpers }
+        drop(say);
+        let helper_ids = hear.iter().flatten().collect();
+        Pool { shared, helpers, helper_ids }
+    }
+
+    /// The system's numbers of the helpers, as far as it numbers threads.
+    pub(crate) fn helper_ids(&self) -> &[u32] {
+        &self.helper_ids
     }
 
     pub(crate) fn threads(&self) -> usize {
@@ -257,6 +273,15 @@ fn poll(mut is_ready: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// The system's number of this thread.
+fn thread_id() -> Option<u32> {
+    #[cfg(all(target_os = "linux", not(miri)))]
+    // SAFETY: gettid has no preconditions.
+    return u32::try_from(unsafe { libc::gettid() }).ok();
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    None
+}
+
 /// The data behind these locks stays whole even if a holder panicked.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -282,6 +307,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn helpers_are_known_by_their_numbers() {
+        let pool = Pool::new(4);
+        let mut ids = pool.helper_ids().to_vec();
+        assert!(ids.iter().all(|id| std::path::Path::new(&format!("/proc/self/task/{id}")).exists()), "{ids:?}");
+        ids.extend(thread_id());
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 4);
     }
 
     #[test]

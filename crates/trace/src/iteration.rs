@@ -72,6 +72,8 @@ pub struct Iteration {
     pub generation_tokens: u32,
     /// The index of the profile window it was recorded in.
     pub window: u32,
+    /// The longest time in nanoseconds that one of its threads was ready to run and waited for a CPU, where that is known.
+    pub cpu_wait: Option<i64>,
 }
 
 impl Iteration {
@@ -178,6 +180,7 @@ mod tests {
             context_tokens: 0,
             generation_tokens: 0,
             window: 0,
+            cpu_wait: None,
         };
         assert_eq!(iteration(1, 0).kind(), IterationKind::Prefill);
         assert_eq!(iteration(2, 3).kind(), IterationKind::Mixed);

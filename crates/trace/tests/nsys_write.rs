@@ -267,6 +267,7 @@ fn traces_of_format_version_1_are_read() {
     assert_eq!((trace.devices[0].name.as_str(), trace.devices[0].is_cpu), ("CPU", true));
     let range = trace.ranges.get(0);
     assert_eq!((trace.text(range.name), range.kind, range.iteration), ("forward 4", RangeKind::ForwardStep, 4));
+    assert_eq!(trace.iterations[0].cpu_wait, None, "a file from before it was recorded");
     assert_eq!(trace.processes[0].name, "strobe");
     assert_eq!(trace.meta.producer, "strobe 0.1.0");
     assert_eq!(trace.meta.windows, [Window { index: 0, first: 4, last: 4, complete: true }]);
@@ -444,6 +445,7 @@ fn events() -> impl Strategy<Value = Trace> {
             context_tokens: c,
             generation_tokens: d,
             window,
+            cpu_wait: (a % 2 == 0).then_some(i64::from(b)),
         });
     let expert_load = (0..100_u64, any::<[u32; 3]>()).prop_map(|(iter, [layer, expert, tokens])| ExpertLoad {
         iter,

@@ -35,7 +35,31 @@ pub struct Cell {
     pub total_ns: f64,
 }
 
+/// Prompt tokens are told apart by this many leading binary digits, so that a long run has few batches.
+const DIGITS: u32 = 4;
+
 impl Cell {
+    /// Groups iterations, each given by its prompt tokens, generating requests and wall time.
+    pub fn group(iterations: impl Iterator<Item = (u32, u32, f64)>) -> Vec<Cell> {
+        let coarse = |tokens: u32| {
+            let dropped = (u32::BITS - tokens.leading_zeros()).saturating_sub(DIGITS);
+            tokens >> dropped << dropped
+        };
+        let mut cells: BTreeMap<(u32, u32), Cell> = BTreeMap::new();
+        for (context_tokens, generation_requests, wall_ns) in iterations {
+            let context_tokens = coarse(context_tokens);
+            let cell = cells.entry((context_tokens, generation_requests)).or_insert(Cell {
+                context_tokens,
+                generation_requests,
+                iterations: 0,
+                total_ns: 0.0,
+            });
+            cell.iterations += 1;
+            cell.total_ns += wall_ns;
+        }
+        cells.into_values().collect()
+    }
+
     /// Prompts only, generation only, or both.
     pub fn kind(&self) -> IterationKind {
         match (self.context_tokens, self.generation_requests) {

@@ -127,7 +127,7 @@ pub fn execute(
             let run = run_side(&engine, spec, side, Vec::new())?;
             let options = MetricOptions { rule: spec.rule, world_size: 1, streaming: false };
             let figures = RepeatFigures::of(&metrics(&run.records, &options)?, &[], &run.iterations);
-            sides[side].figures.push(figures);
+            sides[side].figures.push(RepeatFigures { host: run.host.clone(), ..figures });
             sides[side].recorded = run;
         }
     }
@@ -162,7 +162,8 @@ pub fn execute(
     let traces = [trace_of(0), trace_of(1)];
     let contexts = [vec![recording::context(&traces[0])], vec![recording::context(&traces[1])]];
     let names = NAMES.map(str::to_string);
-    let comparison = compare::compare(&contexts[0], &contexts[1], &CompareOptions { names, rows: 15, runs: None });
+    let comparison =
+        compare::compare(&contexts[0], &contexts[1], &CompareOptions { names, rows: 15, ..CompareOptions::default() });
     let page = explore::comparison_page(&comparison, &contexts);
     let counted = |side: usize| {
         let run = &sides[side].recorded;

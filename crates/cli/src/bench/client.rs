@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use strobe_engine::host::{HostCounters, HostReadings};
 use strobe_engine::recorder::Recording;
 use strobe_engine::scheduler::Decision;
 use strobe_engine::window::Window;
@@ -52,6 +53,8 @@ pub struct RunData {
     /// What the engine had to say beside.
     pub notes: Vec<String>,
     pub partial: bool,
+    /// The machine's part in it.
+    pub host: Option<HostReadings>,
     /// Why the engine stopped before the run was over.
     pub failure: Option<EngineError>,
 }
@@ -108,6 +111,7 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>, kee
     let mut ended = 0;
     let mut tokens = 0u64;
     let bar = progress::requests(jobs.len() as u64);
+    let before = HostCounters::read(engine.threads());
     engine.begin_measurement(windows);
     let start = clock.now();
     let mut run = RunData::default();
@@ -175,6 +179,7 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>, kee
             break;
         }
     }
+    run.host = Some(before.until(&HostCounters::read(engine.threads()), &run.iterations));
     bar.finish_and_clear();
     run.partial = ended < jobs.len();
     Ok(run)
@@ -234,6 +239,9 @@ pub fn finish(engine: Engine, run: &mut RunData, load: &Load) -> Result<(), Engi
     let limits = engine.info().limits;
     let (outbox, failure) = engine.end();
     take(run, &outbox, &limits, load);
+    if let Some(host) = &mut run.host {
+        host.count_disturbed(&run.iterations);
+    }
     match failure {
         Some(failure) if run.iterations.is_empty() => return Err(failure),
         Some(failure) => {

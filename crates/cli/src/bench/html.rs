@@ -9,6 +9,7 @@ use strobe_report::svg::{self, CdfChart, CdfSeries, IterationStrip, StackedChart
 use strobe_trace::Trace;
 
 use super::experts::{self, ExpertReport};
+use super::host;
 use super::outcome::Outcome;
 use super::text;
 use super::utilization::kind_of;
@@ -18,6 +19,10 @@ use crate::recording;
 pub fn page(outcome: &Outcome, report: &Value) -> String {
     let config = &outcome.config;
     let mut page = Page::new(format!("strobe: {}", config.model_name)).subtitle(subtitle(outcome));
+    // Of several things to know before all others the gravest stands.
+    if let Some(warning) = outcome.run.host.as_ref().and_then(host::warning) {
+        page = page.verdict(warning);
+    }
     if outcome.info.perfect_router.is_some() {
         page = page.verdict(experts::WRONG);
     }

@@ -3,6 +3,7 @@
 pub mod balance;
 pub mod client;
 pub mod experts;
+pub mod host;
 pub mod html;
 pub mod kernels;
 pub mod outcome;
@@ -205,6 +206,7 @@ pub fn execute(
         {
             let utilization = utilization::by_kind(&run.iterations, &framed, ops_per_s);
             let figures = RepeatFigures::of(&metrics, &utilization, &run.iterations);
+            let figures = RepeatFigures { host: run.host.clone(), ..figures };
             if spec.repeat > 1 {
                 keep.repeat(&figures);
             }

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use strobe_analyze::budget::{budget_by_kind, budgets};
+use strobe_analyze::compare::runs::Cell;
 use strobe_analyze::top_ops::top_ops;
 use strobe_engine::device::DeviceFacts;
 use strobe_engine::window::Window;
-use strobe_engine::{CacheSize, EngineConfig, EngineInfo, IterationRecord, WeightsOrigin};
+use strobe_engine::{CacheSize, EngineConfig, EngineInfo, HostReadings, IterationRecord, WeightsOrigin};
 use strobe_kernels_cuda::{GpuSamples, RecorderCost};
 use strobe_stats::{Spread, spread};
 use strobe_trace::Trace;
@@ -50,6 +51,12 @@ pub struct RepeatFigures {
     /// Tokens per second of generation with all requests in the batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_batch_decode_tok_s: Option<f64>,
+    /// The machine's part in this run, where it was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostReadings>,
+    /// Iterations by batch: what a comparison of kinds of iteration stands on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cells: Vec<Cell>,
 }
 
 impl RepeatFigures {
@@ -66,6 +73,8 @@ impl RepeatFigures {
             decode_mbu: kind("decode").map(|u| u.mbu),
             prefill_tok_s: prefill_tokens_per_s(iterations),
             full_batch_decode_tok_s: FullBatchDecode::of(iterations).map(|full| full.tokens_per_s),
+            cells: cells(iterations),
+            host: None,
         }
     }
 
@@ -85,6 +94,13 @@ impl RepeatFigures {
         rows.extend(self.full_batch_decode_tok_s.map(|value| ("Decode at full batch (tokens/sec)", value)));
         rows
     }
+}
+
+/// The iterations of a run by batch. Recorded ones are left out where others are there: recording takes time.
+fn cells(iterations: &[IterationRecord]) -> Vec<Cell> {
+    let undisturbed: Vec<_> = iterations.iter().filter(|i| i.is_unrecorded()).collect();
+    let chosen = if undisturbed.is_empty() { iterations.iter().collect() } else { undisturbed };
+    Cell::group(chosen.iter().map(|i| (i.context_tokens, i.generation_requests, i.wall_ns() as f64)))
 }
 
 /// Spread of each figure over the repetitions that have it.
@@ -137,6 +153,21 @@ fn window_state(run: &RunData, window: &Window) -> &'static str {
         Some(_) => "incomplete",
         None => "never reached",
     }
+}
+
+/// The machine's part in a run, with the verdict on it.
+fn host_json(host: &HostReadings) -> Value {
+    let mut value = json!(host);
+    if let Some(share) = host.cpu_wait_share() {
+        value["cpu_wait_share"] = json!(share);
+    }
+    if host.oversubscribed() {
+        value["oversubscribed"] = json!(true);
+    }
+    if let Some(reason) = host.disturbance() {
+        value["disturbance"] = json!(reason);
+    }
+    value
 }
 
 impl Outcome {
@@ -211,6 +242,9 @@ impl Outcome {
         put("arrival", json!(self.arrival));
         put("weights", json!(self.config.describe_origin()));
         put("machine", json!(self.machine));
+        if let Some(host) = &self.run.host {
+            put("host", host_json(host));
+        }
         put("build_config", self.config.to_json()["build_config"].clone());
         put("peaks", json!(self.peaks));
         let (ops_per_s, of_type) = self.peaks.of_products(build);

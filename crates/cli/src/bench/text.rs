@@ -13,6 +13,7 @@ use strobe_trace::{IterationKind, Trace};
 use strobe_workload::{anchor_text, strobe_text};
 
 use super::experts::{self, ExpertReport};
+use super::host;
 use super::outcome::{Outcome, RepeatFigures, spreads};
 use super::utilization::FullBatchDecode;
 use crate::recording;
@@ -38,6 +39,9 @@ pub fn report(outcome: &Outcome, width: usize) -> String {
             "PARTIAL RUN: {why} after {done} of {} requests; figures cover what was done\n",
             outcome.asked
         );
+    }
+    if let Some(warning) = outcome.run.host.as_ref().and_then(host::warning) {
+        let _ = writeln!(text, "{warning}\n");
     }
     match &outcome.metrics {
         Ok(metrics) => {
@@ -95,6 +99,7 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             format!("{} read, measured {}", human::bytes_per_s(peaks.read_bytes_per_s), peaks.bandwidth_measured),
         ),
     ]);
+    rows.extend(outcome.run.host.as_ref().map(|host| ("Machine:", host::line(host))));
     rows.extend(outcome.start.as_ref().map(|start| ("Start to first token:", start.to_string())));
     let resident = outcome.peak_resident().map_or(human::NOT_KNOWN.into(), human::bytes);
     let on_gpu = outcome.info.device.cuda().is_some();
@@ -214,6 +219,10 @@ pub fn spread_section(text: &mut String, repeats: &[RepeatFigures], width: usize
         ]);
     }
     text.push_str(&table.render(width));
+    let disturbed = repeats.iter().map(|repeat| repeat.host.as_ref()?.disturbance()).enumerate();
+    for (index, reason) in disturbed.filter_map(|(index, reason)| Some((index, reason?))) {
+        let _ = writeln!(text, "Run {} was disturbed: {reason}", index + 1);
+    }
 }
 
 /// Growing numbers, runs of equal steps in short: `1, 2, 4, 8 to 128 by 8`.

@@ -56,7 +56,7 @@ pub struct FullBatchDecode {
 impl FullBatchDecode {
     /// Recorded iterations are left out: recording takes time.
     pub fn of(iterations: &[IterationRecord]) -> Option<FullBatchDecode> {
-        let decode = || iterations.iter().filter(|i| kind_of(i) == IterationKind::Decode && i.is_undisturbed());
+        let decode = || iterations.iter().filter(|i| kind_of(i) == IterationKind::Decode && i.is_unrecorded());
         let requests = decode().map(|i| i.generation_requests).max()?;
         let walls: Vec<u64> =
             decode().filter(|i| i.generation_requests == requests).map(IterationRecord::wall_ns).collect();
@@ -72,7 +72,7 @@ impl FullBatchDecode {
 
 /// Tokens per second of pure prompt iterations that were not recorded.
 pub fn prefill_tokens_per_s(iterations: &[IterationRecord]) -> Option<f64> {
-    let chosen = || iterations.iter().filter(|i| kind_of(i) == IterationKind::Prefill && i.is_undisturbed());
+    let chosen = || iterations.iter().filter(|i| kind_of(i) == IterationKind::Prefill && i.is_unrecorded());
     let wall: u64 = chosen().map(IterationRecord::wall_ns).sum();
     let tokens: u64 = chosen().map(|i| u64::from(i.context_tokens)).sum();
     (wall > 0).then(|| tokens as f64 / (wall as f64 / 1e9))

@@ -612,6 +612,9 @@ const LOG_REMARK: &str = " (perfect router: output is wrong by design)";
 /// Where a Chrome trace goes, beside `--trace-out`.
 const TRACE_VARIABLE: &str = "TLLM_TORCH_PROFILE_TRACE";
 
+/// With it TensorRT-LLM records the pauses of Python's garbage collector.
+const GC_VARIABLE: &str = "TLLM_PROFILE_RECORD_GC";
+
 /// More random requests than anybody waits for.
 const MOST_WARMUP: usize = 10_000;
 
@@ -640,6 +643,11 @@ fn windows(args: &BenchArgs) -> Result<Vec<Window>> {
         output::warn(&format!(
             "{} is set but ignored: a stronger setting names the profile window",
             ignored.join(", ")
+        ));
+    }
+    if std::env::var(GC_VARIABLE).is_ok_and(|value| value == "1") {
+        output::note(&format!(
+            "note: {GC_VARIABLE}: strobe has no garbage collector and no GIL; every iteration records CPU waits, involuntary switches and major page faults instead, in `strobe.host` of iterations.jsonl and --iteration-log"
         ));
     }
     if args.measure_profiler_overhead && !windows.is_empty() {

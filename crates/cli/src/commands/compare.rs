@@ -2,22 +2,26 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
-use serde_json::json;
-use strobe_analyze::compare::{self, CompareOptions, Outcome, RunFigure, WholeRuns};
-use strobe_report::human;
-use strobe_stats::Spread;
-use strobe_trace::Trace;
+use anyhow::Result;
+use serde_json::{Value, json};
+use strobe_analyze::Context;
+use strobe_analyze::compare::{self, BETWEEN_RUNS, CompareOptions, Comparison, Runs};
+use strobe_analyze::iterations::Found;
+use strobe_trace::{IterationKind, Trace};
 
-use crate::bench::outcome::{OUTPUT_THROUGHPUT, spreads};
+use crate::gate::{GateArgs, percent};
 use crate::run_dir::{self, RunDir};
+use crate::run_facts::{KnownRun, known_run, metric_named, metric_names};
 use crate::trace_input::{self, ViewArgs};
-use crate::{explore, output, progress, sheets};
+use crate::{explore, noise, output, progress, sheets};
 
 const EXAMPLES: &str = "EXAMPLES:
-  strobe compare run-a run-b                                two run directories
+  strobe compare run-a run-b                                two run directories, profiled or not
   strobe compare before.sqlite after.sqlite --html d.html   two Nsight Systems exports, as a page
-  strobe compare 'base-*' 'new-*' --fail-on-regression 5%   repeats of each side, as a gate in CI";
+  strobe compare 'base-*' 'new-*' --fail-on-regression 5%   repeats of each side, as a gate in CI
+
+Exit codes: 0 done or passed, 1 a proven regression beyond the limit, 2 bad input or not comparable, 3 the gate cannot tell.
+How a verdict is reached: docs/verdicts.md.";
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
@@ -28,9 +32,14 @@ pub struct Args {
     /// The second side
     #[arg(value_name = "B")]
     b: String,
-    /// Exit with 1 when B is significantly slower than A by more than this
+    #[command(flatten)]
+    gate: GateArgs,
+    /// How much two runs of the same thing may differ, for traces of other tools with one trace a side [default: 3%]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
-    fail_on_regression: Option<f64>,
+    between_run: Option<f64>,
+    /// The figure of whole runs that decides [default: output throughput; request latency where requests arrive at a rate]
+    #[arg(long, value_name = "NAME")]
+    metric: Option<String>,
     #[command(flatten)]
     view: ViewArgs,
     /// Rows shown of each table, 0 for all
@@ -44,35 +53,13 @@ pub struct Args {
     html: Option<PathBuf>,
 }
 
-/// `5%`, `5 %` or `5`. A bare number below 1 could mean a fraction or a share of a per cent: it is refused.
-pub fn percent(text: &str) -> Result<f64, String> {
-    let (number, least) = match text.trim().strip_suffix('%') {
-        Some(number) => (number.trim(), 0.0),
-        None => (text.trim(), 1.0),
-    };
-    let value: f64 = number.parse().map_err(|_| format!("`{text}` is not a percentage; write 5%"))?;
-    if (least..1000.0).contains(&value) {
-        Ok(value / 100.0)
-    } else {
-        Err(format!("write `{text}` as a percentage, e.g. 5%"))
+/// The name of a figure as reports have it.
+pub fn metric(name: Option<&str>) -> Result<Option<&'static str>> {
+    let Some(name) = name else { return Ok(None) };
+    match metric_named(name) {
+        Some(known) => Ok(Some(known)),
+        None => anyhow::bail!("--metric: no figure is called `{name}`; use one of: {}", metric_names()),
     }
-}
-
-/// The gate failed: B is slower.
-#[derive(Debug)]
-pub struct Regression(String);
-
-impl std::fmt::Display for Regression {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "regression: {}", self.0)
-    }
-}
-
-impl std::error::Error for Regression {}
-
-/// One side: every repeat as a trace of its own.
-fn read_side(paths: &[PathBuf]) -> Result<Vec<Trace>> {
-    paths.iter().map(|path| trace_input::read(std::slice::from_ref(path))).collect()
 }
 
 pub fn run(args: Args) -> Result<()> {
@@ -81,101 +68,138 @@ pub fn run(args: Args) -> Result<()> {
         run_dir::check_output(path, &paths.concat())?;
     }
     let options = args.view.options()?;
-    let runs = whole_runs(&paths)?;
-    let (a, b) = (read_side(&paths[0])?, read_side(&paths[1])?);
+    let metric = metric(args.metric.as_deref())?;
+    let known = known_runs(&paths)?;
+    if known.is_none() && metric.is_some() {
+        anyhow::bail!("--metric: traces have no figures of whole runs; give run directories, or leave it out");
+    }
+    if known.is_some() && args.between_run.is_some() {
+        anyhow::bail!(
+            "--between-run is for traces of which nothing else is known; for run directories the spread comes from repeats or `strobe doctor --noise`: leave it out"
+        );
+    }
+    let spinner = progress::Waiting::new("reading");
+    let traces = read_sides(&paths)?;
+    drop(spinner);
     let spinner = progress::Waiting::new("comparing");
-    let contexts = [trace_input::contexts(&a, &options)?, trace_input::contexts(&b, &options)?];
-    let names = side_names(&args.a, &args.b);
-    let comparison = compare::compare(&contexts[0], &contexts[1], &CompareOptions { names, rows: args.top, runs });
+    let contexts = [trace_input::contexts(&traces[0], &options)?, trace_input::contexts(&traces[1], &options)?];
+    let warnings = known.as_ref().and_then(|known| out_of_reach(known, &contexts)).into_iter().collect();
+    let options = CompareOptions {
+        names: side_names(&args.a, &args.b),
+        rows: args.top,
+        runs: known.map(|known| runs_of(known, metric, false)),
+        between_runs: args.between_run.unwrap_or(BETWEEN_RUNS),
+        margin: args.gate.margin(),
+        warnings,
+    };
+    let comparison = compare::compare(&contexts[0], &contexts[1], &options);
     if let Some(path) = &args.html {
         let page = explore::comparison_page(&comparison, &contexts);
         run_dir::write_whole(path, page.as_bytes())?;
     }
     drop(spinner);
-    let regression = args.fail_on_regression.map(|threshold| comparison.regression(threshold));
     if args.json {
         let document = json!({
             "strobe": env!("CARGO_PKG_VERSION"),
-            "a": a.iter().map(trace_input::sources).collect::<Vec<_>>(),
-            "b": b.iter().map(trace_input::sources).collect::<Vec<_>>(),
+            "a": traces[0].iter().map(trace_input::sources).collect::<Vec<_>>(),
+            "b": traces[1].iter().map(trace_input::sources).collect::<Vec<_>>(),
+            "outcome": comparison.verdict.outcome,
             "comparison": comparison,
-            "regression": regression.as_ref().map(|found| json!({"threshold": args.fail_on_regression, "found": found})),
+            "gate": args.gate.to_json(&comparison.verdict),
         });
         output::line(&format!("{document:#}"));
     } else {
-        output::print(&sheets::text(&comparison.report(), output::width(), args.top));
-        if let Some(path) = &args.html {
-            output::line(&format!("\npage      {}", path.display()));
-        }
+        show(&comparison, args.top, args.html.as_deref());
     }
-    for group in args.fail_on_regression.map_or(Vec::new(), |threshold| comparison.without_interval(threshold)) {
-        let why = group.no_interval.as_deref().unwrap_or("too few iterations");
-        output::warn(&format!("the gate does not judge {}: no interval, {why}; add repeats", group.name));
-    }
-    match (args.fail_on_regression, regression.flatten()) {
-        (Some(_), _) if comparison.verdict.outcome == Outcome::NotComparable => {
-            bail!("the gate cannot be judged: {}", comparison.verdict.reasons.join("; "))
-        }
-        (Some(threshold), Some(found)) => bail!(Regression(format!(
-            "{} is {} slower (more than {} allowed)",
-            found.group,
-            human::percent(found.change),
-            human::percent(threshold)
-        ))),
-        _ => Ok(()),
+    args.gate.judge(&comparison.verdict)
+}
+
+/// Prints a comparison for people.
+pub fn show(comparison: &Comparison, top: usize, page: Option<&Path>) {
+    output::print(&sheets::text(&comparison.report(), output::width(), top));
+    if let Some(path) = page {
+        output::line(&format!("\npage      {}", path.display()));
     }
 }
 
-/// The figures of all finished runs of both sides, where every path is a run directory.
-fn whole_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<WholeRuns>> {
-    let mut all = [Vec::new(), Vec::new()];
-    for (paths, figures) in sides.iter().zip(&mut all) {
-        for path in paths {
-            if !RunDir::is_at(path) {
-                return Ok(None);
-            }
-            let run = RunDir::open(path)?;
-            if run.repeats.is_empty() && !run.is_partial() {
-                return Ok(None);
-            }
-            figures.extend(run.repeats);
-        }
-    }
-    let [a, b] = &all;
-    // A run that was cut short has none.
-    if a.is_empty() || b.is_empty() {
+/// Reads every repeat of both sides as a trace of its own. Where some are run directories with recorded windows and some
+/// without, the iterations of all are read instead: like is compared with like.
+pub fn read_sides(sides: &[Vec<PathBuf>; 2]) -> Result<[Vec<Trace>; 2]> {
+    let all = || sides.iter().flatten();
+    let mixed = all().all(|path| RunDir::is_at(path)) && {
+        let profiled = all().filter(|path| path.join(run_dir::TRACE).is_file()).count();
+        profiled > 0 && profiled < all().count()
+    };
+    let read = |path: &PathBuf| match mixed {
+        true => trace_input::iterations_of(path),
+        false => trace_input::read(std::slice::from_ref(path)),
+    };
+    let side = |paths: &Vec<PathBuf>| paths.iter().map(read).collect::<Result<Vec<_>>>();
+    Ok([side(&sides[0])?, side(&sides[1])?])
+}
+
+/// What is known of whole runs, where every path is a run directory.
+pub fn known_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<[Vec<KnownRun>; 2]>> {
+    if !sides.iter().flatten().all(|path| RunDir::is_at(path)) {
         return Ok(None);
     }
-    let counts = [a.len(), b.len()];
-    let of_b = spreads(b);
-    let figure = |(name, a): (&str, Spread)| {
-        let (_, b) = of_b.iter().find(|(other, _)| *other == name)?;
-        Some(RunFigure {
-            name: name.to_owned(),
-            a: a.median,
-            b: b.median,
-            a_range: [a.min, a.max],
-            b_range: [b.min, b.max],
-            counts: [a.count, b.count],
-        })
+    let side = |paths: &Vec<PathBuf>| {
+        paths.iter().enumerate().map(|(process, path)| known_run(path, process)).collect::<Result<Vec<_>>>()
     };
-    let figures: Vec<RunFigure> = spreads(a).into_iter().filter_map(figure).collect();
-    let sentence = figures.iter().find(|figure| figure.name == OUTPUT_THROUGHPUT).and_then(in_words);
-    Ok(Some(WholeRuns { counts, figures, sentence }))
+    Ok(Some([side(&sides[0])?, side(&sides[1])?]))
 }
 
-/// How a figure differs over whole runs.
-fn in_words(figure: &RunFigure) -> Option<String> {
-    let (name, unit) = figure.name.trim_end_matches(')').split_once(" (")?;
-    let [a, b] = figure.counts;
-    let mut of = if a.max(b) > 1 { format!("medians of {a} and {b} runs") } else { "one run of each".to_owned() };
-    if let Some(apart) = figure.are_apart() {
-        let from = |[low, high]: [f64; 2]| format!("{} to {}", human::number(low), human::number(high));
-        let how = if apart { "do not meet" } else { "overlap" };
-        of += &format!(", which {how}: {} and {}", from(figure.a_range), from(figure.b_range));
+/// The runs of both sides with what equal runs are known to differ by.
+pub fn runs_of(known: [Vec<KnownRun>; 2], metric: Option<&str>, paired: bool) -> Runs {
+    let stored = noise::known_for(&known).filter(|_| !paired);
+    let decides = metric.or_else(|| known.iter().flatten().next().map(|run| run.metric)).map(str::to_owned);
+    let remedy = remedy(&known);
+    let sides = known.map(|side| side.into_iter().flat_map(|run| run.runs).collect());
+    Runs { sides, paired, stored, metric: decides, remedy }
+}
+
+/// The line to type where the spread between runs is not known.
+fn remedy(known: &[Vec<KnownRun>; 2]) -> String {
+    let first = known.iter().flatten().next();
+    let text = |name: &str| first.and_then(|run| run.about.get(name)).and_then(Value::as_str);
+    let measured = match (text("engine_dir"), text("dataset")) {
+        (Some(engine), Some(dataset)) => {
+            format!("`strobe doctor --noise --engine-dir {engine} --dataset {dataset}` measures it")
+        }
+        _ => "`strobe doctor --noise --engine-dir E --dataset D` measures it".to_owned(),
+    };
+    format!("{measured}, and `strobe ab` runs both sides until they can be told apart")
+}
+
+/// Build options that act on prompts alone.
+const PROMPTS_ONLY: [&str; 1] = ["context_fmha"];
+
+/// What to say where the sides differ in options that cannot act in the recorded iterations.
+fn out_of_reach(known: &[Vec<KnownRun>; 2], contexts: &[Vec<Context>; 2]) -> Option<String> {
+    let options = |side: &[KnownRun]| {
+        let build = side.first()?.about.pointer("/engine/build_config")?.clone();
+        let mut flat = build.get("plugin_config").and_then(Value::as_object).cloned().unwrap_or_default();
+        flat.extend(
+            build.as_object()?.iter().filter(|(name, _)| *name != "plugin_config").map(|(n, v)| (n.clone(), v.clone())),
+        );
+        Some(flat)
+    };
+    let (a, b) = (options(&known[0])?, options(&known[1])?);
+    let differing: Vec<&String> =
+        a.iter().filter(|(name, value)| b.get(*name) != Some(value)).map(|(name, _)| name).collect();
+    let prompts_only = !differing.is_empty() && differing.iter().all(|name| PROMPTS_ONLY.contains(&name.as_str()));
+    let decode = |found: &Found| found.kind == Some(IterationKind::Decode);
+    let all: Vec<&Found> = contexts.iter().flatten().flat_map(|context| &context.iterations.list).collect();
+    let recorded = contexts.iter().flatten().any(|context| !context.trace.ops.is_empty());
+    if !prompts_only || all.is_empty() || !recorded || !all.into_iter().all(decode) {
+        return None;
     }
-    let (change, before, after) = (100.0 * figure.change()?, human::number(figure.a), human::number(figure.b));
-    Some(format!("{name} of whole runs: {before} -> {after} {unit}, {change:+.1} % ({of})."))
+    let names: Vec<&str> = differing.iter().map(|name| name.as_str()).collect();
+    Some(format!(
+        "the sides differ in {}, which acts on prompts only; the recorded iterations are decode steps and cannot show it: \
+         record the first iterations (--profile 0-20)",
+        names.join(", ")
+    ))
 }
 
 /// What to call the sides: the last part of each path, or the whole where these are the same.
@@ -189,13 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_and_names() {
-        assert_eq!(percent("5%"), Ok(0.05));
-        assert_eq!(percent("5"), Ok(0.05));
-        assert_eq!(percent("0.5 %"), Ok(0.005));
-        assert!(
-            percent("0.05").is_err() && percent("five").is_err() && percent("-1%").is_err() && percent("nan").is_err()
-        );
+    fn sides_have_different_names() {
         assert_eq!(side_names("x/a.json", "y/b.json"), ["a.json", "b.json"]);
         assert_eq!(side_names("x/run", "y/run"), ["x/run", "y/run"]);
     }

@@ -53,7 +53,9 @@ pub fn trace_page(context: &Context) -> String {
 pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2]) -> String {
     let shown: Vec<(&String, &Context)> =
         comparison.names.iter().zip(contexts).filter_map(|(name, side)| Some((name, side.first()?))).collect();
-    let mut notes: Vec<String> = comparison.warnings.iter().chain(&comparison.notes).cloned().collect();
+    let verdict = &comparison.verdict;
+    let mut notes: Vec<String> =
+        verdict.evidence.iter().chain(&comparison.warnings).chain(&comparison.notes).cloned().collect();
     let mut sides = Vec::new();
     let mut budgets = Vec::new();
     for (name, context) in &shown {
@@ -70,7 +72,7 @@ pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2]) ->
     Explorer {
         title: format!("{} against {}", comparison.names[1], comparison.names[0]),
         subtitle: shown.iter().map(|(name, c)| format!("{name}: {}", subtitle(c))).collect::<Vec<_>>().join(" — "),
-        verdict: Some(comparison.sentences().collect::<Vec<_>>().join(" ")),
+        verdict: Some(comparison.verdict.sentence.clone()),
         cards: comparison_cards(comparison),
         findings: Vec::new(),
         charts: budget_chart(&budgets).into_iter().collect(),
@@ -154,7 +156,7 @@ fn comparison_cards(comparison: &Comparison) -> Vec<Card> {
         other => other.as_str(),
     };
     let mut cards = vec![
-        Card::new("Verdict on iterations", capitalised(verdict))
+        Card::new("Verdict", capitalised(verdict))
             .note(format!("A = {}, B = {}", comparison.names[0], comparison.names[1])),
     ];
     let signed = |change: Option<f64>| {
@@ -165,8 +167,8 @@ fn comparison_cards(comparison: &Comparison) -> Vec<Card> {
     if let Some(runs) = &comparison.runs {
         let [a, b] = runs.counts;
         for figure in runs.figures.iter().filter(|figure| ON_CARDS.contains(&figure.name.as_str())) {
-            let note = format!("{} → {}, whole runs ({a} and {b})", human::number(figure.a), human::number(figure.b));
-            cards.push(Card::new(&figure.name, signed(figure.change())).note(note));
+            let note = format!("{} → {}, means of {a} and {b} runs", human::number(figure.a), human::number(figure.b));
+            cards.push(Card::new(&figure.name, signed((figure.a > 0.0).then(|| figure.b / figure.a - 1.0))).note(note));
         }
     }
     for group in comparison.groups.iter().take(5) {

@@ -250,6 +250,7 @@ mod tests {
             generation_requests: 1,
             context_tokens: 0,
             generation_tokens: 1,
+            ..StepEvent::default()
         }
     }
 

@@ -135,6 +135,8 @@ impl Core {
         }
         let record = &mut flight.record;
         record.times.sampled = clock.now();
+        let wall = record.times.sampled.saturating_sub(record.times.start);
+        record.host = self.host.as_mut().and_then(|host| host.iteration(wall, record.profiled));
         self.push_range(format_args!("_update_requests"));
         let (time_ns, iteration) = (record.times.sampled, record.iter);
 
@@ -192,6 +194,7 @@ impl Core {
                 generation_requests: record.generation_requests,
                 context_tokens: record.context_tokens,
                 generation_tokens: record.generation_requests,
+                cpu_wait_ns: record.host.filter(|host| host.covers == 1).and_then(|host| host.cpu_wait_max_ns),
             };
             if let Some(mut recording) = self.recorder.end(step) {
                 recording.gpu = gpu_recording(&mut self.backend, &clock);

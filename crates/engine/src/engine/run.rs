@@ -2,13 +2,15 @@
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use strobe_model::program::{StepShape, step_work};
 
 use crate::device::Runner;
+use crate::host::HostSampler;
 use crate::iteration::{IterationRecord, KeysRead};
 use crate::memory;
-use crate::recorder::{Recorder, StepTimes};
+use crate::recorder::{Recorder, StepTimes, current_thread};
 use crate::scheduler::{Entry, Phase, Rejection, RequestId};
 use crate::step::execute;
 
@@ -16,7 +18,7 @@ use super::flight::{EntryFacts, finish_event, gpu_recording};
 use super::{Active, Command, Core, FinishReason, Request, Shared};
 
 impl Core {
-    pub(super) fn run(mut self) -> Result<(), String> {
+    pub(super) fn run(mut self, say: Sender<Vec<u32>>) -> Result<(), String> {
         // Whatever ends this thread, a waiting client must hear of it.
         struct Farewell(Arc<Shared>);
         impl Drop for Farewell {
@@ -26,10 +28,24 @@ impl Core {
             }
         }
         let _farewell = Farewell(self.shared.clone());
+        let threads = self.threads();
+        self.host = Some(HostSampler::open(&threads, self.info.clock));
+        // Whoever started the engine may be gone.
+        let _ = say.send(threads);
         let ended = self.run_loop();
         // After a failure too: what was recorded until then is worth having.
         self.close_recorder();
         ended
+    }
+
+    /// The system's numbers of this thread and the other workers.
+    fn threads(&self) -> Vec<u32> {
+        let helpers = match &self.backend {
+            Runner::Cpu(backend) => backend.helper_ids(),
+            Runner::Cuda(_) => &[],
+        };
+        let own = Some(current_thread()).filter(|&id| id != 0);
+        own.into_iter().chain(helpers.iter().copied()).collect()
     }
 
     fn run_loop(&mut self) -> Result<(), String> {
@@ -45,6 +61,9 @@ impl Core {
             if self.scheduler.is_idle() {
                 if !self.wait_for_commands() {
                     break;
+                }
+                if let Some(host) = &mut self.host {
+                    host.restart_after_idling();
                 }
                 start = clock.now();
             }
@@ -123,6 +142,9 @@ impl Core {
                     self.close_recorder();
                     self.recorder = Recorder::new(windows, self.info.program.len(), self.probe);
                     self.measuring = true;
+                    if let Some(host) = &mut self.host {
+                        host.restart();
+                    }
                     // A step that was on its way when the last request ended has landed after anybody listened.
                     self.shared.lock().outbox.forget_iterations();
                     self.next_iteration = 0;
@@ -267,6 +289,7 @@ impl Core {
                 &StepShape { experts_used: self.backend.experts_used(), ..self.inputs.shape() },
             ),
             keys: KeysRead::of(&self.inputs.spans),
+            host: None,
             decisions: (0, 0),
         };
         self.pass = times;
@@ -297,6 +320,10 @@ impl Core {
             done.map_err(|error| error.to_string())?;
         }
         self.window_open = opens;
+        if let Some(host) = self.host.as_mut().filter(|_| opens) {
+            // The first iteration of the window has a reading of its own.
+            host.restart();
+        }
         Ok(true)
     }
 

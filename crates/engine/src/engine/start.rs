@@ -188,6 +188,7 @@ impl Core {
             pass: StepTimes::default(),
             last_end: 0,
             statm: File::open("/proc/self/statm").ok(),
+            host: None,
             info,
             config,
             backend,

@@ -456,6 +456,9 @@ impl<W: Write> Writer<'_, W> {
             args.key("context_tokens").unsigned(it.context_tokens.into());
             args.key("generation_tokens").unsigned(it.generation_tokens.into());
             args.key("window").unsigned(it.window.into());
+            if let Some(ns) = it.cpu_wait.and_then(|ns| u64::try_from(ns).ok()) {
+                args.key("cpu_wait_ns").unsigned(ns);
+            }
             self.json.raw("}}");
             self.tokens(it.start, it.context_tokens, it.generation_tokens);
             // Between two windows nothing was recorded: the counter must not seem to go on.

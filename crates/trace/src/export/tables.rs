@@ -272,6 +272,7 @@ impl<'a> Tables<'a> {
             int("context_tokens", |row| iterations[row].context_tokens.into()),
             int("generation_tokens", |row| iterations[row].generation_tokens.into()),
             int("window", |row| iterations[row].window.into()),
+            maybe_int("cpu_wait_ns", |row| iterations[row].cpu_wait),
         ];
         Table { name: "iterations", rows: iterations.len(), columns }
     }

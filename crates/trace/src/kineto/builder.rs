@@ -454,6 +454,7 @@ impl Builder {
             context_tokens: 0,
             generation_tokens: 0,
             window: 0,
+            cpu_wait: None,
         };
         for_each_argument(event.args, |key, value| {
             let small = small(value).unwrap_or(0);
@@ -464,6 +465,7 @@ impl Builder {
                 b"context_tokens" => row.context_tokens = small,
                 b"generation_tokens" => row.generation_tokens = small,
                 b"window" => row.window = small,
+                b"cpu_wait_ns" => row.cpu_wait = unsigned(value).and_then(|ns| i64::try_from(ns).ok()),
                 _ => {}
             }
         });

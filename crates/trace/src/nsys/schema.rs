@@ -307,7 +307,7 @@ pub(super) const STROBE_TABLES: [(&str, &str); 14] = [
         "STROBE_ITERATION",
         "iter INTEGER NOT NULL, kind TEXT NOT NULL, start INTEGER NOT NULL, end INTEGER NOT NULL,
          contextRequests INTEGER NOT NULL, generationRequests INTEGER NOT NULL, contextTokens INTEGER NOT NULL,
-         generationTokens INTEGER NOT NULL, window INTEGER NOT NULL",
+         generationTokens INTEGER NOT NULL, window INTEGER NOT NULL, cpuWait INTEGER",
     ),
     (
         "STROBE_EXPERT_LOAD",

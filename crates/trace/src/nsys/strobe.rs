@@ -228,6 +228,7 @@ impl Own {
             "contextTokens",
             "generationTokens",
             "window",
+            "cpuWait",
         ];
         let count = |row: &Row, cell| row.int(cell).unwrap_or(0) as u32;
         database.scan("STROBE_ITERATION", &columns, |row| {
@@ -240,6 +241,8 @@ impl Own {
                 context_tokens: count(row, 5),
                 generation_tokens: count(row, 6),
                 window: count(row, 7),
+                // Files of earlier versions lack the column; nothing waits for less than no time.
+                cpu_wait: row.int(8).filter(|ns| *ns >= 0),
             });
         })?;
         database.scan("STROBE_EXPERT_LOAD", &["iter", "layer", "expert", "tokens"], |row| {

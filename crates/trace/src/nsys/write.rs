@@ -649,6 +649,7 @@ impl<'a> Writer<'a> {
                 "contextTokens",
                 "generationTokens",
                 "window",
+                "cpuWait",
             ];
             let mut rows = self.insert("STROBE_ITERATION", &columns)?;
             for it in &self.trace.iterations {
@@ -662,6 +663,7 @@ impl<'a> Writer<'a> {
                     it.context_tokens,
                     it.generation_tokens,
                     it.window,
+                    it.cpu_wait,
                 ])?;
             }
         }

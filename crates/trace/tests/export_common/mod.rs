@@ -172,6 +172,7 @@ pub fn cpu() -> Trace {
         context_tokens: 0,
         generation_tokens: 3,
         window: 0,
+        cpu_wait: Some(40),
     }];
     trace.expert_loads = vec![ExpertLoad { iter: 7, layer: 1, expert: 5, tokens: 3 }];
     trace.devices = vec![Device { is_cpu: true, ..Device::default() }];

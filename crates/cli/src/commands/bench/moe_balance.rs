@@ -22,7 +22,7 @@ pub struct Args {
     #[command(flatten)]
     bench: BenchArgs,
     /// A gain above this says that routing imbalance is significant
-    #[arg(long, value_name = "PERCENT", value_parser = crate::commands::compare::percent, default_value = "10%")]
+    #[arg(long, value_name = "PERCENT", value_parser = crate::gate::percent, default_value = "10%")]
     threshold: f64,
 }
 

@@ -158,6 +158,7 @@ impl<'a> Writers<'a> {
                 context_tokens: step.load.context_tokens.min(u64::from(u32::MAX)) as u32,
                 generation_tokens: decode,
                 window: 0,
+                cpu_wait: None,
             });
             let name = trace.strings.intern(match (context, decode) {
                 (0, _) => "simulated generation",
