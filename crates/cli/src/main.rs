@@ -3,6 +3,7 @@
 //! Exit codes: 0 done or passed, 1 a check failed (a proven regression), 2 bad input or not comparable, 3 cannot tell where a
 //! gate was asked, 130 interrupted (what was recorded is kept and marked partial).
 
+mod ab;
 mod bench;
 mod build_args;
 mod commands;
@@ -48,6 +49,8 @@ const EXAMPLES: &str = "EXAMPLES:
   strobe analyze RUN                                       where the time went; also nsys and PyTorch traces
   strobe profile --windows 10-20 -- CMD...                 the same for any command, recorded by Nsight Systems
   strobe compare RUN_A RUN_B                               what differs, and why
+  strobe ab --a '--gemm-plugin auto' --b '--gemm-plugin disable' --model tinyllama-1.1b --dataset d.jsonl
+                                                           the same, interleaved until the answer is clear
   strobe simulate --rate 20 --cost linear:base=8ms,per_context_token=40us
                                                            the latencies that this traffic would see
 
@@ -74,6 +77,8 @@ enum Command {
     Profile(commands::profile::Args),
     /// Say what differs between two runs or traces, and why
     Compare(commands::compare::Args),
+    /// Run two builds, binaries or commands interleaved until they can be told apart
+    Ab(commands::ab::Args),
     /// Write a trace in another format
     Convert(commands::convert::Args),
     /// How much traffic a server takes: the engine's own scheduler on a virtual clock
@@ -106,6 +111,7 @@ fn main() -> ExitCode {
         Command::Analyze(args) => commands::analyze::run(args),
         Command::Profile(args) => commands::profile::run(args),
         Command::Compare(args) => commands::compare::run(args),
+        Command::Ab(args) => commands::ab::run(args),
         Command::Convert(args) => commands::convert::run(args),
         Command::Simulate(args) => commands::simulate::run(*args),
         Command::Selftest(args) => commands::selftest::run(args),

@@ -52,7 +52,7 @@ pub struct KnownRun {
     /// Its runs: every repeat, and one that ended early.
     pub runs: Vec<RunFacts>,
     /// The figure that decides.
-    pub metric: &'static str,
+    pub metric: Option<&'static str>,
     /// What ran: `run.json`.
     pub about: Value,
     /// Its duration in seconds, the mean of its repeats.
@@ -111,7 +111,7 @@ pub fn known_run(path: &Path, process: usize) -> Result<KnownRun> {
     }
     let seconds: Vec<f64> = dir.repeats.iter().map(|figures| figures.total_latency_ms / 1e3).collect();
     let metric = if open_loop { REQUEST_LATENCY } else { OUTPUT_THROUGHPUT };
-    Ok(KnownRun { runs, metric, about, seconds: strobe_stats::mean(&seconds) })
+    Ok(KnownRun { runs, metric: Some(metric), about, seconds: strobe_stats::mean(&seconds) })
 }
 
 #[cfg(test)]

@@ -24,9 +24,48 @@ fn quoted(word: &OsStr) -> Cow<'_, str> {
     format!("'{}'", word.replace('\'', r"'\''")).into()
 }
 
+/// The words of a line, as a POSIX shell splits them: blanks separate, quotes and backslashes keep. Nothing is expanded.
+pub fn words(line: &str) -> Result<Vec<String>, String> {
+    let (mut words, mut word) = (Vec::new(), None::<String>);
+    let mut letters = line.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            ' ' | '\t' | '\n' => words.extend(word.take()),
+            '\'' | '"' => {
+                let word = word.get_or_insert_default();
+                loop {
+                    match letters.next() {
+                        None => return Err(format!("`{line}`: a quote {letter} is not closed")),
+                        Some(end) if end == letter => break,
+                        Some('\\') if letter == '"' => word.extend(letters.next()),
+                        Some(inside) => word.push(inside),
+                    }
+                }
+            }
+            '\\' => match letters.next() {
+                Some(kept) => word.get_or_insert_default().push(kept),
+                None => return Err(format!("`{line}`: nothing follows the backslash at its end")),
+            },
+            other => word.get_or_insert_default().push(other),
+        }
+    }
+    words.extend(word);
+    Ok(words)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_are_split_as_a_shell_does() {
+        let split = |line| words(line).unwrap();
+        assert_eq!(split("--a b  'c d' \"e f\" g\\ h"), ["--a", "b", "c d", "e f", "g h"]);
+        assert_eq!(split("--x='' \"a\\\"b\""), ["--x=", "a\"b"]);
+        assert!(split("  ").is_empty());
+        assert!(words("'open").unwrap_err().contains("not closed"));
+        assert!(words("end\\").is_err());
+    }
 
     #[test]
     fn only_what_a_shell_would_change_is_quoted() {

@@ -152,7 +152,7 @@ pub fn known_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<[Vec<KnownRun>; 2]
 /// The runs of both sides with what equal runs are known to differ by.
 pub fn runs_of(known: [Vec<KnownRun>; 2], metric: Option<&str>, paired: bool) -> Runs {
     let stored = noise::known_for(&known).filter(|_| !paired);
-    let decides = metric.or_else(|| known.iter().flatten().next().map(|run| run.metric)).map(str::to_owned);
+    let decides = metric.or_else(|| known.iter().flatten().find_map(|run| run.metric)).map(str::to_owned);
     let remedy = remedy(&known);
     let sides = known.map(|side| side.into_iter().flat_map(|run| run.runs).collect());
     Runs { sides, paired, stored, metric: decides, remedy }

@@ -203,7 +203,7 @@ fn holds_only_a_demo(dir: &Path) -> bool {
     entries.flatten().all(|entry| own.iter().any(|name| entry.file_name() == *name))
 }
 
-fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Result<()> {
+pub fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Result<()> {
     let model = ModelRef::open(MODEL, 0)?;
     let config = model.engine_config(BuildConfig {
         quantization: Quantization::None,
@@ -221,7 +221,7 @@ fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Result<()
     Ok(())
 }
 
-fn make_dataset(path: &Path) -> Result<()> {
+pub fn make_dataset(path: &Path) -> Result<()> {
     let config = strobe_model::preset(MODEL).context("the embedded preset is missing")?.config();
     let lengths = |mean: f64| Lengths::Normal(NormDist { mean, stdev: 0.0 });
     let samples = synthetic(&SyntheticSpec {

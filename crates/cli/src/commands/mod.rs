@@ -1,5 +1,6 @@
 //! One file per verb.
 
+pub mod ab;
 pub mod analyze;
 pub mod bench;
 pub mod build;

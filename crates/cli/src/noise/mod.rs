@@ -2,6 +2,8 @@
 //! comparison has a single run. Keyed by machine, model and length of the run: one number for all workloads would be wrong
 //! for most.
 
+pub mod measure;
+
 use std::collections::BTreeMap;
 use std::fs;
 
