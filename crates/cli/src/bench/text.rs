@@ -93,7 +93,10 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             ),
         ),
         ("Arrivals:", outcome.arrival.clone()),
-        ("Peak FLOP/s (denominator of MFU):", format!("{} {of_type}, measured", human::flops_per_s(ops_per_s))),
+        (
+            "Peak FLOP/s (denominator of MFU):",
+            format!("{} {of_type}, measured {}", human::flops_per_s(ops_per_s), peaks.flops_measured),
+        ),
         (
             "Bandwidth (denominator of MBU):",
             format!("{} read, measured {}", human::bytes_per_s(peaks.read_bytes_per_s), peaks.bandwidth_measured),
@@ -165,6 +168,9 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
         );
     }
     text.push_str("MFU = model FLOPs / (wall of these iterations x peak); MBU = (weights once per iteration + KV read + KV written) / (wall x bandwidth)\n");
+    if outcome.utilization.iter().any(|row| row.mfu > 1.0) {
+        text.push_str("MFU above 100 %: this run computed faster than any measured peak, so its MFU says nothing; measure the peak again with `strobe doctor`\n");
+    }
     if outcome.utilization.iter().any(|row| row.mbu > 1.0) {
         text.push_str("MBU above 100 %: memory was faster during this run than in any reading, or small weights stayed in a cache\n");
     }
