@@ -190,17 +190,19 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             n => (format!("alternate blocks of {n} iterations"), format!("blocks of {n} iterations")),
         };
         heading(text, &format!("PROFILER OVERHEAD ({what} recorded)"));
-        let interval = o.interval.map_or(String::new(), |i| {
-            format!(", 95 % interval {} to {}", human::percent(i.low), human::percent(i.high))
-        });
-        let _ = writeln!(
-            text,
-            "{} over {} {each}{interval}; median step {} off, {} on",
-            human::percent(o.relative),
-            o.pairs,
-            human::ns(o.off_ms * 1e6),
-            human::ns(o.on_ms * 1e6)
-        );
+        let _ = match o.interval {
+            Some(i) => writeln!(
+                text,
+                "{} over {} {each}, 95 % interval {} to {}; median step {} off, {} on",
+                human::percent(o.relative),
+                o.pairs,
+                human::percent(i.low),
+                human::percent(i.high),
+                human::ns(o.off_ms * 1e6),
+                human::ns(o.on_ms * 1e6)
+            ),
+            None => writeln!(text, "not known: {} {each} are too few for an interval; use longer outputs", o.pairs),
+        };
     }
 }
 
@@ -410,15 +412,18 @@ fn recorder_cost(text: &mut String, outcome: &Outcome) {
     }
     match outcome.window_overhead() {
         Some(o) => {
+            let interval = o.interval.map_or(String::new(), |i| {
+                format!(", 95 % CI {} to {}", signed_percent(i.low), signed_percent(i.high))
+            });
             let _ = writeln!(
                 text,
-                "Cost of recording: median step {} in the window, {} around it with the same batch ({}).",
+                "Cost of recording: median step {} in the window, {} around it with the same batch ({}{interval}).",
                 human::ns(o.on_ms * 1e6),
                 human::ns(o.off_ms * 1e6),
                 signed_percent(o.relative)
             );
         }
-        None => text.push_str("Cost of recording: not seen, no step around the window has the same batch; --measure-profiler-overhead measures it.\n"),
+        None => text.push_str("Cost of recording: not known here, too few undisturbed steps of one batch in and around the window, or too unlike; --measure-profiler-overhead measures it.\n"),
     }
     for (window, cost) in outcome.recorder_costs() {
         let _ = writeln!(text, "Recorder of window {window}: {cost}.");
