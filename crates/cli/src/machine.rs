@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strobe_engine::device::DeviceFacts;
 use strobe_engine::{BuildConfig, EngineError, Quantization, memory};
-use strobe_kernels_cpu::{Cpu, measure};
+use strobe_kernels_cpu::{Cpu, Tier, measure};
 use strobe_kernels_cuda::{DeviceInfo, Gpu, Precision};
 use strobe_model::DType;
 use strobe_report::human;
@@ -50,11 +51,7 @@ impl Machine {
 
     /// A machine on which another runtime computes with so many threads, or on this GPU.
     pub fn plain(threads: usize, gpu: Option<DeviceInfo>) -> Machine {
-        Machine {
-            simd_tier: None,
-            gpu,
-            ..Machine::of(&DeviceFacts::Cpu { tier: strobe_kernels_cpu::Tier::Scalar, threads })
-        }
+        Machine { simd_tier: None, gpu, ..Machine::of(&DeviceFacts::Cpu { tier: Tier::Scalar, threads }) }
     }
 
     pub fn of(device: &DeviceFacts) -> Machine {
@@ -100,6 +97,54 @@ pub struct MeasuredPeaks {
     /// Under which conditions the bandwidth was read.
     #[serde(default = "once")]
     pub bandwidth_measured: String,
+    /// Under which conditions the operations of the products' type were counted.
+    #[serde(default = "once")]
+    pub flops_measured: String,
+}
+
+/// The type of an engine's matrix products, which decides the arithmetic ceiling of MFU on a CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Products {
+    F32,
+    Bf16,
+    Int8,
+}
+
+impl Products {
+    /// Those of an engine on a CPU with these ceilings.
+    fn on_cpu(build: &BuildConfig, peaks: &MeasuredPeaks) -> Products {
+        let in_pairs = build.dtype == DType::Bf16 && build.gemm_plugin;
+        match (build.quantization.is_integer(), peaks.int8_ops_per_s, peaks.bf16_flops_per_s) {
+            (true, Some(_), _) => Products::Int8,
+            (false, _, Some(_)) if in_pairs => Products::Bf16,
+            _ => Products::F32,
+        }
+    }
+
+    /// Their ceiling.
+    fn of(self, peaks: &MeasuredPeaks) -> Option<f64> {
+        match self {
+            Products::F32 => Some(peaks.flops_per_s),
+            Products::Bf16 => peaks.bf16_flops_per_s,
+            Products::Int8 => peaks.int8_ops_per_s,
+        }
+    }
+
+    fn set(self, peaks: &mut MeasuredPeaks, ops_per_s: f64) {
+        match self {
+            Products::F32 => peaks.flops_per_s = ops_per_s,
+            Products::Bf16 => peaks.bf16_flops_per_s = Some(ops_per_s),
+            Products::Int8 => peaks.int8_ops_per_s = Some(ops_per_s),
+        }
+    }
+
+    fn measure(self, cpu: &mut Cpu, budget: Duration) -> f64 {
+        match self {
+            Products::F32 => measure::peak_flops_f32(cpu, budget),
+            Products::Bf16 => measure::peak_flops_bf16(cpu, budget).unwrap_or(0.0),
+            Products::Int8 => measure::peak_ops_int8(cpu, budget),
+        }
+    }
 }
 
 fn fma_chains() -> String {
@@ -127,16 +172,19 @@ impl MeasuredPeaks {
     /// Operations per second at which the products of an engine run at best, and of which type they are: the denominator
     /// of MFU.
     pub fn of_products(&self, build: &BuildConfig) -> (f64, &str) {
-        let in_pairs = build.dtype == DType::Bf16 && build.gemm_plugin;
-        let apart = match build.quantization.is_integer() {
-            true => self.int8_ops_per_s.map(|ops| (ops, "int8")),
-            false => self.bf16_flops_per_s.filter(|_| in_pairs).map(|flops| (flops, "bfloat16")),
+        let products = self.products(build);
+        let of_type = match products {
+            Products::Int8 => "int8",
+            Products::Bf16 => "bfloat16",
+            Products::F32 if self.flops_of == fma_chains() => "f32",
+            Products::F32 => &self.flops_of,
         };
-        match apart {
-            Some(apart) => apart,
-            None if self.flops_of == fma_chains() => (self.flops_per_s, "f32"),
-            None => (self.flops_per_s, &self.flops_of),
-        }
+        (products.of(self).unwrap_or(self.flops_per_s), of_type)
+    }
+
+    /// The type of an engine's products. A GPU's ceiling is that of its type already.
+    pub fn products(&self, build: &BuildConfig) -> Products {
+        Products::on_cpu(build, self)
     }
 
     /// The arithmetic ceilings of a CPU, in words.
@@ -159,54 +207,111 @@ impl MeasuredPeaks {
     }
 }
 
-/// Memory bandwidth of a shared machine is not a constant: neighbours take from it, and it can double within a minute.
-/// A long run is therefore held against what the machine gave right before and right after it. A short one is held
-/// against the cached figure, because the readings would take longer than the run.
-pub struct BandwidthFrame {
+/// What a shared machine gives is not a constant: neighbors take from its bandwidth and its clocks, and either can double
+/// within a minute. A long run is therefore compared with what the machine gave right before and right after it. A short
+/// one is compared with the cached figures, because the readings would take longer than the run.
+pub struct PeakFrame {
     cpu: Cpu,
-    last: f64,
+    products: Products,
+    last: Reading,
+}
+
+/// Bandwidth and operations of the products' type, read together.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    bytes_per_s: f64,
+    ops_per_s: f64,
+}
+
+/// What a run reached in its best kind of iteration.
+#[derive(Clone, Copy, Debug)]
+pub struct Achieved {
+    pub bytes_per_s: f64,
+    pub ops_per_s: f64,
 }
 
 /// From this length on a run is framed by readings.
 const LONG_RUN_SECONDS: f64 = 1.0;
 
-impl BandwidthFrame {
+impl PeakFrame {
     /// Take the first reading, if a run of `seconds` is worth it.
-    pub fn open(tier: strobe_kernels_cpu::Tier, threads: usize, seconds: f64) -> Option<BandwidthFrame> {
+    pub fn open(tier: Tier, threads: usize, seconds: f64, products: Products) -> Option<PeakFrame> {
         (seconds >= LONG_RUN_SECONDS).then(|| {
             let mut cpu = Cpu::new(tier, threads);
-            let last = measure::read_bandwidth(&mut cpu);
-            BandwidthFrame { cpu, last }
+            let last = Reading::take(&mut cpu, products);
+            PeakFrame { cpu, products, last }
         })
     }
 
-    /// Take a reading after a run; the larger of the two around it is the run's denominator. A run whose fastest kind
-    /// of iteration `achieved` more than that met a better moment than both readings: then the cached figure is taken.
-    pub fn close(&mut self, peaks: &MeasuredPeaks, achieved: f64) -> MeasuredPeaks {
-        let (before, after) = (self.last, measure::read_bandwidth(&mut self.cpu));
+    /// Take a reading after a run; the larger of the two around it is the run's denominator.
+    pub fn close(&mut self, peaks: &MeasuredPeaks, achieved: Achieved) -> MeasuredPeaks {
+        let (before, after) = (self.last, Reading::take(&mut self.cpu, self.products));
         self.last = after;
-        if achieved > before.max(after) && peaks.read_bytes_per_s > before.max(after) {
-            let bandwidth_measured = format!(
-                "once, cached: this run was faster than the readings before ({:.1}) and after it ({:.1})",
-                before / 1e9,
-                after / 1e9
-            );
-            return MeasuredPeaks { bandwidth_measured, ..peaks.clone() };
-        }
-        let framed = MeasuredPeaks {
-            read_bytes_per_s: before.max(after),
-            bandwidth_measured: format!(
-                "right before ({:.1}) and after ({:.1}) this run, the larger one",
-                before / 1e9,
-                after / 1e9
-            ),
-            ..peaks.clone()
-        };
-        if framed.read_bytes_per_s > peaks.read_bytes_per_s {
+        let (framed, better) = framed(peaks, self.products, (before, after), achieved);
+        if better {
             remember(&framed);
         }
-        framed
+        corrected(framed, &mut self.cpu, self.products, achieved.ops_per_s)
     }
+}
+
+impl Reading {
+    fn take(cpu: &mut Cpu, products: Products) -> Reading {
+        let ops_per_s = products.measure(cpu, measure::BRIEF);
+        Reading { bytes_per_s: measure::read_bandwidth(cpu, measure::BRIEF), ops_per_s }
+    }
+}
+
+/// The denominators of a run between two readings, and whether one of them is above the cached one. A run that `achieved`
+/// more than both readings met a better moment than they did: then the cached figure is taken, if that is higher.
+fn framed(
+    peaks: &MeasuredPeaks,
+    products: Products,
+    (before, after): (Reading, Reading),
+    achieved: Achieved,
+) -> (MeasuredPeaks, bool) {
+    let choose = |before: f64, after: f64, achieved: f64, cached: f64| {
+        let (best, readings) = (before.max(after), [before, after].map(|value| format!("{:.1}", value / 1e9)));
+        let [before, after] = readings;
+        match achieved > best && cached > best {
+            true => {
+                let words = format!(
+                    "once, cached: this run was faster than the readings before ({before}) and after it ({after})"
+                );
+                (cached, words)
+            }
+            false => (best, format!("right before ({before}) and after ({after}) this run, the larger one")),
+        }
+    };
+    let cached = (peaks.read_bytes_per_s, products.of(peaks).unwrap_or(0.0));
+    let bytes = choose(before.bytes_per_s, after.bytes_per_s, achieved.bytes_per_s, cached.0);
+    let ops = choose(before.ops_per_s, after.ops_per_s, achieved.ops_per_s, cached.1);
+    let mut framed = MeasuredPeaks {
+        read_bytes_per_s: bytes.0,
+        bandwidth_measured: bytes.1,
+        flops_measured: ops.1,
+        ..peaks.clone()
+    };
+    products.set(&mut framed, ops.0);
+    (framed, bytes.0 > cached.0 || ops.0 > cached.1)
+}
+
+/// A run that achieved more than the peak it is divided by proves that peak wrong: it is measured again, at length, and what
+/// is higher is remembered.
+pub fn corrected(peaks: MeasuredPeaks, cpu: &mut Cpu, products: Products, achieved_ops_per_s: f64) -> MeasuredPeaks {
+    let known = products.of(&peaks).unwrap_or(0.0);
+    if achieved_ops_per_s <= known {
+        return peaks;
+    }
+    let again = products.measure(cpu, measure::THOROUGH);
+    if again <= known {
+        return peaks;
+    }
+    let was = format!("again after this run, which reached more than the {:.1} known before", known / 1e9);
+    let mut better = MeasuredPeaks { flops_measured: was, ..peaks };
+    products.set(&mut better, again);
+    remember(&better);
+    better
 }
 
 fn key(cpu: &Cpu) -> String {
@@ -236,20 +341,49 @@ pub fn peaks(cpu: &mut Cpu) -> MeasuredPeaks {
     known.unwrap_or_else(|| measure_peaks(cpu))
 }
 
+/// What is remembered of this machine with these workers, complete or not.
+pub fn cached_peaks(cpu: &Cpu) -> Option<MeasuredPeaks> {
+    let key = key(cpu);
+    cached().into_iter().find(|p| p.key == key)
+}
+
+/// Remember single ceilings, measured now: those that are not among them stay as they were. `set` fills them in.
+pub fn remember_measured(cpu: &Cpu, set: impl FnOnce(&mut MeasuredPeaks)) {
+    // What is not known is 0 here, and less than anything: entries with such a ceiling are measured before they are used.
+    let mut peaks = MeasuredPeaks {
+        key: key(cpu),
+        flops_per_s: 0.0,
+        int8_ops_per_s: None,
+        bf16_flops_per_s: None,
+        read_bytes_per_s: 0.0,
+        copy_bytes_per_s: 0.0,
+        measured_at: seconds_since_1970(),
+        flops_of: fma_chains(),
+        bandwidth_measured: once(),
+        flops_measured: once(),
+    };
+    set(&mut peaks);
+    remember(&peaks);
+}
+
+fn seconds_since_1970() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
 /// Measure the ceilings now and remember the best.
 pub fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
     let spinner = progress::spinner("measuring peak FLOP/s and memory bandwidth");
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let peaks = MeasuredPeaks {
         key: key(cpu),
-        flops_per_s: measure::peak_flops_f32(cpu),
-        int8_ops_per_s: Some(measure::peak_ops_int8(cpu)),
-        bf16_flops_per_s: measure::peak_flops_bf16(cpu),
-        read_bytes_per_s: measure::read_bandwidth(cpu),
-        copy_bytes_per_s: measure::copy_bandwidth(cpu),
-        measured_at: now.as_secs(),
+        flops_per_s: measure::peak_flops_f32(cpu, measure::THOROUGH),
+        int8_ops_per_s: Some(measure::peak_ops_int8(cpu, measure::THOROUGH)),
+        bf16_flops_per_s: measure::peak_flops_bf16(cpu, measure::THOROUGH),
+        read_bytes_per_s: measure::read_bandwidth(cpu, measure::THOROUGH),
+        copy_bytes_per_s: measure::copy_bandwidth(cpu, measure::THOROUGH),
+        measured_at: seconds_since_1970(),
         flops_of: fma_chains(),
         bandwidth_measured: once(),
+        flops_measured: once(),
     };
     spinner.finish_and_clear();
     remember(&peaks);
@@ -278,7 +412,6 @@ pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, Engin
     let measured = strobe_kernels_cuda::measure::peaks(&gpu, precision, fp8);
     spinner.finish_and_clear();
     let measured = measured?;
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let peaks = MeasuredPeaks {
         key,
         flops_per_s: measured.flops_per_s,
@@ -286,9 +419,10 @@ pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, Engin
         bf16_flops_per_s: None,
         read_bytes_per_s: measured.copy_bytes_per_s,
         copy_bytes_per_s: measured.copy_bytes_per_s,
-        measured_at: now.as_secs(),
+        measured_at: seconds_since_1970(),
         flops_of: format!("{kind} matrix product with 8192 x 8192 weights by {}, and device copy", measured.by),
         bandwidth_measured: once(),
+        flops_measured: once(),
     };
     remember(&peaks);
     Ok(peaks)
@@ -303,11 +437,74 @@ fn remember(peaks: &MeasuredPeaks) {
         best = best.better_of(known);
     }
     best.bandwidth_measured = once();
+    best.flops_measured = once();
     all.retain(|p| p.key != best.key);
     all.push(best);
     if let (Some(path), Ok(text)) = (cache_file("peaks.json"), serde_json::to_string_pretty(&all))
         && matches!(path.parent().map(fs::create_dir_all), Some(Ok(())))
     {
         let _ = run_dir::write_whole(&path, text.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(flops_per_s: f64, read_bytes_per_s: f64) -> MeasuredPeaks {
+        MeasuredPeaks {
+            key: "a machine".into(),
+            flops_per_s,
+            int8_ops_per_s: Some(4.0 * flops_per_s),
+            bf16_flops_per_s: Some(2.0 * flops_per_s),
+            read_bytes_per_s,
+            copy_bytes_per_s: read_bytes_per_s,
+            measured_at: 0,
+            flops_of: fma_chains(),
+            bandwidth_measured: once(),
+            flops_measured: once(),
+        }
+    }
+
+    fn reading(bytes_per_s: f64, ops_per_s: f64) -> Reading {
+        Reading { bytes_per_s, ops_per_s }
+    }
+
+    #[test]
+    fn a_first_measurement_on_a_busy_machine_does_not_last() {
+        let busy = known(290e9, 20e9);
+        let around = (reading(18e9, 540e9), reading(21e9, 552e9));
+        let achieved = Achieved { bytes_per_s: 10e9, ops_per_s: 400e9 };
+        let (framed, better) = framed(&busy, Products::F32, around, achieved);
+        assert_eq!((framed.flops_per_s, framed.read_bytes_per_s, better), (552e9, 21e9, true));
+        assert!(framed.flops_measured.contains("before (540.0) and after (552.0)"), "{}", framed.flops_measured);
+        assert_eq!((framed.int8_ops_per_s, framed.bf16_flops_per_s), (busy.int8_ops_per_s, busy.bf16_flops_per_s));
+    }
+
+    #[test]
+    fn a_run_that_met_a_better_moment_is_divided_by_the_cached_peak() {
+        let around = (reading(9e9, 300e9), reading(8e9, 310e9));
+        let fast = Achieved { bytes_per_s: 12e9, ops_per_s: 700e9 };
+        let (found, better) = framed(&known(500e9, 20e9), Products::Bf16, around, fast);
+        assert_eq!((found.bf16_flops_per_s, found.read_bytes_per_s, better), (Some(1000e9), 20e9, false));
+        assert!(found.flops_measured.starts_with("once, cached"), "{}", found.flops_measured);
+        let slow = Achieved { bytes_per_s: 1e9, ops_per_s: 100e9 };
+        let (found, better) = framed(&known(500e9, 20e9), Products::Bf16, around, slow);
+        assert_eq!((found.bf16_flops_per_s, found.read_bytes_per_s, better), (Some(310e9), 9e9, false));
+        assert_eq!(found.flops_per_s, 500e9, "another type was not measured");
+    }
+
+    #[test]
+    fn a_peak_that_a_run_exceeded_is_never_lowered() {
+        let mut cpu = Cpu::new(Tier::Scalar, 1);
+        let absurd = known(f64::MAX / 8.0, 1.0);
+        assert_eq!(corrected(absurd.clone(), &mut cpu, Products::F32, f64::MAX), absurd);
+        assert_eq!(corrected(absurd.clone(), &mut cpu, Products::F32, 1.0), absurd, "nothing to correct");
+    }
+
+    #[test]
+    fn the_better_of_two_readings_stays() {
+        let better = known(290e9, 20e9).better_of(&known(552e9, 18e9));
+        assert_eq!((better.flops_per_s, better.read_bytes_per_s), (552e9, 20e9));
     }
 }

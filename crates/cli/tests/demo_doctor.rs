@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Sandbox, assert_names, num};
+use common::{Sandbox, assert_names, finish, num};
 use serde_json::Value;
 
 #[test]
@@ -57,6 +57,10 @@ fn doctor_measures_the_machine() {
         assert!(found["path"].is_string() != found["problem"].is_string(), "{library}: a path, or why there is none");
     }
     assert!(document["kernel_cache"]["directory"].is_string());
+    // The first call has measured and remembered, the second says what it found.
+    assert_names(&text, &["cached before", "iteration readings", "median of 1000 readings"]);
+    assert!(num(&document, "/cached_peaks_before/flops_per_s") > 0.0);
+    assert!(num(&document, "/host_reading/median_ns") > 0.0);
     assert_eq!(document["auto_device"] == "cuda:0", document["gpus"].is_array() && text.contains("cuda:0"));
 }
 
@@ -67,7 +71,36 @@ fn doctor_measures_single_peaks() {
         serde_json::from_str(&sandbox.ok("doctor --peaks int8,float32,bfloat16 --json").stdout).unwrap();
     assert_eq!(document["peaks"].as_object().unwrap().len(), 3);
     assert!(num(&document, "/peaks/int8_ops_per_s") > 0.0 && num(&document, "/peaks/flops_per_s") > 0.0);
-    assert_names(&sandbox.ok("doctor --peaks float32 --threads 1").stdout, &["f32", "1 thread"]);
+    assert_names(&sandbox.ok("doctor --peaks float32 --threads 1").stdout, &["f32", "1 thread", "cached before"]);
+}
+
+/// The better of two readings stays in the cache, and what was there before is said.
+#[test]
+fn doctor_corrects_what_was_cached() {
+    let sandbox = Sandbox::new();
+    let cache = sandbox.path("cache");
+    let doctor = |words: &str| {
+        let done = finish(sandbox.command(words).env("XDG_CACHE_HOME", &cache));
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+        done.stdout
+    };
+    let json = |text: String| -> Value { serde_json::from_str(&text).unwrap() };
+    let first = json(doctor("doctor --peaks float32 --json"));
+    assert_eq!(first["cached_before"], serde_json::json!({}), "nothing was cached");
+    let cached = || json(sandbox.read("cache/strobe/peaks.json"));
+    assert_eq!(cached()[0]["flops_per_s"], first["peaks"]["flops_per_s"]);
+    let edit = |flops: f64| {
+        let mut entries = cached();
+        entries[0]["flops_per_s"] = serde_json::json!(flops);
+        sandbox.write("cache/strobe/peaks.json", entries.to_string());
+    };
+    edit(1.0);
+    let low = json(doctor("doctor --peaks float32 --json"));
+    assert_eq!(num(&low, "/cached_before/flops_per_s"), 1.0);
+    assert_eq!(cached()[0]["flops_per_s"], low["peaks"]["flops_per_s"], "a busy machine's reading does not last");
+    edit(1e30);
+    doctor("doctor --peaks float32");
+    assert_eq!(num(&cached()[0], "/flops_per_s"), 1e30, "the better one is kept");
 }
 
 #[test]

@@ -9,8 +9,11 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use strobe_kernels_cpu::Cpu;
 
+use crate::clock::Clock;
 use crate::iteration::IterationRecord;
+use crate::recorder::current_thread;
 pub use parse::{CpuTicks, Throttling, cpu_groups, cpu_ticks, run_delay_ns, throttling};
 pub use sampler::{HostReading, HostSampler};
 
@@ -46,6 +49,17 @@ pub fn disturbed(iterations: &[IterationRecord]) -> Vec<Option<bool>> {
         known[first..=index].fill(reading.disturbed());
     }
     known
+}
+
+/// What a reading of this thread and the workers of `cpu` costs, in nanoseconds, so many times one after the other: what
+/// an iteration pays, since no more than one is taken per iteration. And the threads that were read, 0 where waits are not
+/// told.
+pub fn reading_costs_ns(cpu: &Cpu, readings: usize) -> (usize, Vec<u64>) {
+    let own = Some(current_thread()).filter(|&id| id != 0);
+    let threads: Vec<u32> = own.into_iter().chain(cpu.helper_ids().iter().copied()).collect();
+    let mut sampler = HostSampler::open(&threads, Clock::start());
+    let costs = sampler.costs_ns(readings);
+    (sampler.threads(), costs)
 }
 
 /// Counters of the machine, the process and its threads at one moment.

@@ -21,7 +21,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         None => std::thread::available_parallelism()?.get(),
     };
     let mut cpu = Cpu::new(Tier::from_env()?, threads);
-    let (peak, read) = (measure::peak_flops_f32(&mut cpu), measure::read_bandwidth(&mut cpu));
+    let (peak, read) =
+        (measure::peak_flops_f32(&mut cpu, measure::THOROUGH), measure::read_bandwidth(&mut cpu, measure::THOROUGH));
     println!(
         "tier {}, {} threads, peak {:.1} GFLOP/s, read {:.1} GB/s",
         cpu.tier().name(),

@@ -37,7 +37,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             *b = bf16::from_f32(*w);
             *h = f16::from_f32(*w);
         }
-        let (peak, read) = (measure::peak_flops_f32(&mut cpu), measure::read_bandwidth(&mut cpu));
+        let (peak, read) = (
+            measure::peak_flops_f32(&mut cpu, measure::THOROUGH),
+            measure::read_bandwidth(&mut cpu, measure::THOROUGH),
+        );
         println!("peak {:.1} GFLOP/s, read {:.1} GB/s", peak / 1e9, read / 1e9);
         let len = packed_len(n, k);
         for (name, bytes) in [("f32", 4), ("bf16", 2), ("f16", 2)] {

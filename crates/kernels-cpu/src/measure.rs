@@ -11,8 +11,11 @@ use crate::simd::{IntKernel, Kernel, PairKernel, Simd, SimdInt, SimdPairs};
 use crate::simd::{dispatch, dispatch_int, dispatch_pairs};
 use crate::tier::Tier;
 
-/// How long one measurement repeats itself.
-const BUDGET: Duration = Duration::from_millis(350);
+/// How long a measurement repeats itself that is made once and remembered.
+pub const THOROUGH: Duration = Duration::from_millis(350);
+/// How long one repeats itself that stands beside a run: short enough that both sides of a run of seconds have some, and
+/// still dozens of passes of arithmetic and at least three of memory.
+pub const BRIEF: Duration = Duration::from_millis(50);
 /// Independent chains: enough to hide the latency of two units, few enough for 16 registers.
 const CHAINS: usize = 12;
 /// Multiply-adds per chain and task: about a millisecond.
@@ -26,12 +29,12 @@ const STREAM_TASKS: usize = 64;
 
 /// f32 operations per second (a multiply-add counts two) of chains that never leave the registers, on all workers; the
 /// best of many rounds.
-pub fn peak_flops_f32(cpu: &mut Cpu) -> f64 {
+pub fn peak_flops_f32(cpu: &mut Cpu, budget: Duration) -> f64 {
     let (tier, threads) = (cpu.tier(), cpu.threads());
     let mut sinks = vec![0.0f32; threads];
     let flops = (2 * CHAINS * LINKS * lanes(tier) * threads) as f64;
     let sinks = SharedMut::new(&mut sinks);
-    let seconds = best_of(|| {
+    let seconds = best_of(budget, || {
         cpu.pool.run(threads, &|task, _| {
             // SAFETY: each task has its own sink.
             let sink = unsafe { &mut sinks.slice(task, 1)[0] };
@@ -44,12 +47,12 @@ pub fn peak_flops_f32(cpu: &mut Cpu) -> f64 {
 
 /// 8-bit operations per second (a multiply-add counts two) of dot products that stay in the registers, on all
 /// workers; the best of many rounds. Without VNNI they take several instructions each.
-pub fn peak_ops_int8(cpu: &mut Cpu) -> f64 {
+pub fn peak_ops_int8(cpu: &mut Cpu, budget: Duration) -> f64 {
     let (tier, threads) = (cpu.tier(), cpu.threads());
     let mut sinks = vec![[0i32; 16]; threads];
     let ops = (2 * 4 * CHAINS * LINKS * lanes(tier) * threads) as f64;
     let sinks = SharedMut::new(&mut sinks);
-    let seconds = best_of(|| {
+    let seconds = best_of(budget, || {
         cpu.pool.run(threads, &|task, _| {
             // SAFETY: each task has its own sink.
             let sink = unsafe { &mut sinks.slice(task, 1)[0] };
@@ -62,7 +65,7 @@ pub fn peak_ops_int8(cpu: &mut Cpu) -> f64 {
 
 /// Operations per second (a multiply-add counts two) of products of bfloat16 pairs that stay in the registers, on all
 /// workers; the best of many rounds. `None` on tiers that have none.
-pub fn peak_flops_bf16(cpu: &mut Cpu) -> Option<f64> {
+pub fn peak_flops_bf16(cpu: &mut Cpu, budget: Duration) -> Option<f64> {
     let (tier, threads) = (cpu.tier(), cpu.threads());
     if !tier.multiplies_pairs() {
         return None;
@@ -70,7 +73,7 @@ pub fn peak_flops_bf16(cpu: &mut Cpu) -> Option<f64> {
     let mut sinks = vec![0.0f32; threads];
     let flops = (2 * 2 * CHAINS * LINKS * lanes(tier) * threads) as f64;
     let sinks = SharedMut::new(&mut sinks);
-    let seconds = best_of(|| {
+    let seconds = best_of(budget, || {
         cpu.pool.run(threads, &|task, _| {
             // SAFETY: each task has its own sink.
             let sink = unsafe { &mut sinks.slice(task, 1)[0] };
@@ -90,13 +93,13 @@ fn lanes(tier: Tier) -> usize {
 }
 
 /// Bytes per second that all workers together read from memory; the best of several passes.
-pub fn read_bandwidth(cpu: &mut Cpu) -> f64 {
+pub fn read_bandwidth(cpu: &mut Cpu, budget: Duration) -> f64 {
     let source = touched(cpu, stream_bytes() / size_of::<f32>());
     let tier = cpu.tier();
     let part = source.len() / STREAM_TASKS;
     let mut sums = vec![0.0f32; STREAM_TASKS];
     let sums = SharedMut::new(&mut sums);
-    let seconds = best_of(|| {
+    let seconds = best_of(budget, || {
         cpu.pool.run(STREAM_TASKS, &|task, _| {
             // SAFETY: each task has its own sum.
             let sum = unsafe { &mut sums.slice(task, 1)[0] };
@@ -108,12 +111,12 @@ pub fn read_bandwidth(cpu: &mut Cpu) -> f64 {
 }
 
 /// Bytes per second that all workers together copy, counting a byte read and written as two; the best of several passes.
-pub fn copy_bandwidth(cpu: &mut Cpu) -> f64 {
+pub fn copy_bandwidth(cpu: &mut Cpu, budget: Duration) -> f64 {
     let source = touched(cpu, stream_bytes() / 2 / size_of::<f32>());
     let mut target = touched(cpu, source.len());
     let part = source.len() / STREAM_TASKS;
     let target = SharedMut::new(&mut target);
-    let seconds = best_of(|| {
+    let seconds = best_of(budget, || {
         cpu.pool.run(STREAM_TASKS, &|task, _| {
             // SAFETY: the parts are disjoint.
             let target = unsafe { target.slice(task * part, part) };
@@ -159,11 +162,11 @@ fn touched(cpu: &mut Cpu, len: usize) -> AlignedBuf<f32> {
 }
 
 /// The shortest run, in seconds, of at least three within the budget.
-fn best_of(mut run: impl FnMut()) -> f64 {
+fn best_of(budget: Duration, mut run: impl FnMut()) -> f64 {
     let start = Instant::now();
     let mut best = f64::INFINITY;
     let mut runs = 0;
-    while runs < 3 || start.elapsed() < BUDGET {
+    while runs < 3 || start.elapsed() < budget {
         let before = Instant::now();
         run();
         best = best.min(before.elapsed().as_secs_f64());

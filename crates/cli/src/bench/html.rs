@@ -61,7 +61,11 @@ pub fn page(outcome: &Outcome, report: &Value) -> String {
     }
     for row in &outcome.utilization {
         if row.kind != "all" {
-            let note = format!("MBU {}, {} of the time", human::percent(row.mbu), human::percent(row.share_of_time));
+            let mut note =
+                format!("MBU {}, {} of the time", human::percent(row.mbu), human::percent(row.share_of_time));
+            if row.mfu > 1.0 {
+                note.push_str("; above the measured peak, which `strobe doctor` measures again");
+            }
             page = page.card(Card::new(format!("MFU, {}", row.kind), human::percent(row.mfu)).note(note));
         }
     }

@@ -26,7 +26,7 @@ use strobe_kernels_cuda::NvmlSampler;
 use strobe_model::Tokenizer;
 use strobe_workload::{MetricOptions, PercentileRule, Prompt, Sample, check_ids, metrics};
 
-use crate::machine::{BandwidthFrame, Machine, MeasuredPeaks};
+use crate::machine::{self, Machine, MeasuredPeaks, PeakFrame};
 use crate::run_writer::RunWriter;
 use crate::{interrupt, output, progress, recording};
 use client::{Job, Load, RunData};
@@ -152,16 +152,17 @@ pub fn execute(
     let peaks = &peaks()?;
 
     let options = MetricOptions { rule: spec.rule, world_size: 1, streaming: spec.streaming };
+    let build = &model.config.build;
+    let products = peaks.products(build);
     // A GPU's memory is its own: nobody else takes from its bandwidth.
     let mut frame = match info.device {
         DeviceFacts::Cpu { tier, threads } => {
-            BandwidthFrame::open(tier, threads, shortest_seconds(spec, model, &info, peaks))
+            PeakFrame::open(tier, threads, shortest_seconds(spec, model, &info, peaks), products)
         }
         DeviceFacts::Cuda(_) => None,
     };
-    let (ops_per_s, _) = peaks.of_products(&model.config.build);
     let mut samples = None;
-    let mut framed = peaks.clone();
+    let (mut framed, mut known) = (peaks.clone(), peaks.clone());
     let mut repeats = Vec::new();
     let mut run = RunData::default();
     let machine = Machine::of(&info.device);
@@ -198,9 +199,18 @@ pub fn execute(
         if let Some((start, first_token)) = start.as_mut().zip(first_token) {
             start.first_token_at(&info, *first_token);
         }
-        if let Some(frame) = frame.as_mut().filter(|_| !interrupt::requested()) {
-            framed = frame.close(peaks, utilization::bytes_per_s(&run.iterations));
+        if !interrupt::requested() {
+            let achieved = utilization::achieved(&run.iterations);
+            framed = match (&mut frame, &info.device) {
+                (Some(frame), _) => frame.close(&known, achieved),
+                (None, DeviceFacts::Cpu { tier, threads }) if achieved.ops_per_s > framed.of_products(build).0 => {
+                    machine::corrected(framed, &mut Cpu::new(*tier, *threads), products, achieved.ops_per_s)
+                }
+                (None, _) => framed,
+            };
+            known = known.better_of(&framed);
         }
+        let (ops_per_s, _) = framed.of_products(build);
         if !run.partial
             && let Ok(metrics) = metrics(&run.records, &options)
         {
@@ -255,7 +265,7 @@ pub fn execute(
     let metrics = metrics(&run.records, &options);
     Ok(Outcome {
         metrics: metrics.map_err(anyhow::Error::from),
-        utilization: utilization::by_kind(&run.iterations, peaks, ops_per_s),
+        utilization: utilization::by_kind(&run.iterations, peaks, peaks.of_products(build).0),
         config: model.config.clone(),
         engine_dir: model.dir.clone(),
         mapped: model.weights.is_mapped(),

@@ -248,7 +248,12 @@ impl Outcome {
         put("build_config", self.config.to_json()["build_config"].clone());
         put("peaks", json!(self.peaks));
         let (ops_per_s, of_type) = self.peaks.of_products(build);
-        put("mfu_denominator", json!({"ops_per_s": ops_per_s, "type": of_type}));
+        let exceeded = self.utilization.iter().any(|row| row.mfu > 1.0);
+        let measured = &self.peaks.flops_measured;
+        put(
+            "mfu_denominator",
+            json!({"ops_per_s": ops_per_s, "type": of_type, "measured": measured, "exceeded": exceeded}),
+        );
         put("utilization", json!(self.utilization));
         if let Some(full) = FullBatchDecode::of(&self.run.iterations) {
             put("full_batch_decode", json!(full));
@@ -292,7 +297,9 @@ impl Outcome {
             put("failure", json!(failure.to_string()));
         }
         if !self.windows.is_empty() {
-            put("recorder_cost_in_windows", json!(self.window_overhead()));
+            if let Some(overhead) = self.window_overhead() {
+                put("recorder_cost_in_windows", json!(overhead));
+            }
             let costs = self.recorder_costs();
             if !costs.is_empty() {
                 put("recorder", costs.iter().map(|(w, c)| json!({"window": w.to_string(), "cost": c})).collect());

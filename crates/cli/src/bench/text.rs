@@ -93,7 +93,10 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             ),
         ),
         ("Arrivals:", outcome.arrival.clone()),
-        ("Peak FLOP/s (denominator of MFU):", format!("{} {of_type}, measured", human::flops_per_s(ops_per_s))),
+        (
+            "Peak FLOP/s (denominator of MFU):",
+            format!("{} {of_type}, measured {}", human::flops_per_s(ops_per_s), peaks.flops_measured),
+        ),
         (
             "Bandwidth (denominator of MBU):",
             format!("{} read, measured {}", human::bytes_per_s(peaks.read_bytes_per_s), peaks.bandwidth_measured),
@@ -165,6 +168,9 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
         );
     }
     text.push_str("MFU = model FLOPs / (wall of these iterations x peak); MBU = (weights once per iteration + KV read + KV written) / (wall x bandwidth)\n");
+    if outcome.utilization.iter().any(|row| row.mfu > 1.0) {
+        text.push_str("MFU above 100 %: this run computed faster than any measured peak, so its MFU says nothing; measure the peak again with `strobe doctor`\n");
+    }
     if outcome.utilization.iter().any(|row| row.mbu > 1.0) {
         text.push_str("MBU above 100 %: memory was faster during this run than in any reading, or small weights stayed in a cache\n");
     }
@@ -184,17 +190,19 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
             n => (format!("alternate blocks of {n} iterations"), format!("blocks of {n} iterations")),
         };
         heading(text, &format!("PROFILER OVERHEAD ({what} recorded)"));
-        let interval = o.interval.map_or(String::new(), |i| {
-            format!(", 95 % interval {} to {}", human::percent(i.low), human::percent(i.high))
-        });
-        let _ = writeln!(
-            text,
-            "{} over {} {each}{interval}; median step {} off, {} on",
-            human::percent(o.relative),
-            o.pairs,
-            human::ns(o.off_ms * 1e6),
-            human::ns(o.on_ms * 1e6)
-        );
+        let _ = match o.interval {
+            Some(i) => writeln!(
+                text,
+                "{} over {} {each}, 95 % interval {} to {}; median step {} off, {} on",
+                human::percent(o.relative),
+                o.pairs,
+                human::percent(i.low),
+                human::percent(i.high),
+                human::ns(o.off_ms * 1e6),
+                human::ns(o.on_ms * 1e6)
+            ),
+            None => writeln!(text, "not known: {} {each} are too few for an interval; use longer outputs", o.pairs),
+        };
     }
 }
 
@@ -404,15 +412,18 @@ fn recorder_cost(text: &mut String, outcome: &Outcome) {
     }
     match outcome.window_overhead() {
         Some(o) => {
+            let interval = o.interval.map_or(String::new(), |i| {
+                format!(", 95 % CI {} to {}", signed_percent(i.low), signed_percent(i.high))
+            });
             let _ = writeln!(
                 text,
-                "Cost of recording: median step {} in the window, {} around it with the same batch ({}).",
+                "Cost of recording: median step {} in the window, {} around it with the same batch ({}{interval}).",
                 human::ns(o.on_ms * 1e6),
                 human::ns(o.off_ms * 1e6),
                 signed_percent(o.relative)
             );
         }
-        None => text.push_str("Cost of recording: not seen, no step around the window has the same batch; --measure-profiler-overhead measures it.\n"),
+        None => text.push_str("Cost of recording: not known here, too few undisturbed steps of one batch in and around the window, or too unlike; --measure-profiler-overhead measures it.\n"),
     }
     for (window, cost) in outcome.recorder_costs() {
         let _ = writeln!(text, "Recorder of window {window}: {cost}.");

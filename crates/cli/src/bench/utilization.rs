@@ -4,7 +4,7 @@ use serde::Serialize;
 use strobe_engine::IterationRecord;
 use strobe_trace::IterationKind;
 
-use crate::machine::MeasuredPeaks;
+use crate::machine::{Achieved, MeasuredPeaks};
 
 /// Sums over iterations, then ratios: never the mean of ratios.
 #[derive(Clone, Debug, Serialize)]
@@ -78,8 +78,25 @@ pub fn prefill_tokens_per_s(iterations: &[IterationRecord]) -> Option<f64> {
     (wall > 0).then(|| tokens as f64 / (wall as f64 / 1e9))
 }
 
+/// Bytes and operations per second, each of the kind of iteration that reached most.
+pub fn achieved(iterations: &[IterationRecord]) -> Achieved {
+    let rate = |kind: IterationKind| {
+        let chosen = || iterations.iter().filter(move |i| kind_of(i) == kind);
+        let ops: f64 = chosen().map(useful_flops).sum();
+        ops / chosen().map(|i| i.wall_ns() as f64 / 1e9).sum::<f64>().max(1e-9)
+    };
+    let ops_per_s = IterationKind::ALL.into_iter().map(rate).fold(0.0, f64::max);
+    Achieved { bytes_per_s: bytes_per_s(iterations), ops_per_s }
+}
+
+/// Operations of an iteration without those that repeat what was lost in a pause.
+fn useful_flops(i: &IterationRecord) -> f64 {
+    let tokens = f64::from(i.context_tokens + i.generation_requests);
+    i.work.flops as f64 * (tokens - f64::from(i.recomputed_tokens)) / tokens.max(1.0)
+}
+
 /// Bytes per second of the kind of iteration that moved most.
-pub fn bytes_per_s(iterations: &[IterationRecord]) -> f64 {
+fn bytes_per_s(iterations: &[IterationRecord]) -> f64 {
     let rate = |kind: IterationKind| {
         let chosen = || iterations.iter().filter(move |i| kind_of(i) == kind);
         let bytes: f64 = chosen().map(|i| i.work.bytes as f64).sum();
@@ -99,11 +116,7 @@ pub fn by_kind(iterations: &[IterationRecord], peaks: &MeasuredPeaks, ops_per_s:
         }
         let tokens: u64 = chosen.iter().map(|i| u64::from(i.context_tokens + i.generation_requests)).sum();
         let recomputed_tokens: u64 = chosen.iter().map(|i| u64::from(i.recomputed_tokens)).sum();
-        let useful = |i: &&IterationRecord| {
-            let tokens = f64::from(i.context_tokens + i.generation_requests);
-            i.work.flops as f64 * (tokens - f64::from(i.recomputed_tokens)) / tokens.max(1.0)
-        };
-        let flops: f64 = chosen.iter().map(useful).sum();
+        let flops: f64 = chosen.iter().map(|i| useful_flops(i)).sum();
         let bytes: f64 = chosen.iter().map(|i| i.work.bytes as f64).sum();
         let seconds = wall_ns as f64 / 1e9;
         Some(Utilization {

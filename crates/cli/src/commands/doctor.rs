@@ -1,6 +1,7 @@
 //! `strobe doctor`: what this machine offers.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::json;
@@ -9,9 +10,10 @@ use strobe_kernels_cpu::{Cpu, Tier, measure};
 use strobe_kernels_cuda::library::{self, Lib};
 use strobe_kernels_cuda::{Arch, CudaError, DeviceInfo};
 use strobe_report::human;
+use strobe_workload::{Interval, bootstrap_interval, median};
 
 use crate::device::Needs;
-use crate::machine::{self, Machine};
+use crate::machine::{self, Machine, MeasuredPeaks};
 use crate::model_args::CpuArgs;
 use crate::{device, nsys, output};
 
@@ -27,7 +29,7 @@ pub struct Args {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
-    /// Measure these peaks and print nothing else: quick enough to frame a run with
+    /// Measure these peaks, keep the better of each and its cached value, and print nothing else
     #[arg(long, value_enum, value_name = "PEAK,..", value_delimiter = ',')]
     peaks: Vec<Peak>,
     #[command(flatten)]
@@ -50,43 +52,128 @@ enum Peak {
 }
 
 impl Peak {
-    /// Its name in JSON, the value and the value in words.
-    fn measure(self, cpu: &mut Cpu) -> (&'static str, f64, String) {
+    /// Its name in JSON.
+    fn name(self) -> &'static str {
         match self {
-            Peak::Float32 => {
-                let value = measure::peak_flops_f32(cpu);
-                ("flops_per_s", value, format!("{} f32", human::flops_per_s(value)))
-            }
-            Peak::Bfloat16 => {
-                let value = measure::peak_flops_bf16(cpu).unwrap_or_else(|| measure::peak_flops_f32(cpu));
-                ("bf16_flops_per_s", value, format!("{} bfloat16", human::flops_per_s(value)))
-            }
-            Peak::Int8 => {
-                let value = measure::peak_ops_int8(cpu);
-                ("int8_ops_per_s", value, format!("{} int8", human::ops_per_s(value)))
-            }
-            Peak::Read => {
-                let value = measure::read_bandwidth(cpu);
-                ("read_bytes_per_s", value, format!("{} read", human::bytes_per_s(value)))
-            }
-            Peak::Copy => {
-                let value = measure::copy_bandwidth(cpu);
-                ("copy_bytes_per_s", value, format!("{} copy (read + written)", human::bytes_per_s(value)))
-            }
+            Peak::Float32 => "flops_per_s",
+            Peak::Bfloat16 => "bf16_flops_per_s",
+            Peak::Int8 => "int8_ops_per_s",
+            Peak::Read => "read_bytes_per_s",
+            Peak::Copy => "copy_bytes_per_s",
+        }
+    }
+
+    fn measure(self, cpu: &mut Cpu) -> f64 {
+        const LONG: Duration = measure::THOROUGH;
+        match self {
+            Peak::Float32 => measure::peak_flops_f32(cpu, LONG),
+            Peak::Bfloat16 => measure::peak_flops_bf16(cpu, LONG).unwrap_or_else(|| measure::peak_flops_f32(cpu, LONG)),
+            Peak::Int8 => measure::peak_ops_int8(cpu, LONG),
+            Peak::Read => measure::read_bandwidth(cpu, LONG),
+            Peak::Copy => measure::copy_bandwidth(cpu, LONG),
+        }
+    }
+
+    /// What is known of it, where anything is.
+    fn of(self, peaks: &MeasuredPeaks) -> Option<f64> {
+        let value = match self {
+            Peak::Float32 => Some(peaks.flops_per_s),
+            Peak::Bfloat16 => peaks.bf16_flops_per_s,
+            Peak::Int8 => peaks.int8_ops_per_s,
+            Peak::Read => Some(peaks.read_bytes_per_s),
+            Peak::Copy => Some(peaks.copy_bytes_per_s),
+        };
+        value.filter(|value| *value > 0.0)
+    }
+
+    fn set(self, peaks: &mut MeasuredPeaks, value: f64, has_bf16: bool) {
+        match self {
+            Peak::Float32 => peaks.flops_per_s = value,
+            Peak::Bfloat16 if has_bf16 => peaks.bf16_flops_per_s = Some(value),
+            Peak::Bfloat16 => peaks.flops_per_s = peaks.flops_per_s.max(value),
+            Peak::Int8 => peaks.int8_ops_per_s = Some(value),
+            Peak::Read => peaks.read_bytes_per_s = value,
+            Peak::Copy => peaks.copy_bytes_per_s = value,
+        }
+    }
+
+    fn words(self, value: f64) -> String {
+        match self {
+            Peak::Float32 => format!("{} f32", human::flops_per_s(value)),
+            Peak::Bfloat16 => format!("{} bfloat16", human::flops_per_s(value)),
+            Peak::Int8 => format!("{} int8", human::ops_per_s(value)),
+            Peak::Read => format!("{} read", human::bytes_per_s(value)),
+            Peak::Copy => format!("{} copy (read + written)", human::bytes_per_s(value)),
         }
     }
 }
 
+const ALL_PEAKS: [Peak; 5] = [Peak::Float32, Peak::Bfloat16, Peak::Int8, Peak::Read, Peak::Copy];
+
+/// What was cached of these peaks, under the names of JSON.
+fn cached_json(peaks: &[Peak], before: Option<&MeasuredPeaks>) -> serde_json::Value {
+    let known = peaks.iter().filter_map(|peak| Some((peak.name().to_string(), json!(peak.of(before?)?))));
+    known.collect::<serde_json::Map<_, _>>().into()
+}
+
+/// Measure some peaks and keep the better of each and its cached value.
 fn print_peaks(args: &Args, cpu: &mut Cpu) {
-    let measured: Vec<_> = args.peaks.iter().map(|peak| peak.measure(cpu)).collect();
+    let before = machine::cached_peaks(cpu);
+    let measured: Vec<(Peak, f64)> = args.peaks.iter().map(|peak| (*peak, peak.measure(cpu))).collect();
+    let has_bf16 = cpu.tier().multiplies_pairs();
+    machine::remember_measured(cpu, |peaks| {
+        measured.iter().for_each(|(peak, value)| peak.set(peaks, *value, has_bf16))
+    });
     if args.json {
         let values: serde_json::Map<_, _> =
-            measured.into_iter().map(|(name, value, _)| (name.into(), json!(value))).collect();
-        let document = json!({"peaks": values, "threads": cpu.threads(), "tier": cpu.tier().name()});
+            measured.into_iter().map(|(peak, value)| (peak.name().into(), json!(value))).collect();
+        let document = json!({
+            "peaks": values,
+            "cached_before": cached_json(&args.peaks, before.as_ref()),
+            "threads": cpu.threads(),
+            "tier": cpu.tier().name(),
+        });
         return output::line(&format!("{document:#}"));
     }
-    for (_, _, words) in measured {
-        output::line(&format!("{words}, {} threads, {}", cpu.threads(), cpu.tier().name()));
+    for (peak, value) in measured {
+        let cached = before.as_ref().and_then(|before| peak.of(before));
+        let cached =
+            cached.map_or("nothing cached before".into(), |value| format!("cached before: {}", peak.words(value)));
+        output::line(&format!("{}, {} threads, {} ({cached})", peak.words(value), cpu.threads(), cpu.tier().name()));
+    }
+}
+
+/// What reading the machine's part costs an iteration.
+#[derive(serde::Serialize)]
+struct ReadingCost {
+    /// Threads whose waits were read; 0 where the system does not tell them.
+    threads: usize,
+    readings: usize,
+    median_ns: f64,
+    /// 95 % bootstrap interval of the median.
+    interval_ns: Option<Interval>,
+}
+
+/// Readings that are timed one by one.
+const READINGS: usize = 1000;
+
+impl ReadingCost {
+    fn measure(cpu: &Cpu) -> Option<ReadingCost> {
+        let (threads, costs) = strobe_engine::host::reading_costs_ns(cpu, READINGS);
+        let costs: Vec<f64> = costs.into_iter().map(|ns| ns as f64).collect();
+        let interval_ns = bootstrap_interval(&costs, median, 1000, 0.95, 1);
+        Some(ReadingCost { threads, readings: costs.len(), median_ns: median(&costs)?, interval_ns })
+    }
+
+    fn words(&self) -> String {
+        let interval = self.interval_ns.as_ref().map_or(String::new(), |interval| {
+            format!(" (95 % CI {} to {})", human::ns(interval.low), human::ns(interval.high))
+        });
+        let what = match self.threads {
+            0 => "page faults and switches; the system does not tell CPU waits".to_string(),
+            threads => format!("CPU waits of {threads} threads, page faults, switches"),
+        };
+        format!("{} per iteration{interval}, median of {} readings: {what}", human::ns(self.median_ns), self.readings)
     }
 }
 
@@ -97,7 +184,9 @@ pub fn run(args: Args) -> Result<()> {
         return Ok(());
     }
     let machine = Machine::describe(&cpu);
+    let before = machine::cached_peaks(&cpu);
     let peaks = machine::measure_peaks(&mut cpu);
+    let reading = ReadingCost::measure(&cpu);
     let tiers: Vec<_> = Tier::available().iter().map(|t| t.name()).collect();
     let available = memory::available();
     let gpus = strobe_kernels_cuda::devices();
@@ -117,6 +206,8 @@ pub fn run(args: Args) -> Result<()> {
             "peaks": {"flops_per_s": peaks.flops_per_s, "int8_ops_per_s": peaks.int8_ops_per_s,
                       "bf16_flops_per_s": peaks.bf16_flops_per_s, "read_bytes_per_s": peaks.read_bytes_per_s,
                       "copy_bytes_per_s": peaks.copy_bytes_per_s, "threads": cpu.threads(), "tier": cpu.tier().name()},
+            "cached_peaks_before": cached_json(&ALL_PEAKS, before.as_ref()),
+            "host_reading": reading,
             "gpus": gpus.as_ref().ok(), "no_gpu_because": gpus.as_ref().err().map(ToString::to_string),
             "auto_device": if auto.is_ok() { "cuda:0" } else { "cpu" },
             "cuda_libraries": libraries, "cuda_library_places": library::places(),
@@ -163,6 +254,16 @@ pub fn run(args: Args) -> Result<()> {
             ),
         ),
     ];
+    let known = before.iter().flat_map(|before| ALL_PEAKS.iter().filter_map(|peak| Some(peak.words(peak.of(before)?))));
+    let known = known.collect::<Vec<_>>().join(", ");
+    facts.push((
+        "cached before",
+        match known.is_empty() {
+            true => "nothing; what was measured now is remembered".into(),
+            false => format!("{known}; of both readings the better one is kept"),
+        },
+    ));
+    facts.extend(reading.map(|reading| ("iteration readings", reading.words())));
     match &gpus {
         Ok(list) => facts.extend(list.iter().map(|gpu| ("gpu", describe(gpu)))),
         Err(_) if library::open(Lib::Driver).is_err() => {
