@@ -23,8 +23,11 @@ extern "C" fn on_signal(_: libc::c_int) {
     }
 }
 
-/// Take over SIGINT and SIGTERM.
+/// Take over SIGINT and SIGTERM. A file that reaches the limit on file sizes is a write error like any other, not the end of
+/// the process.
 pub fn install() {
+    // SAFETY: a signal is ignored; no handler runs.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: the handler only touches an atomic and calls _exit; both are allowed in a signal handler.
         unsafe { libc::signal(signal, on_signal as *const () as libc::sighandler_t) };

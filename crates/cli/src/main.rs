@@ -61,7 +61,7 @@ Exit codes: 0 done or passed, 1 a check failed, 2 bad input or not comparable, 3
 enum Command {
     /// The whole loop on the embedded default: two builds, one dataset, two benchmarks, one answer
     Demo(commands::demo::Args),
-    /// What this machine offers: SIMD tier, memory bandwidth, peak FLOP/s, GPUs, CUDA libraries, nsys
+    /// What this machine offers: SIMD tier, memory bandwidth, peak FLOP/s, GPUs, CUDA libraries, nsys; or whether an engine is intact
     Doctor(commands::doctor::Args),
     /// Make a dataset of requests
     PrepareDataset(commands::prepare_dataset::Args),
@@ -121,6 +121,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error)
             if error.is::<gate::Regression>()
+                || error.is::<commands::doctor::Damaged>()
                 || error.is::<commands::selftest::Failed>()
                 || error.is::<commands::simulate::NotSo>()
                 || error.is::<bench::kernels::WrongResults>() =>

@@ -118,6 +118,7 @@ pub struct RunDir {
     /// What became of the run.
     pub state: RunState,
     /// `run.json`; null where there is none.
+    #[allow(dead_code)] // part of what a reader may ask for
     pub run: Value,
     /// `report.json`, which a killed run does not have.
     pub report: Option<Value>,

@@ -1,14 +1,15 @@
 //! From a model to an engine: in a directory, or in memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde_json::{Map, Value, json};
 use strobe_kernels_cpu::{Cpu, PANEL};
 use strobe_model::{
     Checkpoint, Gguf, GgufModel, ModelConfig, SafeTensors, SafeTensorsWriter, Tokenizer, WeightId, WeightSource,
-    preset, presets,
+    checksum, preset, presets,
 };
 
 use crate::engine_config::{BuildConfig, EngineConfig, WeightsOrigin};
@@ -21,6 +22,8 @@ use crate::weights::{self, StoredWeight, WeightError, WeightStore};
 pub const WEIGHTS_FILE: &str = "rank0.engine";
 /// Name of the configuration's file.
 pub const CONFIG_FILE: &str = "config.json";
+/// Where the configuration keeps the checksums of the tensors.
+const CHECKSUMS: &str = "checksums";
 /// Name of the tokenizer's file.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
@@ -141,6 +144,7 @@ pub fn build(
     let mut writer = SafeTensorsWriter::create(&staged.path().join(WEIGHTS_FILE), &specs, &metadata)?;
     let mut done = 0;
     let mut errors = Vec::new();
+    let mut checksums = Map::new();
     for weight in &weights {
         let bytes = weight.bytes();
         let mut buffer = weights::aligned_bytes(bytes)?;
@@ -148,6 +152,7 @@ pub fn build(
         weights::fill(cpu, &model.source, weight, buffer)?;
         let error = weights::error_of(cpu, &model.source, weight, buffer)?;
         errors.extend(error.map(|error| (weight.info.id, error)));
+        checksums.insert(weight.tensor().name, json!(format!("{:016x}", weights::checksum_of(cpu, buffer))));
         writer.write(buffer)?;
         done += bytes as u64;
         if !progress(done) {
@@ -173,10 +178,38 @@ pub fn build(
     for (name, text) in extra_files {
         write(&staged.path().join(name), text.as_bytes())?;
     }
-    let text = format!("{:#}\n", config.to_json());
+    let mut document = config.to_json();
+    document[CHECKSUMS] = json!({
+        "algorithm": checksum::ALGORITHM,
+        "block_bytes": checksum::BLOCK,
+        "tensors": checksums,
+    });
+    let text = format!("{document:#}\n");
     write(&staged.path().join(CONFIG_FILE), text.as_bytes())?;
     staged.commit()?;
     Ok(BuildSummary { weight_bytes: done, tensors: weights.len(), errors })
+}
+
+/// The checksums of an engine's tensors, from the text of its configuration. Engines of before there were any, and of versions
+/// that make them in another way, have none that can be compared.
+fn read_checksums(text: &str, path: &Path) -> Result<HashMap<String, u64>, EngineError> {
+    let document: Value = serde_json::from_str(text).unwrap_or_default(); // that it is JSON was found out before
+    let Some(found) = document.get(CHECKSUMS) else { return Ok(HashMap::new()) };
+    if found["algorithm"] != checksum::ALGORITHM || found["block_bytes"] != checksum::BLOCK {
+        return Ok(HashMap::new());
+    }
+    let tensors = found["tensors"].as_object().into_iter().flatten();
+    let read = |(name, value): (&String, &Value)| {
+        let number = value.as_str().and_then(|text| u64::from_str_radix(text, 16).ok());
+        let number = number.ok_or_else(|| EngineError::Field {
+            path: path.to_path_buf(),
+            field: format!("{CHECKSUMS}.tensors.{name}"),
+            expected: "16 hexadecimal digits".into(),
+            found: value.to_string(),
+        })?;
+        Ok((name.clone(), number))
+    };
+    tensors.map(read).collect()
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), EngineError> {
@@ -207,6 +240,7 @@ impl LoadedModel {
         let config = EngineConfig::from_json(&text, &path)?;
         let file = SafeTensors::open(&dir.join(WEIGHTS_FILE))?;
         let weights = WeightStore::map(file, &config.model, &config.build)?;
+        let weights = weights.with_checksums(read_checksums(&text, &path)?);
         let tokenizer = Tokenizer::from_dir(dir)?;
         Ok(LoadedModel { config, weights: Arc::new(weights), tokenizer, dir: Some(dir.to_path_buf()) })
     }

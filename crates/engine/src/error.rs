@@ -36,6 +36,17 @@ pub enum EngineError {
         /// What is there.
         found: String,
     },
+    /// Weights are not those that were built.
+    #[error("{}: tensor `{}`{}: damaged (checksum found {:016x}, expected {:016x}); rebuild the engine with `strobe build`",
+            path.display(), first.tensor, more(*others), first.found, first.expected)]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The first of the damaged tensors.
+        first: crate::weights::Damage,
+        /// How many more there are.
+        others: usize,
+    },
     /// The engine was written by another version.
     #[error("{}: built by strobe {found}, this is strobe {expected}; rebuild the engine with `strobe build`", path.display())]
     Version {
@@ -73,6 +84,10 @@ pub enum EngineError {
     /// The engine thread ended.
     #[error("the engine stopped: {0}")]
     Stopped(String),
+}
+
+fn more(others: usize) -> String {
+    if others == 0 { String::new() } else { format!(" and {others} more") }
 }
 
 impl From<strobe_kernels_cuda::CudaError> for EngineError {

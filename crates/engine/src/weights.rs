@@ -5,10 +5,13 @@ use half::{bf16, f16};
 use memmap2::MmapMut;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use strobe_kernels_cpu::{
     Cpu, Elems, Layout, Matrix, PANEL, QuantKind, pack_panels, packed_bytes, packed_len, packed_shape,
 };
+use strobe_model::checksum::{self, BLOCK, BlockHash};
 use strobe_model::{
     DType, LayerWeight, ModelConfig, ModelError, SafeTensors, TensorSpec, TensorType, WeightId, WeightInfo,
     WeightSource, embedding_table, weight_list,
@@ -276,11 +279,95 @@ fn error_of_one(cpu: &mut Cpu, source: &SourceRows<'_>, data: Elems<'_>) -> Weig
     total
 }
 
+/// A tensor whose bytes are not those that were built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Its name.
+    pub tensor: String,
+    /// Checksum of what is there.
+    pub found: u64,
+    /// Checksum of what was built.
+    pub expected: u64,
+}
+
+/// What checksums say of an engine's weights.
+#[derive(Clone, Debug, Default)]
+pub struct WeightCheck {
+    /// Tensors that are as they were built.
+    pub intact: usize,
+    /// Tensors without a checksum.
+    pub unchecked: usize,
+    /// Tensors that are not as they were built, by name.
+    pub damaged: Vec<Damage>,
+    /// Bytes of all tensors with a checksum.
+    pub bytes: u64,
+}
+
+impl WeightCheck {
+    /// Compares the hashes of every weight's blocks.
+    fn of<'a>(
+        weights: impl Iterator<Item = (&'a StoredWeight, &'a [u64])>,
+        checksums: &HashMap<String, u64>,
+    ) -> WeightCheck {
+        let mut check = WeightCheck::default();
+        for (weight, blocks) in weights {
+            let Some(&expected) = checksums.get(&weight.name) else {
+                check.unchecked += 1;
+                continue;
+            };
+            check.bytes += weight.bytes() as u64;
+            match checksum::combine(blocks.iter().copied()) {
+                found if found == expected => check.intact += 1,
+                found => check.damaged.push(Damage { tensor: weight.name.clone(), found, expected }),
+            }
+        }
+        check.damaged.sort_by(|a, b| a.tensor.cmp(&b.tensor));
+        check
+    }
+
+    /// An error where something is damaged.
+    fn into_result(self, path: &Path) -> Result<(), EngineError> {
+        let others = self.damaged.len().saturating_sub(1);
+        match self.damaged.into_iter().next() {
+            Some(first) => Err(EngineError::Damaged { path: path.to_path_buf(), first, others }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Copies a block and hashes the copy, while it is in a cache.
+fn copy_and_hash(from: &[u8], to: &mut [u8]) -> u64 {
+    const STEP: usize = 16 << 10;
+    let mut hash = BlockHash::default();
+    for (from, to) in from.chunks(STEP).zip(to.chunks_mut(STEP)) {
+        let to = &mut to[..from.len()];
+        to.copy_from_slice(from);
+        hash.update(to);
+    }
+    hash.finish()
+}
+
+fn block_hashes(cpu: &mut Cpu, bytes: &[u8]) -> Vec<u64> {
+    let blocks: Vec<(&[u8], AtomicU64)> = bytes.chunks(BLOCK).map(|block| (block, AtomicU64::new(0))).collect();
+    cpu.parallel_for(blocks.len(), &|task| {
+        let (block, hash) = &blocks[task];
+        hash.store(checksum::block_hash(block), Ordering::Relaxed);
+    });
+    blocks.into_iter().map(|(_, hash)| hash.into_inner()).collect()
+}
+
+/// The checksum of a weight's bytes, on all threads of `cpu`.
+pub fn checksum_of(cpu: &mut Cpu, bytes: &[u8]) -> u64 {
+    checksum::combine(block_hashes(cpu, bytes))
+}
+
 enum Backing {
     Mapped {
         file: SafeTensors,
         /// The same in memory, once it is there.
         moved: OnceLock<Moved>,
+        /// Checksum of every tensor when it was built; none in engines of before there were any.
+        checksums: HashMap<String, u64>,
     },
     Owned(HashMap<WeightId, MmapMut>),
     /// Made by whoever needs them: a GPU makes its own.
@@ -404,12 +491,23 @@ impl WeightStore {
                 return Err(field(format!("alignment to {} bytes", weight.alignment()), "none".into()));
             }
         }
-        Ok(WeightStore { stored: Self::by_id(weights), backing: Backing::Mapped { file, moved: OnceLock::new() } })
+        Ok(WeightStore {
+            stored: Self::by_id(weights),
+            backing: Backing::Mapped { file, moved: OnceLock::new(), checksums: HashMap::new() },
+        })
+    }
+
+    /// The same with the checksums of the build, to find damage by.
+    pub fn with_checksums(mut self, expected: HashMap<String, u64>) -> WeightStore {
+        if let Backing::Mapped { checksums, .. } = &mut self.backing {
+            *checksums = expected;
+        }
+        self
     }
 
     fn bytes(&self, weight: &StoredWeight) -> &[u8] {
         match &self.backing {
-            Backing::Mapped { file, moved } => match moved.get() {
+            Backing::Mapped { file, moved, .. } => match moved.get() {
                 Some(moved) => {
                     moved.places.get(&weight.info.id).and_then(|place| moved.memory.get(place.clone())).unwrap_or(&[])
                 }
@@ -454,18 +552,18 @@ impl WeightStore {
 
     /// Move mapped weights to memory of their own, in huge pages where the system has them: a generation step reads all of
     /// them, and the small pages of a file hold it back where memory is fast. May be called while an engine runs: a step
-    /// finds a weight either here or there, with the same bytes.
+    /// finds a weight either here or there, with the same bytes. Every byte is copied, so that its checksum costs little:
+    /// damaged weights are an error, and stay where they are.
     pub fn move_to_memory(&self, cpu: &mut Cpu) -> Result<(), EngineError> {
-        const PIECE: usize = 4 << 20;
         const CACHE_LINE: usize = 64;
-        let Backing::Mapped { file, moved } = &self.backing else { return Ok(()) };
+        let Backing::Mapped { file, moved, checksums } = &self.backing else { return Ok(()) };
         if moved.get().is_some() {
             return Ok(());
         }
         let room = |weight: &StoredWeight| weight.bytes().next_multiple_of(CACHE_LINE);
         let mut memory = aligned_bytes(self.stored.values().map(room).sum())?;
         let mut places = HashMap::new();
-        let mut pieces = Vec::new();
+        let (mut pieces, mut blocks) = (Vec::new(), Vec::new());
         let (mut rest, mut start): (&mut [u8], _) = (&mut memory, 0);
         for (id, weight) in &self.stored {
             let from = self.bytes(weight);
@@ -473,17 +571,45 @@ impl WeightStore {
             rest = after;
             places.insert(*id, start..start + from.len());
             start += here.len();
-            pieces.extend(from.chunks(PIECE).zip(here.chunks_mut(PIECE)).map(|(from, to)| (from, Mutex::new(to))));
+            let first = pieces.len();
+            pieces.extend(from.chunks(BLOCK).zip(here.chunks_mut(BLOCK)).map(|(from, to)| (from, Mutex::new((to, 0)))));
+            blocks.push((weight, first..pieces.len()));
         }
+        let check = !checksums.is_empty();
         cpu.parallel_for(pieces.len(), &|task| {
             let (from, to) = &pieces[task];
-            to.lock().unwrap_or_else(|e| e.into_inner())[..from.len()].copy_from_slice(from);
+            let (to, hash) = &mut *to.lock().unwrap_or_else(|e| e.into_inner());
+            match check {
+                true => *hash = copy_and_hash(from, to),
+                false => to[..from.len()].copy_from_slice(from),
+            }
         });
-        drop(pieces);
+        let hashes: Vec<u64> =
+            pieces.into_iter().map(|(_, to)| to.into_inner().unwrap_or_else(|e| e.into_inner()).1).collect();
+        let found = blocks.into_iter().map(|(weight, range)| (weight, hashes.get(range).unwrap_or_default()));
+        WeightCheck::of(found, checksums).into_result(file.path())?;
         // Should another thread have been faster, its copy is as good.
         let _ = moved.set(Moved { memory, places });
         file.advise_unused();
         Ok(())
+    }
+
+    /// Compares every mapped weight with its checksum; `None` for weights that are not of a file.
+    pub fn check(&self, cpu: &mut Cpu) -> Option<WeightCheck> {
+        let Backing::Mapped { file, checksums, .. } = &self.backing else { return None };
+        let mut weights: Vec<_> = self.stored.values().collect();
+        weights.sort_by(|a, b| a.name.cmp(&b.name));
+        let data = |weight: &StoredWeight| file.get(&weight.name).map_or(&[][..], |view| view.data);
+        let hashes: Vec<Vec<u64>> = weights.iter().map(|weight| block_hashes(cpu, data(weight))).collect();
+        Some(WeightCheck::of(weights.into_iter().zip(hashes.iter().map(Vec::as_slice)), checksums))
+    }
+
+    /// The file of mapped weights.
+    pub fn file(&self) -> Option<&Path> {
+        match &self.backing {
+            Backing::Mapped { file, .. } => Some(file.path()),
+            _ => None,
+        }
     }
 
     /// Read every page of a mapped file once, so that a run does not start on a cold one.

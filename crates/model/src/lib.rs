@@ -5,6 +5,7 @@
 //! ([`WeightSource`]), and decides everything else itself.
 
 pub mod checkpoint;
+pub mod checksum;
 pub mod config;
 mod config_json;
 mod config_moe;

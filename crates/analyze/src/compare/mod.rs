@@ -314,6 +314,11 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
         notes,
         rows: options.rows,
     };
+    if a.is_empty() && b.is_empty() {
+        // Figures are all there is: nothing stands in the way of comparing them.
+        judged = comparable::Judged::default();
+        comparison.notes.clear();
+    }
     judged.warnings.extend(options.warnings.iter().cloned());
     let explained = comparison.explanation();
     comparison.verdict = match whole {

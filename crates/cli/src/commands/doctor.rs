@@ -1,25 +1,30 @@
 //! `strobe doctor`: what this machine offers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde_json::json;
-use strobe_engine::memory;
+use strobe_engine::engine_dir::LoadedModel;
+use strobe_engine::{EngineError, memory};
 use strobe_kernels_cpu::{Cpu, Tier, measure};
 use strobe_kernels_cuda::library::{self, Lib};
 use strobe_kernels_cuda::{Arch, CudaError, DeviceInfo};
+use strobe_model::ModelError;
 use strobe_report::human;
-use strobe_workload::{Interval, bootstrap_interval, median};
+use strobe_stats::{Interval, bootstrap_interval, median};
 
 use crate::device::Needs;
 use crate::machine::{self, Machine, MeasuredPeaks};
 use crate::model_args::CpuArgs;
+use crate::noise::measure as measure_noise;
 use crate::{device, nsys, output};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe doctor
   strobe doctor --json
+  strobe doctor --noise --engine-dir E --dataset d.jsonl   how much equal runs of this workload differ here
+  strobe doctor --engine E             compare every weight of an engine with its checksum
   strobe doctor --peaks read --json    one reading of the bandwidth, in half a second
   STROBE_CPU=avx2 strobe doctor        what another instruction set would reach";
 
@@ -29,6 +34,24 @@ pub struct Args {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+    /// Verify an engine directory against the checksums of its build, and do nothing else; exit code 1 if it is damaged
+    #[arg(long, value_name = "DIR", conflicts_with = "peaks")]
+    engine: Option<PathBuf>,
+    /// Measure how much equal runs differ (A/A), and remember it for comparisons where a side has a single run
+    #[arg(long, conflicts_with_all = ["engine", "peaks"])]
+    noise: bool,
+    /// Engine of --noise [default: the embedded one]
+    #[arg(long, value_name = "DIR", requires = "noise")]
+    engine_dir: Option<PathBuf>,
+    /// Requests of --noise
+    #[arg(long, value_name = "FILE", requires = "noise")]
+    dataset: Option<PathBuf>,
+    /// Runs of --noise that count, each in a process of its own [default: 10]
+    #[arg(long, value_name = "N", requires = "noise")]
+    runs: Option<usize>,
+    /// Further options of `strobe bench` for --noise
+    #[arg(last = true, value_name = "OPTIONS", requires = "noise")]
+    options: Vec<String>,
     /// Measure these peaks, keep the better of each and its cached value, and print nothing else
     #[arg(long, value_enum, value_name = "PEAK,..", value_delimiter = ',')]
     peaks: Vec<Peak>,
@@ -177,8 +200,81 @@ impl ReadingCost {
     }
 }
 
+/// An engine is not as it was built.
+#[derive(Debug)]
+pub struct Damaged(String);
+
+impl std::fmt::Display for Damaged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Damaged {}
+
+/// Compares every weight of an engine with its checksum.
+fn verify(dir: &Path, as_json: bool, cpu: &mut Cpu) -> Result<()> {
+    const REMEDY: &str = "rebuild the engine with `strobe build`, or copy it again";
+    let model = match LoadedModel::open(dir) {
+        // Its configuration was read: this is an engine, but its file of weights is cut or damaged.
+        Err(EngineError::Model(problem @ ModelError::SafeTensors { .. })) => {
+            bail!(Damaged(format!("{problem}; {REMEDY}")))
+        }
+        model => model?,
+    };
+    let file = model.weights.file().map_or_else(|| dir.to_path_buf(), Path::to_path_buf);
+    let start = std::time::Instant::now();
+    let check = model.weights.check(cpu).unwrap_or_default();
+    let seconds = start.elapsed().as_secs_f64();
+    let total = check.intact + check.unchecked + check.damaged.len();
+    if as_json {
+        let damaged: Vec<_> = check.damaged.iter().map(|damage| damage.tensor.as_str()).collect();
+        let document = json!({
+            "engine_dir": dir, "file": file, "tensors": total, "intact": check.intact, "unchecked": check.unchecked,
+            "damaged": damaged, "bytes": check.bytes, "seconds": seconds,
+        });
+        output::line(&format!("{document:#}"));
+    } else {
+        let mut facts = vec![("engine", dir.display().to_string())];
+        facts.push(("tensors", format!("{total}: {} intact, {} damaged", check.intact, check.damaged.len())));
+        if check.unchecked > 0 {
+            let why = "no checksum, from a build before there were any; rebuild the engine to add them";
+            facts.push(("unchecked", format!("{} ({why})", check.unchecked)));
+        }
+        let rate = human::bytes_per_s(check.bytes as f64 / seconds.max(1e-9));
+        facts.push(("read", format!("{} in {seconds:.2} s ({rate})", human::bytes(check.bytes))));
+        output::facts(&facts);
+    }
+    if check.damaged.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<_> = check.damaged.iter().map(|damage| format!("`{}`", damage.tensor)).collect();
+    let s = if names.len() == 1 { "" } else { "s" };
+    bail!(Damaged(format!("{}: damaged tensor{s} {}; {REMEDY}", file.display(), names.join(", "))))
+}
+
+/// A/A runs where nobody says how many.
+const NOISE_RUNS: usize = 10;
+
+fn noise(args: Args) -> Result<()> {
+    let runs = args.runs.unwrap_or(NOISE_RUNS);
+    if !(measure_noise::FEWEST..=1000).contains(&runs) {
+        bail!("--runs: {runs} runs; expected {} to 1000", measure_noise::FEWEST);
+    }
+    let threads = args.cpu.threads.iter().flat_map(|threads| ["--threads".to_owned(), threads.to_string()]);
+    let options = threads.chain(args.options).collect();
+    let (engine_dir, dataset) = (args.engine_dir, args.dataset);
+    measure_noise::run(&measure_noise::Task { engine_dir, dataset, runs, options, json: args.json })
+}
+
 pub fn run(args: Args) -> Result<()> {
+    if args.noise {
+        return noise(args);
+    }
     let mut cpu = args.cpu.open()?;
+    if let Some(dir) = &args.engine {
+        return verify(dir, args.json, &mut cpu);
+    }
     if !args.peaks.is_empty() {
         print_peaks(&args, &mut cpu);
         return Ok(());

@@ -11,7 +11,8 @@ use strobe_sim::validate;
 use strobe_workload::{Lengths, NormDist, SyntheticSpec, read_dataset, synthetic, write_dataset};
 
 use super::NotSo;
-use crate::{output, run_dir};
+use crate::output;
+use crate::run_dir::{self, RunDir};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe simulate validate --engine-dir E                    find saturation, run at four loads, calibrate, predict
@@ -90,9 +91,7 @@ impl Bench<'_> {
                 said.lines().last().unwrap_or("no message").trim_start_matches("error: ")
             );
         }
-        let path = run.join(run_dir::REPORT_JSON);
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))
+        RunDir::open(run)?.report.with_context(|| format!("{} has no {}", run.display(), run_dir::REPORT_JSON))
     }
 }
 
