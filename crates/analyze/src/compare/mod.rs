@@ -8,6 +8,7 @@
 mod align;
 mod comparable;
 mod kernels;
+pub mod names;
 mod normalize;
 mod report;
 mod samples;
