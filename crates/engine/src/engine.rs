@@ -454,6 +454,8 @@ struct Core {
     pass: StepTimes,
     last_end: u64,
     statm: Option<File>,
+    #[cfg(feature = "handicap")]
+    handicap: Option<f64>,
 }
 
 /// Iterations of a block that a GPU's recorder is on or off for while its cost is measured: it can't be switched for

@@ -188,6 +188,8 @@ impl Core {
             pass: StepTimes::default(),
             last_end: 0,
             statm: File::open("/proc/self/statm").ok(),
+            #[cfg(feature = "handicap")]
+            handicap: crate::handicap::from_env()?,
             info,
             config,
             backend,
