@@ -167,7 +167,7 @@ fn capitalised(text: &str) -> String {
 }
 
 /// How much of a side's name a chart's label has room for, beside the kind of iteration.
-const SIDE_LABEL: usize = 16;
+const SIDE_LABEL: usize = 15;
 
 /// The figures of whole runs that a comparison's page begins with.
 const ON_CARDS: [&str; 2] = [OUTPUT_THROUGHPUT, "Average request latency (ms)"];
