@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::intervals::Span;
 use crate::launch::device_name;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
-use strobe_stats::Summary;
+use strobe_stats::{Summary, mean};
 
 /// A metric whose values can be trusted, clipped to the time in which its device had work.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,7 +83,7 @@ impl Metric<'_> {
     pub fn mean_in(&self, span: Span) -> Option<f64> {
         let from = self.times.partition_point(|&time| time < span.start);
         let to = self.times.partition_point(|&time| time < span.end);
-        mean(self.values.get(from..to)?.iter().copied())
+        mean(self.values.get(from..to)?)
     }
 
     /// The middle of the distances between samples; `None` for fewer than two.
@@ -91,11 +91,6 @@ impl Metric<'_> {
         let distances = self.times.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64);
         Summary::of(distances).map(|summary| summary.median)
     }
-}
-
-fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let (count, sum) = values.fold((0usize, 0.0), |(count, sum), value| (count + 1, sum + value));
-    (count > 0).then(|| sum / count as f64)
 }
 
 /// The report `metrics`.

@@ -95,6 +95,14 @@ impl Column {
     }
 }
 
+impl Unit {
+    /// Whether values have two ends.
+    #[must_use]
+    pub fn is_interval(self) -> bool {
+        matches!(self, Unit::NsInterval | Unit::ShareInterval)
+    }
+}
+
 /// What the values of a column are. Times are stored in nanoseconds, sizes in bytes, shares as fractions of 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -113,6 +121,8 @@ pub enum Unit {
     Moment,
     /// Nanoseconds, a difference: shown with its sign.
     NsChange,
+    /// Two ends of a difference in nanoseconds, shown together with their signs.
+    NsInterval,
     /// Bytes.
     Bytes,
     /// Bytes per second.
@@ -123,6 +133,8 @@ pub enum Unit {
     Share,
     /// A fraction of 1, a difference: shown in per cent with its sign.
     ShareChange,
+    /// Two ends of a difference as fractions of 1, shown together in per cent with their signs.
+    ShareInterval,
 }
 
 /// A value of a table.
@@ -135,6 +147,8 @@ pub enum Value {
     Int(i64),
     /// A number.
     Float(f64),
+    /// The low and the high end of an interval: one column for people, two fields in CSV and JSON.
+    Interval(f64, f64),
     /// Words.
     Text(String),
 }

@@ -7,7 +7,7 @@ mod synthetic;
 use proptest::prelude::*;
 use strobe_analyze::Context;
 use strobe_analyze::categories::{Categories, Category, Class};
-use strobe_analyze::compare::{Basis, CompareOptions, Comparison, Delta, MatchedBy, Outcome, compare};
+use strobe_analyze::compare::{Basis, CompareOptions, Comparison, Delta, Gate, MatchedBy, Outcome, compare};
 use strobe_analyze::intervals::Span;
 use strobe_analyze::iterations::{Detected, Found, Method};
 use strobe_trace::{Iteration, IterationKind, NONE, OpKind, RangeKind, RangeSource, Trace, Work};
@@ -118,26 +118,25 @@ fn a_slower_kernel_is_found_with_its_size() {
     assert_eq!((group.name.as_str(), group.a_iterations, group.paired), ("decode, 8 requests", 10, true));
     assert!((group.delta_ns - 20_000.0).abs() < 200.0, "{}", group.delta_ns);
     let interval = group.interval_ns.unwrap();
-    assert!(interval.low < group.delta_ns && group.delta_ns < interval.high && interval.low > 19_000.0);
+    assert!(interval.low < group.delta_ns && group.delta_ns < interval.high && interval.low > 15_000.0);
     assert_eq!(group.parts[0].part, "gemm");
     assert_eq!(
         (group.kernels[0].a.as_slice(), group.kernels[0].matched_by),
         (["gemm_x".to_owned()].as_slice(), MatchedBy::Name)
     );
     assert!((group.kernels[0].delta_ns - 20_000.0).abs() < 200.0);
+    let sentence = &comparison.verdict.sentence;
+    assert!(sentence.starts_with("B is 1.20x slower: "), "{sentence}");
     assert!(
-        comparison.verdict.sentence.contains("slower per iteration (decode, 8 requests)"),
-        "{}",
-        comparison.verdict.sentence
+        sentence.contains("us per iteration (95 % CI 1.1") && sentence.contains("10 and 10 iterations"),
+        "{sentence}"
     );
-    assert!(
-        comparison.verdict.sentence.contains("gemm +0.020 ms") || comparison.verdict.sentence.contains("gemm +20."),
-        "{}",
-        comparison.verdict.sentence
-    );
-    let regression = comparison.regression(0.05).unwrap();
-    assert!(regression.change > 0.19 && regression.interval.is_some());
-    assert!(comparison.regression(0.5).is_none());
+    assert!(sentence.contains("Gemm adds 20.0") || sentence.contains("Gemm adds 19.9"), "{sentence}");
+    let notes = comparison.report().notes.join("\n");
+    assert!(notes.contains("decode, 8 requests: B 1.20x slower") && notes.contains("--between-run"), "{notes}");
+    assert_eq!(comparison.verdict.gate(0.05), Gate::Failed);
+    assert_eq!(comparison.verdict.gate(0.5), Gate::Passed);
+    assert_eq!(comparison.verdict.gate(0.2), Gate::CannotTell, "about as much as the limit");
 }
 
 #[test]
@@ -159,8 +158,8 @@ fn one_gemm_replaces_another_and_one_kernel_is_fused_away() {
     assert_eq!(group.only_b().count(), 0);
     let sentence = &comparison.verdict.sentence;
     assert!(sentence.contains("2x gemm_old replaced by 2x gemm_new"), "{sentence}");
-    assert!(sentence.contains("Kernels per iteration: 4 -> 3"), "{sentence}");
     let report = comparison.report();
+    assert!(report.notes.iter().any(|note| note.contains("Kernels per iteration: 4 -> 3")), "{:?}", report.notes);
     let names: Vec<&str> = report.sheets.iter().map(|s| s.name.as_str()).collect();
     assert!(
         ["kinds", "parts", "replaced", "only_a", "kernels", "pairs", "window"].iter().all(|n| names.contains(n)),
@@ -178,7 +177,11 @@ fn more_prefills_do_not_make_a_side_slower() {
     let comparison = compared(&a, &b);
     assert_adds_up(&comparison);
     assert_eq!(comparison.groups.len(), 2);
-    assert_eq!(comparison.verdict.outcome, Outcome::NoDifference, "{}", comparison.verdict.sentence);
+    let decode = comparison.groups.iter().find(|group| group.kind == DECODE).unwrap();
+    assert_eq!(decode.outcome, Outcome::NoDifference);
+    // One prefill says nothing about how much prefills differ, and prefills are most of the time.
+    assert_eq!(comparison.verdict.outcome, Outcome::CannotTell, "{}", comparison.verdict.sentence);
+    assert!(comparison.verdict.sentence.contains("1 and 8 iterations"), "{}", comparison.verdict.sentence);
 }
 
 #[test]
@@ -192,7 +195,7 @@ fn sizes_without_counterpart_are_left_out_or_forbid_a_verdict() {
         "{}",
         comparison.verdict.sentence
     );
-    assert!(comparison.regression(0.0).is_none());
+    assert_eq!(comparison.verdict.gate(0.0), Gate::NotComparable);
     let both: Vec<Step> = steps(8).into_iter().chain(steps(64)).collect();
     let comparison = compared(&both, &steps(8));
     assert_eq!(comparison.left_out.iter().map(|l| (l.side, l.iterations)).collect::<Vec<_>>(), [('A', 4)]);
@@ -260,9 +263,9 @@ fn two_iterations_give_no_interval_and_no_significant_regression() {
     let comparison = compared(&steps(100_000), &steps(106_000));
     let group = &comparison.groups[0];
     assert!(group.interval_ns.is_none() && group.no_interval.as_ref().unwrap().contains("2 and 2 iterations"));
-    assert!(comparison.regression(0.03).is_none());
-    assert_eq!(comparison.without_interval(0.03).len(), 1);
-    assert!(comparison.without_interval(0.08).is_empty());
+    assert_eq!(comparison.verdict.outcome, Outcome::CannotTell, "{}", comparison.verdict.sentence);
+    assert_eq!(comparison.verdict.gate(0.03), Gate::CannotTell);
+    assert!(comparison.verdict.sentence.contains("2 and 2 iterations"), "{}", comparison.verdict.sentence);
 }
 
 #[test]
@@ -274,7 +277,13 @@ fn repeats_widen_the_interval_by_what_differs_between_runs() {
     let comparison = compare(&of_a, &of_b, &CompareOptions::default());
     assert_adds_up(&comparison);
     assert_eq!((comparison.groups[0].a_iterations, comparison.groups[0].repeats), (30, [3, 3]));
-    assert_eq!(comparison.verdict.outcome, Outcome::NoDifference, "{}", comparison.verdict.sentence);
+    assert_eq!(comparison.verdict.outcome, Outcome::CannotTell, "{}", comparison.verdict.sentence);
+    assert!(comparison.verdict.evidence[0].contains("from 3 and 3 traces"), "{:?}", comparison.verdict.evidence);
+    // Twice as much is told apart all the same.
+    let slow: Vec<Made> = [100_000, 106_000, 103_000].map(run).into();
+    let of_slow: Vec<Context> = slow.iter().map(Made::context).collect();
+    let slower = compare(&of_a, &of_slow, &CompareOptions::default());
+    assert_eq!((slower.verdict.outcome, slower.verdict.gate(0.05)), (Outcome::Slower, Gate::Failed));
 }
 
 /// An engine on the CPU: iterations, phases and what ops mean are recorded.
@@ -378,12 +387,15 @@ proptest! {
     fn a_trace_against_itself_has_no_difference(a in steps()) {
         let same = compared(&a, &a);
         for group in &same.groups {
-            prop_assert!(group.delta_ns == 0.0 && group.outcome == Outcome::NoDifference);
+            let told = group.interval_ns.is_some();
+            let expected = if told { Outcome::NoDifference } else { Outcome::CannotTell };
+            prop_assert!(group.delta_ns == 0.0 && (group.outcome == expected || group.outcome == Outcome::CannotTell));
             prop_assert!(group.parts.iter().all(|p| p.delta_ns == 0.0));
             prop_assert!(group.kernels.iter().all(|k| k.delta_ns == 0.0 && k.matched_by == MatchedBy::Name));
         }
-        let expected = if a.is_empty() { Outcome::NotComparable } else { Outcome::NoDifference };
-        prop_assert_eq!(same.verdict.outcome, expected);
+        // Few iterations are no evidence that there is none; but never is there a difference.
+        prop_assert!(!same.verdict.outcome.is_difference());
+        prop_assert_eq!(same.verdict.outcome == Outcome::NotComparable, a.is_empty());
     }
 }
 
@@ -402,5 +414,7 @@ fn sizes_seen_once_are_judged_together_and_outvote_what_is_small() {
     assert!(prompts.interval_ns.is_some());
     assert_eq!(comparison.verdict.outcome, Outcome::Slower);
     assert_adds_up(&comparison);
-    assert!(comparison.regression(0.05).is_some());
+    assert_eq!(comparison.verdict.gate(0.05), Gate::Failed);
+    let sentence = &comparison.verdict.sentence;
+    assert!(sentence.contains("; but decode") || !sentence.contains("but"), "{sentence}");
 }

@@ -100,6 +100,19 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
+    #[cfg(feature = "handicap")]
+    match strobe_engine::handicap::from_env() {
+        Ok(Some(share)) => output::warn(&format!(
+            "{} makes every step on a CPU take {:.1} % longer; for tests of comparisons only",
+            strobe_engine::handicap::VARIABLE,
+            100.0 * share
+        )),
+        Ok(None) => {}
+        Err(error) => {
+            output::error(&error.to_string());
+            return ExitCode::from(2);
+        }
+    }
     interrupt::install();
     let result: anyhow::Result<()> = match cli.command {
         Command::Demo(args) => commands::demo::run(args),

@@ -1,6 +1,7 @@
 //! Reports as text: tables for people, CSV and JSON for programs.
 
 use serde_json::{Map, Value as Json, json};
+use strobe_analyze::compare::names;
 use strobe_analyze::nsys_stats;
 use strobe_analyze::sheet::{Column, Report, Sheet, Unit, Value};
 use strobe_report::human;
@@ -83,7 +84,7 @@ const READABLE: usize = 44;
 /// A name cut shorter than this tells nothing.
 const LEGIBLE: usize = 16;
 /// Columns (by their last word) that give way, the first to go first, when names would be cut shorter than this.
-const LEAST_NEEDED: [(&str, usize); 15] = [
+const LEAST_NEEDED: [(&str, usize); 14] = [
     ("StdDev", READABLE),
     ("Min", READABLE),
     ("p25", READABLE),
@@ -95,11 +96,13 @@ const LEAST_NEEDED: [(&str, usize); 15] = [
     ("start", LEGIBLE),
     ("end", LEGIBLE),
     ("by", LEGIBLE),
-    ("from", LEGIBLE),
-    ("to", LEGIBLE),
+    (INTERVAL, LEGIBLE),
     ("p50", LEGIBLE),
     ("Style", LEGIBLE),
 ];
+
+/// Stands for columns of intervals: both ends stay or go together.
+const INTERVAL: &str = "an interval";
 
 /// The table of a sheet with as many columns as leave room for names, and the headers of those left out.
 fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
@@ -121,7 +124,10 @@ fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
     }
     for (name, readable) in LEAST_NEEDED {
         // Where something is to be found, its start is what to look for.
-        let named = |column: &Column| header(column).split(' ').next_back() == Some(name) && column.name != "start";
+        let named = |column: &Column| match name {
+            INTERVAL => column.unit.is_interval(),
+            _ => header(column).split(' ').next_back() == Some(name) && column.name != "start",
+        };
         while let Some(place) = sheet.columns.iter().position(named).filter(|_| !fits(&sheet, readable)) {
             remove(&mut sheet, place, "");
         }
@@ -130,7 +136,61 @@ fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
     while let Some(place) = sheet.columns.iter().rposition(least).filter(|_| !fits(&sheet, LEGIBLE)) {
         remove(&mut sheet, place, "");
     }
-    (table(&sheet, top), left_out)
+    let pairs = shorten_names(&mut sheet);
+    tell_apart(&mut sheet, &pairs, width, top);
+    (table_of(&sheet, top, false), left_out)
+}
+
+/// Columns of words for A and for B, such as `Kernel A` and `Kernel B`.
+fn pairs_of_names(sheet: &Sheet) -> Vec<(usize, usize)> {
+    let words = || sheet.columns.iter().enumerate().filter(|(_, column)| column.unit == Unit::Text);
+    let other = |name: &str| words().find(|(_, column)| column.name == format!("{name} B")).map(|(place, _)| place);
+    words().filter_map(|(a, column)| Some((a, other(column.name.strip_suffix(" A")?)?))).collect()
+}
+
+/// Shortens names as [`short_name`] does, except those of A and B that would become the same. Returns the columns of A
+/// and B.
+fn shorten_names(sheet: &mut Sheet) -> Vec<(usize, usize)> {
+    let pairs = pairs_of_names(sheet);
+    for row in sheet.rows.iter_mut().chain(&mut sheet.total) {
+        let short: Vec<Value> = row
+            .iter()
+            .map(|value| match value {
+                Value::Text(text) => short_name(text).into(),
+                other => other.clone(),
+            })
+            .collect();
+        let alike: Vec<usize> =
+            pairs.iter().filter(|(a, b)| short[*a] == short[*b]).flat_map(|(a, b)| [*a, *b]).collect();
+        for (place, short) in short.into_iter().enumerate().filter(|(place, _)| !alike.contains(place)) {
+            row[place] = short;
+        }
+    }
+    pairs
+}
+
+/// Shortens the names of A and B to the widths that their columns will have, so that what differs stays.
+fn tell_apart(sheet: &mut Sheet, pairs: &[(usize, usize)], width: usize, top: usize) {
+    let whole = sheet.rows.clone();
+    // Shorter names may leave headers more room, and columns other widths than before: those are tried again.
+    for _ in 0..8 {
+        let widths = table_of(sheet, top, false).column_widths(width);
+        let mut fit = true;
+        for (row, whole) in sheet.rows.iter_mut().zip(&whole) {
+            for &(a, b) in pairs {
+                let [Value::Text(shown_a), Value::Text(shown_b)] = [&row[a], &row[b]] else { continue };
+                let [Value::Text(name_a), Value::Text(name_b)] = [&whole[a], &whole[b]] else { continue };
+                if shown_a.chars().count() > widths[a] || shown_b.chars().count() > widths[b] {
+                    fit = false;
+                    let [name_a, name_b] = names::pair(name_a, name_b, [widths[a], widths[b]]);
+                    (row[a], row[b]) = (name_a.into(), name_b.into());
+                }
+            }
+        }
+        if fit {
+            return;
+        }
+    }
 }
 
 /// What a column says in every row, if that is nothing or the same words.
@@ -149,12 +209,15 @@ fn always(sheet: &Sheet, column: usize) -> Option<String> {
     }
 }
 
+/// What stands for a second name that is the same.
+const SAME: &str = "the same";
+
 /// Two names of one kernel leave each other little room: a second one that is the same is not repeated.
 fn same_names_once(sheet: &mut Sheet) {
     let place = |name: &str| sheet.columns.iter().position(|column| column.name == name);
     let (Some(a), Some(b)) = (place("Kernel A"), place("Kernel B")) else { return };
-    for row in sheet.rows.iter_mut().filter(|row| row[a] == row[b]) {
-        row[b] = Value::Text("the same".to_owned());
+    for row in sheet.rows.iter_mut().filter(|row| row[a] == row[b] && row[a] != Value::Unknown) {
+        row[b] = Value::Text(SAME.to_owned());
     }
 }
 
@@ -231,6 +294,14 @@ pub fn cell(value: &Value, unit: Unit) -> Cell {
         Value::Text(text) => return Cell::from(text.as_str()),
         Value::Int(number) => *number as f64,
         Value::Float(number) => *number,
+        // Pages sort intervals by their low ends.
+        Value::Interval(low, high) => {
+            let text = match unit {
+                Unit::ShareInterval => human::percent_interval(*low, *high),
+                _ => human::ns_interval(*low, *high),
+            };
+            return Cell::number(text, *low);
+        }
     };
     let signed = |text: String| if number > 0.0 { format!("+{text}") } else { text };
     let text = match unit {
@@ -249,6 +320,9 @@ pub fn cell(value: &Value, unit: Unit) -> Cell {
         Unit::FlopsPerS => human::flops_per_s(number),
         Unit::Share => human::percent(number),
         Unit::ShareChange => signed(human::percent(number)),
+        // A single number where an interval should be: shown as what it is.
+        Unit::NsInterval => signed(human::ns(number)),
+        Unit::ShareInterval => signed(human::percent(number)),
         Unit::Number | Unit::Text => human::number(number),
     };
     Cell::number(text, number)
@@ -328,7 +402,31 @@ fn unit_name(column: &Column) -> Json {
     }
 }
 
+/// A sheet as programs read it: the ends of an interval are two columns.
+fn with_single_values(sheet: &Sheet) -> Sheet {
+    let single = |unit: Unit| if unit == Unit::ShareInterval { Unit::ShareChange } else { Unit::NsChange };
+    let columns = sheet.columns.iter().flat_map(|column| match column.unit.is_interval() {
+        true => [" low", " high"].map(|end| Column::new(format!("{}{end}", column.name), single(column.unit))).to_vec(),
+        false => vec![column.clone()],
+    });
+    let row = |row: &Vec<Value>| -> Vec<Value> {
+        let values = row.iter().zip(&sheet.columns).flat_map(|(value, column)| match value {
+            Value::Interval(low, high) => vec![(*low).into(), (*high).into()],
+            value if column.unit.is_interval() => vec![value.clone(); 2],
+            value => vec![value.clone()],
+        });
+        values.collect()
+    };
+    Sheet {
+        columns: columns.collect(),
+        rows: sheet.rows.iter().map(row).collect(),
+        total: sheet.total.as_ref().map(row),
+        ..sheet.clone()
+    }
+}
+
 fn plain_csv(sheet: &Sheet) -> String {
+    let sheet = &with_single_values(sheet);
     let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
         false => text.to_owned(),
@@ -341,6 +439,8 @@ fn plain_csv(sheet: &Sheet) -> String {
             Unit::BytesPerS => " (bytes/s)",
             Unit::FlopsPerS => " (FLOP/s)",
             Unit::Share | Unit::ShareChange => " (fraction)",
+            // Single values have other units.
+            Unit::NsInterval | Unit::ShareInterval => "",
             Unit::Text | Unit::Count | Unit::Id | Unit::Number => "",
         };
         quoted(&format!("{}{unit}", column.name))
@@ -348,7 +448,7 @@ fn plain_csv(sheet: &Sheet) -> String {
     let mut out = header.collect::<Vec<_>>().join(",") + "\n";
     for row in &sheet.rows {
         let values = row.iter().zip(&sheet.columns).map(|(value, column)| match as_named(value, column) {
-            Value::Unknown => String::new(),
+            Value::Unknown | Value::Interval(..) => String::new(),
             Value::Int(number) => number.to_string(),
             Value::Float(number) => number.to_string(),
             Value::Text(text) => quoted(&text),
@@ -361,7 +461,7 @@ fn plain_csv(sheet: &Sheet) -> String {
 
 /// A report as JSON: rows are objects with the columns' names as keys; units stand beside.
 pub fn json(report: &Report) -> Json {
-    let sheets = report.sheets.iter().map(|sheet| {
+    let sheets = report.sheets.iter().map(with_single_values).map(|sheet| {
         let object = |row: &Vec<Value>| -> Json {
             let pairs = sheet.columns.iter().zip(row);
             let pairs = pairs.map(|(column, value)| (column.name.clone(), json!(as_named(value, column))));
@@ -408,6 +508,8 @@ pub fn wrap(text: &str, width: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn sample() -> Sheet {
@@ -430,6 +532,92 @@ mod tests {
         assert_eq!(document["tables"][0]["rows"][1]["Total Time (ns)"], Json::Null);
         let cut = super::text(&report, 80, 1);
         assert!(cut.contains("… 1 more row,"), "{cut}");
+    }
+
+    /// A table of the same form as a comparison's kernels.
+    fn kernels(names: &[(&str, &str)]) -> Report {
+        let columns = [
+            ("Iterations", Unit::Text),
+            ("Kernel A", Unit::Text),
+            ("Kernel B", Unit::Text),
+            ("Runs A", Unit::Number),
+            ("Time A", Unit::Ns),
+            ("Time B", Unit::Ns),
+            ("Change", Unit::NsChange),
+            ("95 % CI", Unit::NsInterval),
+        ];
+        let mut sheet = Sheet::new("kernels", columns.map(|(name, unit)| Column::new(name, unit)));
+        for (place, (a, b)) in names.iter().enumerate() {
+            sheet.push([
+                format!("decode,{place}").into(),
+                (*a).into(),
+                (*b).into(),
+                22.0.into(),
+                1.25e6.into(),
+                2.25e6.into(),
+                1e6.into(),
+                Value::Interval(0.9e6, 1.1e6),
+            ]);
+        }
+        Report { sheets: vec![sheet], ..Report::new("x", "X") }
+    }
+
+    #[test]
+    fn names_that_differ_in_an_argument_differ_at_every_width() {
+        let tile = |tile: &str| {
+            format!(
+                "void cutlass::Kernel<cutlass::gemm::device::GemmUniversalAdapter<cutlass::bfloat16_t, cutlass::GemmShape<{tile}>, cutlass::epilogue::LinearCombination>>(Params)"
+            )
+        };
+        let (a, b) = (tile("128, 128, 64"), tile("128, 256, 64"));
+        for width in [60, 80, 100, 160, 250, 600] {
+            let text = text(&kernels(&[(&a, &b)]), width, 0);
+            let row =
+                text.lines().find(|line| line.starts_with("decode") || line.contains("Kernel<") || line.contains('…'));
+            let row = row.unwrap_or_else(|| panic!("{text}"));
+            assert!(row.contains("256") || row.contains("25") && row.contains("12"), "{width}:\n{text}");
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}:\n{text}");
+        }
+        // Where functions differ, arguments take no room.
+        let text = text(&kernels(&[(&a, &b.replace("cutlass::Kernel", "cutlass::Other"))]), 200, 0);
+        assert!(text.contains("cutlass::Kernel  ") && text.contains("cutlass::Other  "), "{text}");
+    }
+
+    #[test]
+    fn an_interval_keeps_both_ends() {
+        let report = kernels(&[(&"a".repeat(50), &"b".repeat(50))]);
+        for width in 40..140 {
+            let text = super::text(&report, width, 0);
+            let (shown, said) = (text.contains("+0.90 to +1.10 ms"), text.contains("95 % CI."));
+            assert!(shown != said || text.contains("95 % CI,"), "{width}:\n{text}");
+            // Names give way before an interval does.
+            let names = text.matches("aaaaaaaaaaaaa").count() + text.matches("bbbbbbbbbbbbb").count();
+            assert!(shown || names < 8, "{width}:\n{text}");
+        }
+        assert!(super::text(&report, 100, 0).contains("+0.90 to +1.10 ms"));
+        let row = &json(&report)["tables"][0]["rows"][0];
+        assert_eq!([&row["95 % CI low"], &row["95 % CI high"]], [900_000.0, 1_100_000.0]);
+        let csv = csv(&[report]);
+        assert!(csv.lines().next().unwrap().ends_with(",95 % CI low (ns),95 % CI high (ns)"), "{csv}");
+        assert!(csv.lines().nth(1).unwrap().ends_with(",900000,1100000"), "{csv}");
+    }
+
+    proptest! {
+        #[test]
+        fn names_that_differ_are_shown_different(
+            head in "[a-z:<>,]{0,90}",
+            parts in ("[a-z0-9]{0,9}", "[a-z0-9]{0,9}"),
+            tail in "[a-z:<>,]{0,90}",
+            width in 40..200_usize,
+        ) {
+            let (a, b) = (format!("void::{head}{}{tail}", parts.0), format!("void::{head}{}{tail}", parts.1));
+            let report = kernels(&[(&a, &b)]);
+            let (table, _) = fitted(&report.sheets[0], width, 0);
+            let text = table.render(width);
+            let row = text.lines().last().unwrap_or_default();
+            let words: Vec<&str> = row.split_whitespace().collect();
+            prop_assert_eq!(words[1] == words[2] || words[2..].starts_with(&["the", "same"]), a == b, "{}\n{}\n{}", a, b, text);
+        }
     }
 
     #[test]

@@ -78,8 +78,22 @@ fn moe_balance_answers() {
     let done = sandbox.ok(
         "bench moe-balance --model moe-tiny --router-skew zipf:1.5 --dataset d.jsonl --repeat 2 --assume-ep 2 --threshold 99% --output-dir out",
     );
-    assert_names(&done.stdout, &["IS THE ROUTER THE BOTTLENECK?", "95 % interval", WRONG, "KERNEL BY KERNEL"]);
+    let headings = ["IS THE ROUTER THE BOTTLENECK?", "on 2 assumed ranks", "95 % CI", WRONG, "KERNEL BY KERNEL"];
+    assert_names(&done.stdout, &headings);
     let answer = sandbox.json("out/balance.json");
+    // The threshold applies to both parts together, each of which has its name.
+    let part = |name: &str| num(&answer, &format!("/answer/{name}"));
+    let sum = part("computed_from_rank_load") + part("measured_on_one_device");
+    assert!((part("gain") - sum).abs() < 1e-9, "{answer:#}");
+    let figure = |name: &str| num(&answer, &format!("/figures/0/{name}"));
+    assert_eq!(part("measured_on_one_device"), figure("gain"));
+    let ratio = figure("perfect_geometric_mean") / figure("learned_geometric_mean");
+    assert!((figure("gain") - (ratio - 1.0)).abs() < 1e-12);
+    // The recorded pair has no verdict of its own, in no form.
+    assert!(answer.pointer("/recorded_pair/groups").is_some() && answer.pointer("/recorded_pair/verdict").is_none());
+    let page = sandbox.read("out/compare.html");
+    assert!(page.contains("Gain on 2 assumed ranks") && !page.contains("Verdict on iterations"));
+    assert!(!done.stdout.contains("Outcome"), "{}", done.stdout);
     assert_eq!((int(&answer, "/pairs"), num(&answer, "/threshold")), (2, 0.99));
     let verdict = answer.get("verdict").unwrap().as_str().unwrap();
     assert!(["significant", "not significant", "undecided"].contains(&verdict), "{verdict}");

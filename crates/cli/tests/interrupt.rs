@@ -100,3 +100,21 @@ fn waiting_for_the_next_arrival_is_interrupted_too() {
     assert_eq!(requests.len(), 1, "the second one was never sent");
     assert_eq!(requests[0]["finish_reason"], "length");
 }
+
+#[test]
+fn a_validation_that_is_interrupted_says_so() {
+    let sandbox = Sandbox::new();
+    sandbox.ok("build --model micro --output-dir E");
+    let words = "simulate validate --engine-dir E --turns 2 --seconds 0.1 --output-dir out";
+    let mut child = sandbox.command(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("running all at once") {
+        assert!(stderr.read_line(&mut text).unwrap() > 0, "it ended too early:\n{text}");
+    }
+    // SAFETY: the child was not waited for yet, so the number is still its own.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) }, 0);
+    stderr.read_to_string(&mut text).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
+    assert!(!text.contains("run 1 of"), "{text}");
+}

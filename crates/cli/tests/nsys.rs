@@ -280,6 +280,15 @@ fn raw_recordings_are_imported() {
 }
 
 #[test]
+fn an_interrupt_before_any_report_is_not_an_error() {
+    let sandbox = with_nsys();
+    let text = "#!/bin/sh\n[ \"$1\" = profile ] || exit 0\nkill -INT $PPID\nexit 1\n";
+    program(&sandbox, "host/target-linux-x64/nsys", text);
+    let done = run(&sandbox, &[], "profile -o r -- true");
+    assert_eq!(done.code, Some(130), "{}", done.stderr);
+}
+
+#[test]
 fn bad_calls() {
     let sandbox = with_nsys();
     sandbox.write("old.nsys-rep", "");

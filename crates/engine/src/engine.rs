@@ -468,6 +468,8 @@ struct Core {
     statm: Option<File>,
     /// There is one as soon as the loop runs.
     host: Option<HostSampler>,
+    #[cfg(feature = "handicap")]
+    handicap: Option<f64>,
 }
 
 /// Iterations of a block that a GPU's recorder is on or off for while its cost is measured: it can't be switched for

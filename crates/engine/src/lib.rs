@@ -16,6 +16,8 @@ pub mod engine_config;
 pub mod engine_dir;
 pub mod error;
 pub mod eval;
+#[cfg(feature = "handicap")]
+pub mod handicap;
 pub mod host;
 pub mod iteration;
 mod latent;

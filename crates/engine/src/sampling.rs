@@ -2,6 +2,8 @@
 
 use std::cmp::Ordering;
 
+use strobe_stats::{SPLITMIX_STEP, splitmix64_mix};
+
 /// How a request's tokens are chosen and when it ends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
@@ -173,10 +175,8 @@ impl Sampler {
 
 /// The `index`-th number of stream `seed`, in `[0, 1)`. Counter-based: no state that batching could disturb.
 fn uniform(seed: u64, index: u64) -> f64 {
-    let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    let z = splitmix64_mix(seed.wrapping_add((index + 1).wrapping_mul(SPLITMIX_STEP)));
+    (z >> 11) as f64 / (1u64 << 53) as f64
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use strobe_engine::eval::{self, EvalLogits};
 use strobe_engine::{BuildConfig, KvCacheType, LoadedModel, ModelRef, Quantization, engine_dir};
 use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
+use strobe_stats::{PercentileRule, percentile, sorted};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -147,9 +148,8 @@ fn relative_rms(pairs: &[Pair]) -> f64 {
 
 /// The middle row's error: rounding may send a token to other experts, which changes its row altogether.
 fn median_rms(pairs: &[Pair]) -> f64 {
-    let mut rows: Vec<f64> = pairs.iter().map(|pair| relative_rms(std::slice::from_ref(pair))).collect();
-    rows.sort_by(f64::total_cmp);
-    rows[rows.len() / 2]
+    let rows: Vec<f64> = pairs.iter().map(|pair| relative_rms(std::slice::from_ref(pair))).collect();
+    percentile(&sorted(&rows), 0.5, PercentileRule::Nearest).unwrap()
 }
 
 /// Integer matrices stay near float32 maths on every tier, and a cache of 8 bits adds little. The fixtures have 32 inputs

@@ -13,6 +13,49 @@ pub fn ns(nanoseconds: f64) -> String {
     scaled(nanoseconds, 1e3, &["ns", "µs", "ms", "s"])
 }
 
+/// Both ends of a difference in nanoseconds, in one unit and with their signs: `+0.70 to +0.90 ms`.
+pub fn ns_interval(low: f64, high: f64) -> String {
+    let widest = low.abs().max(high.abs());
+    if !(low.is_finite() && high.is_finite()) {
+        return NOT_KNOWN.to_owned();
+    }
+    let units = [(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")];
+    let (scale, unit) = units.into_iter().find(|(scale, _)| widest >= 0.9995 * scale).unwrap_or((1.0, "ns"));
+    format!("{} {unit}", signed_ends(low / scale, high / scale))
+}
+
+/// Both ends of a difference given as fractions, in per cent and with their signs: `-0.7 to +0.2 %`.
+pub fn percent_interval(low: f64, high: f64) -> String {
+    if !(low.is_finite() && high.is_finite()) {
+        return NOT_KNOWN.to_owned();
+    }
+    let ends = [low, high].map(|end| format!("{:+.1}", 100.0 * end)).map(|text| unsigned_zero(&text));
+    format!("{} to {} %", ends[0], ends[1])
+}
+
+/// Three digits of the larger end, and of the other as many decimals. An end that is not zero does not look like it where
+/// one more decimal helps.
+fn signed_ends(low: f64, high: f64) -> String {
+    let widest = low.abs().max(high.abs());
+    let decimals: usize = if widest >= 99.95 {
+        0
+    } else if widest >= 9.995 {
+        1
+    } else {
+        2
+    };
+    let hidden = |end: &f64| *end != 0.0 && end.abs() < 0.5 * 10f64.powi(-(decimals as i32));
+    let decimals = decimals + usize::from([low, high].iter().any(hidden));
+    let ends = [low, high].map(|end| unsigned_zero(&format!("{end:+.decimals$}")));
+    format!("{} to {}", ends[0], ends[1])
+}
+
+/// A number as it is, zero without a sign.
+fn unsigned_zero(text: &str) -> String {
+    let is_zero = text.bytes().all(|byte| !byte.is_ascii_digit() || byte == b'0');
+    if is_zero { text.trim_start_matches(['+', '-']).to_owned() } else { text.to_owned() }
+}
+
 /// An amount of memory or data: `512 B`, `1.50 GiB` (powers of 1024).
 pub fn bytes(bytes: u64) -> String {
     if bytes < 1024 {
@@ -113,6 +156,18 @@ fn group_thousands(digits: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn intervals_have_one_unit_and_two_signs() {
+        assert_eq!(ns_interval(0.7e6, 0.9e6), "+700 to +900 µs");
+        assert_eq!(ns_interval(0.7e6, 1.2e6), "+0.70 to +1.20 ms");
+        assert_eq!(ns_interval(-12.34e6, 0.0), "-12.3 to 0.0 ms");
+        assert_eq!(ns_interval(0.02e6, 15e6), "+0.02 to +15.00 ms", "an end above zero shows");
+        assert_eq!(ns_interval(0.0, 0.0), "0.00 to 0.00 ns");
+        assert_eq!(ns_interval(f64::NAN, 1.0), NOT_KNOWN);
+        assert_eq!(percent_interval(-0.007, 0.002), "-0.7 to +0.2 %");
+        assert_eq!(percent_interval(-0.0001, 0.002), "0.0 to +0.2 %");
+    }
 
     #[test]
     fn times() {

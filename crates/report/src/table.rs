@@ -105,6 +105,12 @@ impl Table {
         full_width(&widths, GAP) <= width
     }
 
+    /// How wide each column's text is at this width of the whole; cells that are wider are cut.
+    #[must_use]
+    pub fn column_widths(&self, width: usize) -> Vec<usize> {
+        self.layout(width).0
+    }
+
     /// Lets another column than the first give way when the table is too wide.
     pub fn flexible(self, column: usize) -> Self {
         self.flexible_columns([column])

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use strobe_workload::json_lines;
 
+use strobe_stats::{PercentileRule, lower_percentile, mean, percentile, sample_std_dev, sorted};
+
 use crate::cost::StepLoad;
 use crate::error::SimError;
 use crate::fit::{Feature, Form};
@@ -364,11 +366,7 @@ pub fn slowness(fitted: &Fitted, run: &Run) -> f64 {
 /// Standard deviation over runs of that.
 fn run_spread(fitted: &Fitted, runs: &[&Run]) -> f64 {
     let ratios: Vec<f64> = runs.iter().map(|run| slowness(fitted, run)).collect();
-    if ratios.len() < 2 {
-        return 0.0;
-    }
-    let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
-    (ratios.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / (ratios.len() - 1) as f64).sqrt()
+    sample_std_dev(&ratios).unwrap_or(0.0)
 }
 
 /// Relative errors on samples that were left out of the fit, fold by fold.
@@ -405,20 +403,18 @@ fn blocks(ratios: &[f64]) -> Vec<f64> {
         })
         .copied()
         .collect();
-    let mean = chosen.iter().sum::<f64>() / chosen.len().max(1) as f64;
+    let mean = mean(&chosen).unwrap_or(0.0);
     chosen.iter().map(|ratio| (ratio / mean * 1e4).round() / 1e4).collect()
 }
 
 fn typical(durations: impl Iterator<Item = f64>) -> f64 {
-    let mut sorted: Vec<f64> = durations.collect();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+    let durations: Vec<f64> = durations.collect();
+    percentile(&sorted(&durations), 0.5, PercentileRule::Nearest).unwrap_or(0.0)
 }
 
 fn quantile_abs(errors: &[f64], q: f64) -> f64 {
-    let mut sorted: Vec<f64> = errors.iter().map(|e| e.abs()).collect();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted.get(((sorted.len().saturating_sub(1)) as f64 * q) as usize).copied().unwrap_or(0.0)
+    let sizes: Vec<f64> = errors.iter().map(|e| e.abs()).collect();
+    lower_percentile(&sorted(&sizes), q).unwrap_or(0.0)
 }
 
 /// The samples that price a kind of iterations: its own or, where there are few of them, those of both kinds with

@@ -7,6 +7,7 @@ use std::f64::consts::E;
 
 use serde::Serialize;
 use strobe_scheduler::scheduler::{Decision, Policy as EnginePolicy, SchedulerConfig};
+use strobe_stats::{lower_percentile, sorted};
 use strobe_workload::Arrival;
 
 use crate::capacity::in_parallel;
@@ -99,7 +100,7 @@ impl Sink for Seen {
 }
 
 fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len().max(1) as f64
+    strobe_stats::mean(values).unwrap_or(0.0)
 }
 
 fn share(values: &[f64], holds: impl Fn(f64) -> bool) -> f64 {
@@ -107,9 +108,7 @@ fn share(values: &[f64], holds: impl Fn(f64) -> bool) -> f64 {
 }
 
 fn quantile(values: &[f64], q: f64) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted.get(((sorted.len() - 1) as f64 * q) as usize).copied().unwrap_or(0.0)
+    lower_percentile(&sorted(values), q).unwrap_or(0.0)
 }
 
 /// A number taken from a replication: its name, what theory says, the band of the theory, and how it is measured.

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use strobe_stats::{PercentileRule, percentile, sorted};
+
 use crate::cost::StepLoad;
 use crate::error::SimError;
 use crate::profile::{Table, along};
@@ -88,11 +90,8 @@ fn read(path: &Path) -> Result<Vec<Row>, SimError> {
 }
 
 fn medians(values: BTreeMap<u64, Vec<f64>>) -> Table {
-    let middle = |mut times: Vec<f64>| {
-        times.sort_unstable_by(f64::total_cmp);
-        times[times.len() / 2]
-    };
-    values.into_iter().map(|(at, times)| (at, middle(times))).collect()
+    let middle = |times: &[f64]| percentile(&sorted(times), 0.5, PercentileRule::Nearest);
+    values.into_iter().filter_map(|(at, times)| Some((at, middle(&times)?))).collect()
 }
 
 impl PhaseTables {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::Value;
 use strobe_scheduler::scheduler::{Policy as EnginePolicy, SchedulerConfig};
+use strobe_stats::median;
 use strobe_workload::{Distribution, MetricOptions, Metrics, PercentileRule, RequestRecord, metrics};
 
 use crate::calibrate::{self, Fitted, Run};
@@ -201,7 +202,7 @@ fn compare(load: &str, runs: &[&Run], is_fitted: bool, fitted: &Arc<Fitted>) -> 
     for (index, (metric, measured_ms)) in latencies(&real).into_iter().enumerate() {
         let Some(measured_ms) = measured_ms else { continue };
         let values = |i: usize| predicted.iter().filter_map(|m| Some(latencies(m)[index].1?[i])).collect::<Vec<f64>>();
-        let predicted_ms: [f64; 3] = std::array::from_fn(|i| median(values(i)));
+        let predicted_ms: [f64; 3] = std::array::from_fn(|i| median(&values(i)).unwrap_or(0.0));
         let error = |i: usize| if measured_ms[i] > 0.0 { predicted_ms[i] / measured_ms[i] - 1.0 } else { 0.0 };
         compared.push(Comparison {
             metric,
@@ -219,15 +220,6 @@ fn compare(load: &str, runs: &[&Run], is_fitted: bool, fitted: &Arc<Fitted>) -> 
         slowness: runs.iter().map(|run| calibrate::slowness(fitted, run)).collect(),
         metrics: compared,
     })
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => values[n / 2],
-        n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
-    }
 }
 
 /// Calibrate on every other run, beginning with the first, and predict all; those in between count. Runs whose requests
@@ -258,7 +250,8 @@ pub fn validate(runs: &[Run], version: &str) -> Result<Validation, SimError> {
     for (metric, limit) in LIMITS {
         let own = || loads.iter().filter(|l| !l.fitted).flat_map(|l| &l.metrics).filter(|c| c.metric == metric);
         let of = |i: usize| own().map(|c| c.errors[i].abs()).collect::<Vec<f64>>();
-        let (mean_error, p50_error) = (median(of(0)), median(of(1)));
+        let error = |i| median(&of(i)).unwrap_or(0.0);
+        let (mean_error, p50_error) = (error(0), error(1));
         let p99_error = of(2).into_iter().fold(0.0, f64::max);
         let passed = mean_error <= limit && p50_error <= limit && p99_error <= P99_LIMIT;
         verdicts.push(Verdict { metric, mean_error, p50_error, p99_error, passed });

@@ -37,6 +37,14 @@ impl FromStr for PercentileRule {
     }
 }
 
+/// The value at index `trunc((n - 1) * q)` of values in ascending order, no interpolation: what calibrated costs and the
+/// simulator's selftest are defined by. None of no values or of another `q`.
+#[must_use]
+pub fn lower_percentile(sorted: &[f64], q: f64) -> Option<f64> {
+    let last = sorted.len().checked_sub(1)?;
+    (0.0..=1.0).contains(&q).then(|| sorted[(last as f64 * q) as usize])
+}
+
 /// The percentile `q` (0 to 1) of values in ascending order; none of no values or of another `q`.
 #[must_use]
 pub fn percentile(sorted: &[f64], q: f64, rule: PercentileRule) -> Option<f64> {
@@ -57,5 +65,22 @@ pub fn percentile(sorted: &[f64], q: f64, rule: PercentileRule) -> Option<f64> {
             let index = (sorted.len() as f64 * q) as usize;
             Some(sorted[index.min(last)])
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_differ_on_small_samples() {
+        let values: Vec<f64> = (1..=10).map(f64::from).collect();
+        assert_eq!(percentile(&values, 0.9, PercentileRule::Linear), Some(9.1));
+        assert_eq!(percentile(&values, 0.9, PercentileRule::Nearest), Some(10.0));
+        assert_eq!(lower_percentile(&values, 0.9), Some(9.0));
+        // The upper of the middle two, as timings are summed up.
+        assert_eq!(percentile(&values, 0.5, PercentileRule::Nearest), Some(6.0));
+        assert_eq!((lower_percentile(&values, 1.0), lower_percentile(&values, 1.1)), (Some(10.0), None));
+        assert_eq!(lower_percentile(&[], 0.5), None);
     }
 }

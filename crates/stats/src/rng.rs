@@ -109,9 +109,19 @@ impl Rng {
     }
 }
 
-fn splitmix64(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
+/// The increment of [`splitmix64`]: an odd number near 2^64 divided by the golden ratio.
+pub const SPLITMIX_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The next number of the splitmix64 generator with this state.
+pub fn splitmix64(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(SPLITMIX_STEP);
+    splitmix64_mix(*state)
+}
+
+/// The mixing function of splitmix64: for counter-based generators, whose state is a function of a place.
+#[must_use]
+pub fn splitmix64_mix(state: u64) -> u64 {
+    let mut z = state;
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)

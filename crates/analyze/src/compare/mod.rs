@@ -9,6 +9,7 @@
 mod align;
 mod comparable;
 mod kernels;
+pub mod names;
 mod normalize;
 mod report;
 pub mod runs;

@@ -1,7 +1,8 @@
 //! The comparison as tables.
 
+use super::names::{telling, unlike};
 use super::runs::{Quantity, WholeRuns};
-use super::verdict::{Outcome, Scale, group_sentence, short};
+use super::verdict::{Outcome, Scale, group_sentence};
 use super::{Basis, BurstPair, Comparison, GroupComparison, Interval, KernelChange};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
@@ -14,21 +15,18 @@ fn quantity_columns(first: &str) -> Vec<Column> {
         Column::new("A", Unit::Number),
         Column::new("B", Unit::Number),
         Column::new("Time B to A", Unit::ShareChange),
-        Column::new("CI from", Unit::ShareChange),
-        Column::new("to", Unit::ShareChange),
+        Column::new("CI", Unit::ShareInterval),
         Column::new("Outcome", Unit::Text),
     ]
 }
 
-fn quantity_row(quantity: &Quantity) -> [Value; 7] {
-    let [low, high] = ends(quantity.interval);
+fn quantity_row(quantity: &Quantity) -> [Value; 6] {
     [
         quantity.name.as_str().into(),
         quantity.a.into(),
         quantity.b.into(),
         quantity.time_change.into(),
-        low,
-        high,
+        interval(quantity.interval),
         quantity.outcome.as_str().into(),
     ]
 }
@@ -111,8 +109,7 @@ impl Comparison {
             Column::new("Wall B", Unit::Ns),
             Column::new("Change", Unit::NsChange),
             Column::new("of A", Unit::ShareChange),
-            Column::new("95 % from", Unit::NsChange),
-            Column::new("to", Unit::NsChange),
+            Column::new("95 % CI", Unit::NsInterval),
             Column::new("Kernels A", Unit::Number),
             Column::new("Kernels B", Unit::Number),
             Column::new("Launches A", Unit::Number),
@@ -121,7 +118,6 @@ impl Comparison {
         ];
         let mut sheet = Sheet::new("kinds", columns).title("Mean wall time per iteration and device");
         for group in &self.groups {
-            let [low, high] = ends(group.interval_ns);
             sheet.push([
                 group.name.as_str().into(),
                 group.a_iterations.into(),
@@ -130,8 +126,7 @@ impl Comparison {
                 group.b_wall_ns.into(),
                 group.delta_ns.into(),
                 group.change.into(),
-                low,
-                high,
+                interval(group.interval_ns),
                 group.a_kernels.into(),
                 group.b_kernels.into(),
                 group.a_launches.into(),
@@ -150,15 +145,13 @@ impl Comparison {
             Column::new("B", Unit::Ns),
             Column::new("Change", Unit::NsChange),
             Column::new("of wall A", Unit::ShareChange),
-            Column::new("95 % from", Unit::NsChange),
-            Column::new("to", Unit::NsChange),
+            Column::new("95 % CI", Unit::NsInterval),
         ];
         let title = "Parts of the wall time; their changes add up to the change of the wall time of their iterations";
         let mut sheet = Sheet::new("parts", columns).title(title);
         for group in &self.groups {
             let share = |ns: f64| (group.a_wall_ns > 0.0).then(|| ns / group.a_wall_ns);
             for part in &group.parts {
-                let [low, high] = ends(part.interval_ns);
                 sheet.push([
                     group.name.as_str().into(),
                     part.part.as_str().into(),
@@ -166,13 +159,11 @@ impl Comparison {
                     part.b_ns.into(),
                     part.delta_ns.into(),
                     share(part.delta_ns).into(),
-                    low,
-                    high,
+                    interval(part.interval_ns),
                 ]);
             }
         }
         if let [group] = self.groups.as_slice() {
-            let [low, high] = ends(group.interval_ns);
             sheet.total = Some(vec![
                 group.name.as_str().into(),
                 "wall".into(),
@@ -180,8 +171,7 @@ impl Comparison {
                 group.b_wall_ns.into(),
                 group.delta_ns.into(),
                 group.change.into(),
-                low,
-                high,
+                interval(group.interval_ns),
             ]);
         }
         sheet
@@ -217,25 +207,23 @@ impl Comparison {
             Column::new("Time A", Unit::Ns),
             Column::new("Time B", Unit::Ns),
             Column::new("Change", Unit::NsChange),
-            Column::new("95 % from", Unit::NsChange),
-            Column::new("to", Unit::NsChange),
+            Column::new("95 % CI", Unit::NsInterval),
         ];
         let mut sheet = Sheet::new(name, columns).title(title);
         for (group, kernel) in rows.iter().take(self.rows) {
-            let [low, high] = ends(kernel.interval_ns);
+            let [a, b] = names(kernel);
             sheet.push([
                 group.name.as_str().into(),
                 kernel.category.as_str().into(),
-                names(&kernel.a, kernel.op.as_deref()),
-                names(&kernel.b, kernel.op.as_deref()),
+                a,
+                b,
                 kernel.matched_by.as_str().into(),
                 kernel.a_count.into(),
                 kernel.b_count.into(),
                 kernel.a_ns.into(),
                 kernel.b_ns.into(),
                 kernel.delta_ns.into(),
-                low,
-                high,
+                interval(kernel.interval_ns),
             ]);
         }
         let more = rows.len().saturating_sub(self.rows);
@@ -372,13 +360,20 @@ impl Comparison {
     }
 }
 
-fn ends(interval: Option<Interval>) -> [Value; 2] {
-    [interval.map(|i| i.low).into(), interval.map(|i| i.high).into()]
+fn interval(interval: Option<Interval>) -> Value {
+    interval.map_or(Value::Unknown, |i| Value::Interval(i.low, i.high))
 }
 
-fn names(names: &[String], op: Option<&str>) -> Value {
-    let Some(first) = names.first() else { return Value::Unknown };
-    let more = if names.len() > 1 { format!(" and {} more", names.len() - 1) } else { String::new() };
-    let op = op.map(|op| format!("{op}: ")).unwrap_or_default();
-    format!("{op}{}{more}", short(first)).into()
+/// What to call the kernels of both sides, uncut: who knows the width shortens them, as a pair.
+fn names(kernel: &KernelChange) -> [Value; 2] {
+    let op = kernel.op.as_deref().map(|op| format!("{op}: ")).unwrap_or_default();
+    let shown = unlike(&kernel.a, &kernel.b);
+    let names = telling(shown[0].unwrap_or_default(), shown[1].unwrap_or_default());
+    [(0, &kernel.a), (1, &kernel.b)].map(|(side, all)| {
+        if all.is_empty() {
+            return Value::Unknown;
+        }
+        let more = if all.len() > 1 { format!(" and {} more", all.len() - 1) } else { String::new() };
+        format!("{op}{}{more}", names[side]).into()
+    })
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use strobe_stats::Range;
 
-use super::normalize::{base_name, is_memory_name};
+use super::names::{short, short_pair, unlike};
 use super::runs::{DecidedBy, Evidence, Quantity, WholeRuns, largest, outcome_of};
 use super::{Basis, Comparison, GroupComparison, KernelChange, PartChange};
 
@@ -557,16 +557,12 @@ fn cause(group: &GroupComparison, part: &PartChange) -> Option<String> {
     };
     let kernel = group.kernels.iter().find(same_way)?;
     let times = |count: f64| format!("{}x", (count * 10.0).round() / 10.0);
-    let (a, b) = (kernel.a.first(), kernel.b.first());
+    let [a, b] = unlike(&kernel.a, &kernel.b);
     Some(match (a, b) {
         (Some(a), Some(b)) if kernel.is_replacement() => {
             let (count_a, count_b) = (times(kernel.a_count), times(kernel.b_count));
-            match short_pair(a, b) {
-                (short_a, short_b) if short_a == short_b => {
-                    format!("{count_a} {short_a} replaced by {count_b} of another variant")
-                }
-                (short_a, short_b) => format!("{count_a} {short_a} replaced by {count_b} {short_b}"),
-            }
+            let (a, b) = short_pair(a, b);
+            format!("{count_a} {a} replaced by {count_b} {b}")
         }
         (Some(_), Some(_)) if kernel.count_changed() => {
             format!("{} {} -> {}", short(kernel.label()), times(kernel.a_count), times(kernel.b_count))
@@ -576,28 +572,6 @@ fn cause(group: &GroupComparison, part: &PartChange) -> Option<String> {
         (None, Some(b)) => format!("{} {} only in B", times(kernel.b_count), short(b)),
         (None, None) => return None,
     })
-}
-
-/// How long a kernel's name may be in a sentence.
-const NAME_LENGTH: usize = 60;
-
-/// A kernel's name for a sentence: function and, where it has none, all of it.
-pub(super) fn short(name: &str) -> String {
-    let specialised = name.contains(['<', '(']) && !is_memory_name(name);
-    let plain = if specialised { base_name(name) } else { name.to_owned() };
-    cut(&plain)
-}
-
-fn short_pair(a: &str, b: &str) -> (String, String) {
-    let (short_a, short_b) = (short(a), short(b));
-    if short_a == short_b { (cut(a), cut(b)) } else { (short_a, short_b) }
-}
-
-fn cut(name: &str) -> String {
-    match name.char_indices().nth(NAME_LENGTH) {
-        Some((at, _)) => format!("{}...", &name[..at]),
-        None => name.to_owned(),
-    }
 }
 
 /// A unit of time that fits the largest of several numbers.

@@ -22,7 +22,8 @@ pub fn csv(report: &Report) -> String {
             (_, Value::Float(number)) => rounded(*number, 1),
             (_, Value::Int(number)) => number.to_string(),
             (_, Value::Text(words)) => words.clone(),
-            (_, Value::Unknown) => String::new(),
+            // Nsight Systems has no intervals.
+            (_, Value::Unknown | Value::Interval(..)) => String::new(),
         });
         line(&mut text, cells);
     }

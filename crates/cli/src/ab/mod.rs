@@ -171,7 +171,7 @@ impl Plan {
                 continue;
             };
             if !dir.join(strobe_engine::engine_dir::CONFIG_FILE).is_file() {
-                listener.say(&format!("build     {}", crate::shell::line(&command)));
+                listener.say(&format!("build     {}", side::own_words(&command)));
                 process::run(&mut command, None)?.ok_or_error("build")?;
             }
             engines.push(dir);

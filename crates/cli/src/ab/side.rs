@@ -156,6 +156,14 @@ impl Side {
     }
 }
 
+/// A command as a person would type it: this binary by its name.
+pub fn own_words(command: &Command) -> String {
+    let own = std::env::current_exe().is_ok_and(|own| command.get_program() == own);
+    let mut named = Command::new(if own { "strobe".as_ref() } else { command.get_program() });
+    named.args(command.get_args());
+    shell::line(&named)
+}
+
 /// The command of a line with `{out}` replaced.
 pub fn shell_command(line: &str, out: &Path) -> Command {
     let mut quoted = Command::new("x");

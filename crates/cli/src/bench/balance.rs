@@ -7,10 +7,12 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use strobe_analyze::compare::{self, CompareOptions, Comparison};
+use strobe_analyze::sheet::Report;
 use strobe_engine::device::Device;
 use strobe_engine::engine_dir::LoadedModel;
 use strobe_engine::window::Window;
 use strobe_engine::{Engine, EngineConfig, EngineInfo};
+use strobe_report::html::Card;
 use strobe_report::human;
 use strobe_report::table::{Cell, Table};
 use strobe_stats::{mean, median, sample_std_dev, student_quantile};
@@ -21,6 +23,7 @@ use super::client::{self, RunData};
 use super::experts::{self, ExpertReport};
 use super::outcome::RepeatFigures;
 use super::{Spec, text};
+use crate::explore::Headline;
 use crate::machine::MeasuredPeaks;
 use crate::run_writer::{Problems, RunWriter};
 use crate::{explore, interrupt, recording, run_dir, sheets};
@@ -29,6 +32,8 @@ use crate::{explore, interrupt, recording, run_dir, sheets};
 pub const ANSWER: &str = "balance.json";
 /// What the two sides are called, in the order of every pair here.
 const NAMES: [&str; 2] = ["learned", "perfect"];
+/// What the tables of the recorded pair are for.
+const RECORDED_PAIR: &str = "One recorded run of each side, for attribution only: gains are those of all pairs.";
 /// Iterations that are recorded of each side, from the first on.
 const RECORDED: usize = 64;
 
@@ -58,22 +63,99 @@ impl Verdict {
     }
 }
 
-/// One figure of both sides.
+/// One figure of both sides, over all pairs.
+#[derive(Debug)]
 struct Figure {
     name: &'static str,
+    /// Geometric mean of each side: their ratio is the gain, exactly.
+    means: [f64; 2],
+    /// For readers of the JSON; their ratio is another number than the gain.
     medians: [f64; 2],
     gain: f64,
     interval: (f64, f64),
 }
 
-/// Relative gain of the second of each pair over the first, and its 95 % interval. Ratios are taken within a pair, so that
-/// what changes slowly on the machine changes both.
-fn gain(pairs: &[[f64; 2]]) -> Option<(f64, (f64, f64))> {
-    let ratios: Vec<f64> = pairs.iter().map(|[learned, perfect]| (perfect / learned).ln()).collect();
-    let (centre, deviation) = (mean(&ratios)?, sample_std_dev(&ratios)?);
-    let half = student_quantile(0.975, (ratios.len() - 1) as f64) * deviation / (ratios.len() as f64).sqrt();
-    let gain = |log: f64| log.exp() - 1.0;
-    Some((gain(centre), (gain(centre - half), gain(centre + half))))
+impl Figure {
+    /// Relative gain of the second of each pair over the first, and its 95 % interval. Ratios are taken within a pair, so
+    /// that what changes slowly on the machine changes both. Absent where a value is not positive or there is one pair.
+    fn of(name: &'static str, pairs: &[[f64; 2]]) -> Option<Figure> {
+        if pairs.iter().flatten().any(|value| !(value.is_finite() && *value > 0.0)) {
+            return None;
+        }
+        let side = |side: usize| pairs.iter().map(|pair| pair[side]).collect::<Vec<f64>>();
+        let log_mean = |values: &[f64]| mean(&values.iter().map(|value| value.ln()).collect::<Vec<_>>());
+        let ratios: Vec<f64> = pairs.iter().map(|[learned, perfect]| (perfect / learned).ln()).collect();
+        let deviation = sample_std_dev(&ratios)?;
+        let half = student_quantile(0.975, (ratios.len() - 1) as f64) * deviation / (ratios.len() as f64).sqrt();
+        let means = [log_mean(&side(0))?.exp(), log_mean(&side(1))?.exp()];
+        let gain = means[1] / means[0] - 1.0;
+        let end = |by: f64| (1.0 + gain) * by.exp() - 1.0;
+        let medians = [median(&side(0))?, median(&side(1))?];
+        Some(Figure { name, means, medians, gain, interval: (end(-half), end(half)) })
+    }
+}
+
+/// The number that the threshold applies to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Gap {
+    /// Ranks that share the experts; 1 is the device that ran.
+    ranks: usize,
+    /// Both parts together.
+    gain: f64,
+    /// 95 % interval: that of the measured part, moved by the computed one.
+    interval: (f64, f64),
+    /// What the load of assumed ranks alone brings about, computed from the counts of the recorded runs; 0 on one device.
+    computed: f64,
+    /// What the kernels of one device gain.
+    measured: f64,
+}
+
+impl Gap {
+    fn of(figure: &Figure, ranks: usize, by_rank_load: Option<f64>) -> Gap {
+        let (ranks, computed) = by_rank_load.filter(|_| ranks > 1).map_or((1, 0.0), |computed| (ranks, computed));
+        let interval = (figure.interval.0 + computed, figure.interval.1 + computed);
+        Gap { ranks, gain: figure.gain + computed, interval, computed, measured: figure.gain }
+    }
+
+    /// The answer in a sentence or two.
+    fn in_words(&self, figure: &Figure, pairs: usize, threshold: f64) -> String {
+        let interval = human::percent_interval(self.interval.0, self.interval.1);
+        let evidence = format!(
+            "{} vs {} output tok/s, geometric means of {pairs} interleaved pairs",
+            human::number(figure.means[1]),
+            human::number(figure.means[0])
+        );
+        let found = match self.ranks {
+            1 => format!(
+                "perfect routing changes output throughput by {} ({evidence}, 95 % CI {interval})",
+                signed(self.gain)
+            ),
+            ranks => format!(
+                "on {ranks} assumed ranks perfect routing changes output throughput by {} (95 % CI {interval}): {} computed from rank load alone, without communication, and {} measured on one device ({evidence})",
+                signed(self.gain),
+                signed(self.computed),
+                signed(self.measured)
+            ),
+        };
+        let limit = human::percent(threshold);
+        match Verdict::of(self.interval, threshold) {
+            Verdict::Significant => format!(
+                "Significant: {found}. The CI lies above the threshold of {limit}: balance the router before tuning kernels."
+            ),
+            Verdict::NotSignificant => format!(
+                "Not significant: {found}. The CI lies below the threshold of {limit}: tune kernels, not the router."
+            ),
+            Verdict::Undecided => format!(
+                "Undecided: {found}. The CI contains the threshold of {limit}: raise --repeat, or add requests to the dataset."
+            ),
+        }
+    }
+}
+
+/// A share with its sign.
+fn signed(share: f64) -> String {
+    let text = human::percent(share);
+    if share > 0.0 && !text.starts_with("0.0") { format!("+{text}") } else { text }
 }
 
 /// One side of the comparison.
@@ -96,7 +178,6 @@ pub struct Answer {
     /// Share of the recorded wall time that the experts' ops take.
     share: [f64; 2],
     comparison: Comparison,
-    page: String,
     traces: [Trace; 2],
     info: EngineInfo,
     config: EngineConfig,
@@ -164,7 +245,6 @@ pub fn execute(
     let names = NAMES.map(str::to_string);
     let comparison =
         compare::compare(&contexts[0], &contexts[1], &CompareOptions { names, rows: 15, ..CompareOptions::default() });
-    let page = explore::comparison_page(&comparison, &contexts);
     let counted = |side: usize| {
         let run = &sides[side].recorded;
         experts::counts(&info, run, &layers, spec.assumed_ranks)
@@ -188,7 +268,6 @@ pub fn execute(
         layer_ns: [layer_ns, perfect_ns],
         share: [share, perfect_share],
         comparison,
-        page,
         traces,
         info,
         config: model.config.clone(),
@@ -215,10 +294,7 @@ fn figures(sides: &[Side; 2]) -> Vec<Figure> {
     let figure = |name: &'static str, value: fn(&RepeatFigures) -> Option<f64>| {
         let pairs: Option<Vec<[f64; 2]>> =
             learned.iter().zip(perfect).map(|(learned, perfect)| Some([value(learned)?, value(perfect)?])).collect();
-        let pairs = pairs?;
-        let (gain, interval) = gain(&pairs)?;
-        let side = |side: usize| median(&pairs.iter().map(|pair| pair[side]).collect::<Vec<_>>());
-        Some(Figure { name, medians: [side(0)?, side(1)?], gain, interval })
+        Figure::of(name, &pairs?)
     };
     let all = [
         figure("Output throughput", |f| Some(f.output_throughput_tok_s)),
@@ -244,8 +320,12 @@ fn expert_time(trace: &Trace) -> (BTreeMap<u32, f64>, f64) {
 }
 
 impl Answer {
+    fn gap(&self) -> Option<Gap> {
+        self.figures.first().map(|figure| Gap::of(figure, self.ranks, self.rank_gain()))
+    }
+
     fn verdict(&self) -> Verdict {
-        self.figures.first().map_or(Verdict::Undecided, |figure| Verdict::of(figure.interval, self.threshold))
+        self.gap().map_or(Verdict::Undecided, |gap| Verdict::of(gap.interval, self.threshold))
     }
 
     /// How much longer than with even load a step would be on the assumed ranks, if every layer's experts take as long as
@@ -253,13 +333,6 @@ impl Answer {
     fn rank_gain(&self) -> Option<f64> {
         let [learned, perfect] = self.experts.each_ref().map(|report| report.rank_slowdown);
         Some(self.share[1] * (learned? / perfect? - 1.0))
-    }
-
-    /// How much of the gap on the assumed ranks their load explains; the rest is what the kernels of one device gain.
-    fn rank_share(&self) -> Option<f64> {
-        let by_ranks = self.rank_gain()?.max(0.0);
-        let by_kernels = self.figures.first().map_or(0.0, |figure| figure.gain.max(0.0));
-        (by_ranks + by_kernels > 0.0).then(|| by_ranks / (by_ranks + by_kernels))
     }
 
     /// The layers by how much longer their experts took than in balance, worst first.
@@ -274,11 +347,24 @@ impl Answer {
     pub fn to_json(&self) -> Value {
         let figure = |f: &Figure| {
             json!({
-                "figure": f.name, "unit": "tokens/s", "learned_median": f.medians[0], "perfect_median": f.medians[1],
+                "figure": f.name, "unit": "tokens/s",
+                "learned_geometric_mean": f.means[0], "perfect_geometric_mean": f.means[1],
+                "learned_median": f.medians[0], "perfect_median": f.medians[1],
                 "gain": f.gain, "interval_95": [f.interval.0, f.interval.1],
             })
         };
         let layer = |(layer, [learned, perfect]): &(u32, [f64; 2])| json!({"layer": layer, "learned_expert_ns": learned, "perfect_expert_ns": perfect});
+        let answer = |gap: Gap| {
+            json!({
+                "ranks": gap.ranks, "gain": gap.gain, "interval_95": [gap.interval.0, gap.interval.1],
+                "computed_from_rank_load": gap.computed, "measured_on_one_device": gap.measured,
+            })
+        };
+        // The recorded pair says where time went; how much is gained, all pairs say.
+        let mut recorded = json!(self.comparison);
+        if let Some(recorded) = recorded.as_object_mut() {
+            recorded.remove("verdict");
+        }
         json!({
             "strobe": env!("CARGO_PKG_VERSION"),
             "command": self.command,
@@ -289,6 +375,7 @@ impl Answer {
             "pairs": self.pairs,
             "threshold": self.threshold,
             "verdict": self.verdict().name(),
+            "answer": self.gap().map(answer),
             "figures": self.figures.iter().map(figure).collect::<Vec<_>>(),
             "experts_used_per_layer_and_iteration": {"learned": self.used[0], "perfect": self.used[1]},
             "experts_share_of_wall": {"learned": self.share[0], "perfect": self.share[1]},
@@ -298,8 +385,7 @@ impl Answer {
             "perfect_router": self.info.perfect_router.as_ref().map(experts::plan_json),
             "assumed_ranks": self.ranks,
             "gain_by_rank_load_alone": self.rank_gain(),
-            "rank_load_share_of_gap": self.rank_share(),
-            "comparison": self.comparison,
+            "recorded_pair": recorded,
         })
     }
 
@@ -307,38 +393,37 @@ impl Answer {
         let mut text = String::new();
         text::heading(&mut text, "IS THE ROUTER THE BOTTLENECK?");
         let _ = writeln!(text, "{}\n", sheets::wrap(&self.answer(), width).trim_end());
-        let mut table = Table::new(["tokens/s", "learned", "perfect", "gain", "95 % interval"]);
-        let signed = |share: f64| format!("{:+.1} %", 100.0 * share);
+        let mut table = Table::new(["tokens/s, one device", "learned", "perfect", "gain", "95 % CI"]);
         for f in &self.figures {
             table.push([
                 f.name.to_string(),
-                human::number(f.medians[0]),
-                human::number(f.medians[1]),
+                human::number(f.means[0]),
+                human::number(f.means[1]),
                 signed(f.gain),
-                format!("{} to {}", signed(f.interval.0), signed(f.interval.1)),
+                human::percent_interval(f.interval.0, f.interval.1),
             ]);
         }
         text.push_str(&table.render(width));
-        let _ = writeln!(
-            text,
-            "{} pairs of runs, learned and perfect in turn on one engine; medians, gain as the mean of ratios within pairs.",
+        let how = format!(
+            "Geometric means of {} interleaved pairs on one engine; gain = perfect / learned - 1, 95 % CI by Student's t over the log ratios of the pairs.",
             self.pairs
         );
+        text.push_str(&sheets::wrap(&how, width));
         let _ = writeln!(text, "{} (the runs called perfect).\n", experts::WRONG);
         text::heading(&mut text, "WHICH LAYERS AND EXPERTS");
         text.push_str(&self.layer_table().render(width));
-        let _ = writeln!(
-            text,
-            "Experts used by a layer in an iteration: {:.2} learned, {:.2} perfect of {}. Experts' ops take {} of the wall time learned, {} perfect.",
+        let load = format!(
+            "{RECORDED_PAIR} Experts used per layer and iteration: {:.2} learned, {:.2} perfect of {}. Experts' ops take {} of the wall time learned, {} perfect.",
             self.used[0],
             self.used[1],
             self.info.experts.map_or(0, |(_, experts)| experts),
             human::percent(self.share[0]),
             human::percent(self.share[1])
         );
+        text.push_str(&sheets::wrap(&load, width));
         let _ = writeln!(text, "{}\n", sheets::wrap(&self.ranks_in_words(), width).trim_end());
         text::heading(&mut text, "KERNEL BY KERNEL");
-        let mut report = self.comparison.report();
+        let mut report = self.attribution();
         report.sheets.truncate(3); // wall time, its parts, kernels; the page and the JSON have the rest
         text.push_str(&sheets::text(&report, width, 8));
         text
@@ -346,31 +431,61 @@ impl Answer {
 
     /// The answer in a sentence or two.
     fn answer(&self) -> String {
-        let Some(f) = self.figures.first() else { return "No figures: the runs were too short.".into() };
-        let threshold = human::percent(self.threshold);
-        let found = format!(
-            "Perfect routing changes throughput by {:+.1} % (95 % interval {:+.1} % to {:+.1} %)",
-            100.0 * f.gain,
-            100.0 * f.interval.0,
-            100.0 * f.interval.1
-        );
-        match self.verdict() {
-            Verdict::Significant => {
-                format!(
-                    "{found}, above {threshold}: routing imbalance is significant. Look at the router, not at the kernels."
-                )
-            }
-            Verdict::NotSignificant => {
-                format!(
-                    "{found}, not above {threshold}: routing imbalance is not significant here. Look at the kernels, not at the router."
-                )
-            }
-            Verdict::Undecided => {
-                format!(
-                    "{found}: undecided, {threshold} lies within the interval. Add --repeat, or requests to the dataset."
-                )
+        match self.figures.first().zip(self.gap()) {
+            Some((figure, gap)) => gap.in_words(figure, self.pairs, self.threshold),
+            None => "No figures: the runs were too short; add requests to the dataset.".into(),
+        }
+    }
+
+    /// The recorded pair as tables, without a verdict of its own: a single pair would set another number beside the gain.
+    fn attribution(&self) -> Report {
+        let mut report = self.comparison.report();
+        report.title = format!("Where the time goes: A = {}, B = {}", NAMES[0], NAMES[1]);
+        report.notes = vec![RECORDED_PAIR.to_owned()];
+        report.notes.extend(self.comparison.warnings.iter().map(|warning| format!("Warning: {warning}.")));
+        for sheet in &mut report.sheets {
+            while let Some(place) = sheet.columns.iter().position(|column| column.name == "Outcome") {
+                sheet.columns.remove(place);
+                sheet.rows.iter_mut().chain(&mut sheet.total).for_each(|row| drop(row.remove(place)));
             }
         }
+        report
+    }
+
+    /// The page of the recorded pair, with the answer of all pairs above it.
+    fn page(&self) -> String {
+        let mut cards: Vec<Card> = self
+            .gap()
+            .into_iter()
+            .map(|gap| {
+                let note = format!("95 % CI {}", human::percent_interval(gap.interval.0, gap.interval.1));
+                let (label, note) = match gap.ranks {
+                    1 => ("Gain on one device".to_owned(), note),
+                    ranks => (
+                        format!("Gain on {ranks} assumed ranks"),
+                        format!(
+                            "{note}: {} computed from rank load, {} measured",
+                            signed(gap.computed),
+                            signed(gap.measured)
+                        ),
+                    ),
+                };
+                Card::new(label, signed(gap.gain)).note(note)
+            })
+            .collect();
+        cards.extend(self.figures.iter().map(|f| {
+            let note = format!(
+                "{} → {} tok/s, geometric means of {} pairs on one device, 95 % CI {}",
+                human::number(f.means[0]),
+                human::number(f.means[1]),
+                self.pairs,
+                human::percent_interval(f.interval.0, f.interval.1)
+            );
+            Card::new(f.name, signed(f.gain)).note(note)
+        }));
+        let headline = Headline { verdict: self.answer(), cards, report: self.attribution() };
+        let contexts = self.traces.each_ref().map(|trace| vec![recording::context(trace)]);
+        explore::pair_page(&self.comparison, &contexts, headline)
     }
 
     fn layer_table(&self) -> Table {
@@ -411,17 +526,16 @@ impl Answer {
 
     /// What the load of expert-parallel ranks alone would cost.
     fn ranks_in_words(&self) -> String {
-        let Some(predicted) = self.rank_gain() else {
-            return "All of the difference comes from one device: how many experts a step touches, and how even their products are. --assume-ep N says what N GPUs that share the experts would wait for each other.".into();
+        let Some(computed) = self.rank_gain() else {
+            return "The gain is that of one device: how many experts a step reads, and how even their GEMMs are. --assume-ep N adds what N ranks that share the experts wait for each other.".into();
         };
         let ranks = |report: &ExpertReport| report.ranks_in_words().unwrap_or_default();
         format!(
-            "Learned routing. {}. Perfect routing. {}. If every layer waits for its fullest rank, balance brings about {} on {} GPUs by the load of ranks alone: {} of the gap, and what kernels gain on one device is the rest.",
+            "Learned routing. {}. Perfect routing. {}. Computed from rank load alone, if every layer waits for its fullest rank: {} on {} ranks.",
             ranks(&self.experts[0]),
             ranks(&self.experts[1]),
-            human::percent(predicted),
+            signed(computed),
             self.ranks,
-            human::percent(self.rank_share().unwrap_or(0.0)),
         )
     }
 
@@ -437,7 +551,7 @@ impl Answer {
                 problems.keep(run_dir::write_whole(&plot, &content));
             }
         }
-        problems.keep(run_dir::write_whole(&file("compare.html"), self.page.as_bytes()));
+        problems.keep(run_dir::write_whole(&file("compare.html"), self.page().as_bytes()));
     }
 }
 
@@ -455,11 +569,48 @@ mod tests {
     #[test]
     fn gain_is_taken_within_pairs() {
         // The machine gets twice as fast between pairs, which is no gain.
-        let (gain_of, interval) = gain(&[[100.0, 110.0], [200.0, 220.0], [50.0, 55.0]]).unwrap();
-        assert!((gain_of - 0.1).abs() < 1e-12);
-        assert!((interval.0 - 0.1).abs() < 1e-9 && (interval.1 - 0.1).abs() < 1e-9);
-        let (_, wide) = gain(&[[100.0, 110.0], [100.0, 90.0], [100.0, 105.0]]).unwrap();
+        let figure = Figure::of("x", &[[100.0, 110.0], [200.0, 220.0], [50.0, 55.0]]).unwrap();
+        assert!((figure.gain - 0.1).abs() < 1e-12);
+        assert!((figure.interval.0 - 0.1).abs() < 1e-9 && (figure.interval.1 - 0.1).abs() < 1e-9);
+        let wide = Figure::of("x", &[[100.0, 110.0], [100.0, 90.0], [100.0, 105.0]]).unwrap().interval;
         assert!(wide.0 < 0.0 && wide.1 > 0.1);
-        assert!(gain(&[[1.0, 2.0]]).is_none());
+        assert!(Figure::of("x", &[[1.0, 2.0]]).is_none());
+        assert!(Figure::of("x", &[[1.0, 2.0], [0.0, 2.0], [1.0, 2.0]]).is_none());
+    }
+
+    #[test]
+    fn sides_and_gain_agree_in_sign() {
+        // Medians 100 and 99 beside a mean ratio above 1: what is shown is one definition.
+        let pairs = [[100.0, 99.0], [100.0, 99.0], [100.0, 99.0], [50.0, 60.0], [150.0, 150.0]];
+        let figure = Figure::of("x", &pairs).unwrap();
+        assert_eq!(figure.medians, [100.0, 99.0]);
+        assert!(figure.gain > 0.0 && figure.means[1] > figure.means[0], "{figure:?}");
+        assert_eq!(figure.gain, figure.means[1] / figure.means[0] - 1.0);
+        assert!(figure.interval.0 < figure.gain && figure.gain < figure.interval.1);
+    }
+
+    #[test]
+    fn assumed_ranks_decide_where_they_were_asked_for() {
+        let figure = Figure::of("x", &[[100.0, 97.0], [101.0, 98.0], [100.0, 98.0]]).unwrap();
+        let one = Gap::of(&figure, 1, None);
+        assert_eq!((one.ranks, one.gain, one.computed), (1, figure.gain, 0.0));
+        assert_eq!(one, Gap::of(&figure, 1, Some(0.6)), "one rank waits for nobody");
+        let words = one.in_words(&figure, 3, 0.1);
+        assert!(
+            words.starts_with("Not significant: perfect routing changes output throughput by -2.7 % (97.7 vs 100"),
+            "{words}"
+        );
+        let four = Gap::of(&figure, 4, Some(0.6));
+        assert!((four.gain - (0.6 + figure.gain)).abs() < 1e-12 && four.measured == figure.gain);
+        assert!((four.interval.0 - figure.interval.0 - 0.6).abs() < 1e-12);
+        let words = four.in_words(&figure, 3, 0.1);
+        let parts = [
+            "Significant: on 4 assumed ranks",
+            "+57.3 %",
+            "+60.0 % computed from rank load alone",
+            "-2.7 % measured on one device",
+        ];
+        assert!(parts.iter().all(|part| words.contains(part)), "{words}");
+        assert!(four.in_words(&figure, 3, 0.58).starts_with("Undecided: "));
     }
 }

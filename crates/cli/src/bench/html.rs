@@ -69,7 +69,7 @@ pub fn page(outcome: &Outcome, report: &Value) -> String {
             page = page.card(Card::new(format!("MFU, {}", row.kind), human::percent(row.mfu)).note(note));
         }
     }
-    page = page.section("Latency").svg(&latency_cdf(&[("", outcome)]));
+    page = page.section("Latency").svg(&latency_cdf(&[("", &outcome.run.records)]));
     page = page.section("Iterations").svg(&iteration_strip(outcome));
     if let Some(report) = ExpertReport::of(outcome) {
         page = report.page(page);
@@ -94,9 +94,9 @@ fn subtitle(outcome: &Outcome) -> String {
 }
 
 /// Latency distributions of one or more runs.
-pub fn latency_cdf(runs: &[(&str, &Outcome)]) -> svg::Svg {
-    let series = runs.iter().flat_map(|(name, outcome)| {
-        let records: Vec<_> = outcome.run.records.iter().filter(|r| r.finish_reason != "aborted").collect();
+pub fn latency_cdf(runs: &[(&str, &[strobe_workload::RequestRecord])]) -> svg::Svg {
+    let series = runs.iter().flat_map(|(name, records)| {
+        let records: Vec<_> = records.iter().filter(|r| r.finish_reason != "aborted").collect();
         let label = |what: &str| if name.is_empty() { what.to_string() } else { format!("{what}, {name}") };
         let since_arrival = |end: &dyn Fn(&strobe_workload::RequestRecord) -> Option<u64>| -> Vec<f64> {
             records.iter().filter_map(|r| Some(end(r)?.saturating_sub(r.arrival_ns) as f64)).collect()

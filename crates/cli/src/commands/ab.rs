@@ -162,9 +162,11 @@ impl Args {
 }
 
 /// Prints pairs as they end.
-struct Told {
-    json: bool,
-    names: [String; 2],
+pub struct Told {
+    /// Stdout is for JSON.
+    pub json: bool,
+    /// What the sides are called.
+    pub names: [String; 2],
 }
 
 impl Listener for Told {

@@ -1,32 +1,34 @@
-//! `strobe demo`: the whole loop on the embedded default. Two builds that differ in one option, one dataset, two
-//! benchmarks with a profile window, and one sentence that says which is faster and why.
+//! `strobe demo`: the whole loop on the embedded default. Two builds that differ in one option, one dataset, interleaved
+//! runs in fresh processes (`strobe ab`), a recorded pair, and one sentence that says which is faster and why.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result};
 use serde_json::json;
+use strobe_analyze::Context;
 use strobe_analyze::budget::{budget_by_kind, budgets};
-use strobe_analyze::compare::{CompareOptions, Comparison, compare};
+use strobe_analyze::compare::{Comparison, MARGIN, Outcome};
 use strobe_analyze::top_ops::{top_ops, top_ops_by_kind};
-use strobe_engine::engine_dir::{self, LoadedModel};
-use strobe_engine::staged_dir::StagedDir;
-use strobe_engine::window::Window;
-use strobe_engine::{BuildConfig, EngineOptions, KvCacheType, ModelRef, Quantization, SamplingParams};
+use strobe_engine::staged_dir;
+use strobe_engine::{BuildConfig, KvCacheType, ModelRef, Quantization, engine_dir};
 use strobe_report::html::{Card, Page};
 use strobe_report::human;
 use strobe_report::svg::{self, BarChart, BarSeries, StackedChart, StackedRow, Unit};
 use strobe_report::table::{Cell, Table};
-use strobe_stats::median;
-use strobe_workload::{Lengths, NormDist, PercentileRule, SyntheticSpec, read_dataset, synthetic, write_dataset};
+use strobe_trace::Trace;
+use strobe_workload::{Lengths, NormDist, RequestRecord, SyntheticSpec, synthetic, write_dataset};
 
-use crate::bench::client::Load;
-use crate::bench::outcome::{OUTPUT_THROUGHPUT, Outcome};
-use crate::bench::{self, Spec, html, text, write};
-use crate::machine::{self, MeasuredPeaks};
+use super::ab::{Concluded, Told, conclude};
+use crate::ab::side::{Side, Strobe};
+use crate::ab::{Listener, PLAN, Plan, RUNS, Stopped};
+use crate::bench::outcome::OUTPUT_THROUGHPUT;
+use crate::bench::{html, text};
+use crate::machine;
 use crate::model_args::CpuArgs;
-use crate::run_writer::RunWriter;
-use crate::{explore, interrupt, output, recording, run_dir};
+use crate::run_dir::RunDir;
+use crate::run_facts::KnownRun;
+use crate::{interrupt, output, recording, run_dir, trace_input};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe demo
@@ -35,7 +37,7 @@ const EXAMPLES: &str = "EXAMPLES:
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// Where to write engines, dataset, run directories and the page
+    /// Where to write engines, dataset, run directories and the pages
     #[arg(long, value_name = "DIR", default_value = "strobe-demo")]
     output_dir: PathBuf,
     /// Replace an existing demo directory (one made by `strobe demo`); the default one is replaced anyway
@@ -54,34 +56,25 @@ const STEP_TOKENS: usize = 1024;
 const REQUESTS: usize = 24;
 const INPUT_TOKENS: f64 = 1024.0;
 const OUTPUT_TOKENS: f64 = 64.0;
-/// Each build is measured this often, taking turns, so that a busy moment of the machine hits both.
-const ROUNDS: usize = 5;
+/// Pairs that count: the demo is to end within a minute.
+const PAIRS: (usize, usize) = (4, 6);
+const BUDGET: Duration = Duration::from_secs(45);
 /// Covers the prompts of the first requests, steps that mix prompts and generation, and pure generation.
-const WINDOW: Window = Window { first: 2, last: 60 };
+const WINDOW: &str = "2-60";
 const PAGE: &str = "index.html";
 /// The recorded iterations of both builds side by side, on a timeline.
 const COMPARISON: &str = "compare.html";
 const DATASET: &str = "dataset.jsonl";
-
-/// One of the two builds.
-struct Side {
-    name: &'static str,
-    engine: &'static str,
-    run: &'static str,
-    fmha: bool,
-    throughputs: Vec<f64>,
-    last: Option<Outcome>,
-}
+/// What the two builds are called: B is the one with fused attention.
+const NAMES: [&str; 2] = ["fmha disable", "fmha enable"];
 
 pub fn run(args: Args) -> Result<()> {
     let start = Instant::now();
-    // The demo may always replace its own earlier output, but nothing else.
-    let own = args.output_dir == Path::new("strobe-demo") && holds_only_a_demo(&args.output_dir);
-    let staged = StagedDir::create(&args.output_dir, args.overwrite || own, &[PAGE, DATASET], "demo directory")?;
-    let mut cpu = args.cpu.open()?;
-    let say = |text: String| if args.json { output::note(&text) } else { output::line(&text) };
-    let peaks = machine::peaks(&mut cpu);
-    say(format!(
+    make_room(&args)?;
+    let cpu = args.cpu.open()?;
+    let mut told = Told { json: args.json, names: NAMES.map(str::to_owned) };
+    let peaks = machine::peaks(&mut args.cpu.open()?);
+    told.say(&format!(
         "machine   {}, {} threads, {}: {} f32, {} read",
         machine::cpu_name(),
         cpu.threads(),
@@ -89,118 +82,146 @@ pub fn run(args: Args) -> Result<()> {
         human::flops_per_s(peaks.flops_per_s),
         human::bytes_per_s(peaks.read_bytes_per_s)
     ));
-    let mut sides = [
-        Side {
-            name: "fmha enable",
-            engine: "engine-fmha-enable",
-            run: "run-fmha-enable",
-            fmha: true,
-            throughputs: vec![],
-            last: None,
-        },
-        Side {
-            name: "fmha disable",
-            engine: "engine-fmha-disable",
-            run: "run-fmha-disable",
-            fmha: false,
-            throughputs: vec![],
-            last: None,
-        },
-    ];
-    for side in &sides {
-        build(&mut cpu, &staged.path().join(side.engine), side.fmha)?;
-        let switch = if side.fmha { "enable" } else { "disable" };
-        say(format!(
-            "build     strobe build --model {MODEL} --max-batch-size {BATCH} --max-num-tokens {STEP_TOKENS} --context-fmha {switch} --output-dir {}",
-            side.engine
-        ));
-    }
-    let dataset = staged.path().join(DATASET);
+    drop(cpu);
+    std::fs::create_dir_all(args.output_dir.join(RUNS))
+        .with_context(|| format!("cannot create {}", args.output_dir.display()))?;
+    let dataset = args.output_dir.join(DATASET);
     make_dataset(&dataset)?;
-    say(format!(
+    told.say(&format!(
         "dataset   strobe prepare-dataset --model {MODEL} --output {DATASET} token-norm-dist --num-requests {REQUESTS} --input-mean {INPUT_TOKENS} --output-mean {OUTPUT_TOKENS}"
     ));
-    for round in 0..ROUNDS {
-        for side in &mut sides {
-            if interrupt::requested() {
-                anyhow::bail!(interrupt::Interrupted);
-            }
-            let outcome = measure(&args, &staged.path().join(side.engine), &dataset, &peaks, side)?;
-            if outcome.run.partial {
-                anyhow::bail!(interrupt::Interrupted);
-            }
-            let metrics = outcome.metrics.as_ref().map_err(|e| anyhow::anyhow!("{e:#}"))?;
-            let throughput = metrics.output_throughput_tok_s;
-            say(format!("bench     round {} of {ROUNDS}, {:<13} {throughput:>9.1} output tok/s", round + 1, side.name));
-            side.throughputs.push(throughput);
-            side.last = Some(outcome);
-        }
-    }
-    let [a, b] = &mut sides;
-    let (Some(a_last), Some(b_last)) = (&mut a.last, &mut b.last) else {
+    let plan = plan(&args, &dataset)?;
+    plan.write("running", &serde_json::Value::Null)?;
+    told.say(&format!(
+        "compare   strobe ab --a '--context-fmha disable' --b '--context-fmha enable' --model {MODEL} --dataset {DATASET} --profile {WINDOW} --pairs {}..{}",
+        PAIRS.0, PAIRS.1
+    ));
+    let found = plan.execute(&mut told)?;
+    if found.stopped == Stopped::Interrupted || found.known[0].len() < 2 {
         anyhow::bail!(interrupt::Interrupted);
+    }
+    let throughputs = found.known.each_ref().map(|side| throughputs(side));
+    let recorded = found.recorded.clone();
+    let done = conclude(&plan, found, NAMES.map(str::to_owned), 12)?;
+    let sides = match &recorded {
+        Some(paths) => [Recorded::read(0, &paths[0])?, Recorded::read(1, &paths[1])?],
+        None => {
+            anyhow::bail!("the recorded pair failed; run `strobe demo` again, or see {}", args.output_dir.display())
+        }
     };
-    // What was written beside will stand at its final place.
-    a_last.engine_dir = Some(args.output_dir.join(a.engine));
-    b_last.engine_dir = Some(args.output_dir.join(b.engine));
-    for (outcome, name) in [(&mut *a_last, a.run), (&mut *b_last, b.run)] {
-        outcome.dataset = Some(args.output_dir.join(DATASET).display().to_string());
-        let run = StagedDir::create(&staged.path().join(name), false, &run_dir::MARKS, "run directory")?;
-        write::run_directory(outcome, &outcome.report(), run)?;
-    }
-    let (a, b) = (&sides[0], &sides[1]);
-    let verdict = verdict(a, b)?;
-    let page = page(a, b, &verdict);
-    run_dir::write_whole(&staged.path().join(PAGE), page.as_bytes())?;
-    let traces: Vec<_> = [a, b].iter().filter_map(|side| side.last.as_ref()?.trace.as_ref()).collect();
-    if let [of_a, of_b] = traces[..] {
-        let contexts = [vec![recording::context(of_a)], vec![recording::context(of_b)]];
-        let page = explore::comparison_page(&verdict.comparison, &contexts);
-        run_dir::write_whole(&staged.path().join(COMPARISON), page.as_bytes())?;
-    }
-    staged.commit()?;
+    let page = page(&sides, &throughputs, &done);
+    run_dir::write_whole(&args.output_dir.join(PAGE), page.as_bytes())?;
 
     let seconds = start.elapsed().as_secs_f64();
     let dir = args.output_dir.display();
+    let comparison = &done.comparison;
     if args.json {
+        let faster = match comparison.verdict.outcome {
+            Outcome::Faster => Some(NAMES[1]),
+            Outcome::Slower => Some(NAMES[0]),
+            _ => None,
+        };
         let document = json!({
-            "verdict": verdict.sentence, "faster": verdict.faster, "ratio": verdict.ratio, "seconds": seconds,
-            "output_tok_s": {a.name: a.throughputs, b.name: b.throughputs},
-            "by_category": verdict.comparison.by_category, "by_op": verdict.comparison.by_op,
+            "verdict": comparison.verdict.sentence, "outcome": comparison.verdict.outcome, "faster": faster,
+            "ratio": comparison.verdict.time_change.map(|change| 1.0 / (1.0 + change)), "seconds": seconds,
+            "output_tok_s": {NAMES[0]: throughputs[0], NAMES[1]: throughputs[1]},
+            "by_category": comparison.by_category, "by_op": comparison.by_op,
             "output_dir": args.output_dir.display().to_string(),
         });
         output::line(&format!("{document:#}"));
         return Ok(());
     }
     output::line("");
-    output::print(&side_by_side(a, b).render(output::width()));
+    output::print(&figures_table(comparison).render(output::width()));
     output::line("");
-    for side in [a, b] {
-        if let Some(trace) = side.last.as_ref().and_then(|o| o.trace.as_ref()) {
-            for kind in text::kinds(trace) {
-                let ops = top_ops_by_kind(&recording::context(trace), kind);
-                let table = text::ops_table(&ops, 5).title(format!("{}: top ops of {kind} iterations", side.name));
-                output::print(&table.render(output::width()));
-            }
-            output::line("");
+    for side in &sides {
+        for kind in text::kinds(&side.trace) {
+            let ops = top_ops_by_kind(&recording::context(&side.trace), kind);
+            let table = text::ops_table(&ops, 5).title(format!("{}: top ops of {kind} iterations", side.name));
+            output::print(&table.render(output::width()));
         }
+        output::line("");
     }
-    output::print(&delta_table(&verdict.comparison, a, b).render(output::width()));
+    output::print(&delta_table(comparison).render(output::width()));
     output::line("");
-    output::line(&verdict.sentence);
+    output::line(&comparison.verdict.sentence);
+    comparison.verdict.evidence.iter().for_each(|line| output::line(line));
     output::line(&format!(
-        "\npages     {dir}/{PAGE}  {dir}/{COMPARISON}\nruns      {dir}/{}  {dir}/{}\ntime      {seconds:.1} s",
-        a.run, b.run
+        "\npages     {dir}/{PAGE}  {dir}/{COMPARISON}\nruns      {dir}/{RUNS}\ntime      {seconds:.1} s"
     ));
     Ok(())
 }
 
+/// An earlier demo makes room for this one, and nothing else does.
+fn make_room(args: &Args) -> Result<()> {
+    let dir = &args.output_dir;
+    let own = dir == Path::new("strobe-demo") && holds_only_a_demo(dir);
+    staged_dir::check_target(dir, args.overwrite || own, &[PLAN, DATASET], "demo directory")?;
+    match std::fs::remove_dir_all(dir) {
+        Err(problem) if problem.kind() != std::io::ErrorKind::NotFound => {
+            Err(problem).with_context(|| format!("cannot remove {}", dir.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Whether a directory holds what an earlier demo wrote, and nothing of the user's.
 fn holds_only_a_demo(dir: &Path) -> bool {
-    let own =
-        [PAGE, COMPARISON, DATASET, "engine-fmha-enable", "engine-fmha-disable", "run-fmha-enable", "run-fmha-disable"];
+    let own = [PAGE, COMPARISON, DATASET, PLAN, RUNS, "engine-a", "engine-b"];
     let Ok(entries) = std::fs::read_dir(dir) else { return false };
     entries.flatten().all(|entry| own.iter().any(|name| entry.file_name() == *name))
+}
+
+fn plan(args: &Args, dataset: &Path) -> Result<Plan> {
+    let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<String>>();
+    let side = |fmha: &str| -> Result<Side> {
+        let mut bench = words("--streaming --warmup 1 --dataset");
+        bench.push(dataset.display().to_string());
+        if let Some(threads) = args.cpu.threads {
+            bench.extend(["--threads".to_owned(), threads.to_string()]);
+        }
+        Ok(Side::Strobe(Strobe {
+            binary: std::env::current_exe()?,
+            model: Some(MODEL.to_owned()),
+            engine_dir: None,
+            build: words(&format!(
+                "--max-batch-size {BATCH} --max-num-tokens {STEP_TOKENS} --max-seq-len 2048 --context-fmha {fmha} --device cpu"
+            )),
+            bench: bench.into_iter().chain(words("--device cpu")).collect(),
+        }))
+    };
+    Ok(Plan {
+        sides: [side("disable")?, side("enable")?],
+        mode: "throughput".to_owned(),
+        profile: Some(WINDOW.to_owned()),
+        pairs: PAIRS,
+        budget: Some(BUDGET),
+        half_width: MARGIN / 2.0,
+        margin: MARGIN,
+        metric: None,
+        dir: args.output_dir.clone(),
+    })
+}
+
+fn throughputs(side: &[KnownRun]) -> Vec<f64> {
+    let metrics = side.iter().flat_map(|run| &run.runs).flat_map(|run| &run.metrics);
+    metrics.filter(|metric| metric.name == OUTPUT_THROUGHPUT).map(|metric| metric.value).collect()
+}
+
+/// A run of the recorded pair.
+struct Recorded {
+    name: &'static str,
+    trace: Trace,
+    requests: Vec<RequestRecord>,
+    about: serde_json::Value,
+}
+
+impl Recorded {
+    fn read(side: usize, path: &Path) -> Result<Recorded> {
+        let dir = RunDir::open(path)?;
+        let trace = trace_input::read(&[path.to_owned()])?;
+        Ok(Recorded { name: NAMES[side], trace, requests: dir.requests()?, about: dir.run })
+    }
 }
 
 pub fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Result<()> {
@@ -237,135 +258,25 @@ pub fn make_dataset(path: &Path) -> Result<()> {
     run_dir::write_whole(path, &bytes)
 }
 
-fn measure(args: &Args, engine: &Path, dataset: &Path, peaks: &MeasuredPeaks, side: &Side) -> Result<Outcome> {
-    let model = LoadedModel::open(engine)?;
-    let jobs = bench::jobs(dataset, read_dataset(dataset)?, model.config.model.vocab_size, model.tokenizer.as_ref())?;
-    let spec = Spec {
-        load: Load {
-            arrivals_ns: vec![0; jobs.len()],
-            open_loop: false,
-            concurrency: usize::MAX,
-            params: SamplingParams { ignore_eos: true, max_tokens: u32::MAX, ..SamplingParams::default() },
-            log_iterations: false,
-            log_remark: "",
-        },
-        jobs,
-        engine: EngineOptions::default(),
-        move_weights: false,
-        warmup: 1,
-        repeat: 1,
-        windows: vec![WINDOW],
-        streaming: true,
-        rule: PercentileRule::Linear,
-        dataset: None,
-        command: format!(
-            "strobe bench throughput --engine-dir {} --dataset {DATASET} --streaming --warmup 1 --profile {WINDOW}",
-            side.engine
-        ),
-        arrival: "all at once, no concurrency limit".into(),
-        assumed_ranks: 1,
-    };
-    bench::execute(args.cpu.open()?.into(), &model, || Ok(peaks.clone()), &spec, None, &mut RunWriter::default())
-}
-
-struct Verdict {
-    sentence: String,
-    faster: Option<&'static str>,
-    ratio: f64,
-    comparison: Comparison,
-}
-
-fn verdict(a: &Side, b: &Side) -> Result<Verdict> {
-    let trace =
-        |side: &Side| side.last.as_ref().and_then(|o| o.trace.clone()).context("the profile window was not recorded");
-    let (of_a, of_b) = (trace(a)?, trace(b)?);
-    let options = CompareOptions { names: [a.name.into(), b.name.into()], ..CompareOptions::default() };
-    let comparison = compare(&[recording::context(&of_a)], &[recording::context(&of_b)], &options);
-    let middle = |side: &Side| median(&side.throughputs).unwrap_or(f64::NAN);
-    let (fast, slow) = if middle(a) >= middle(b) { (a, b) } else { (b, a) };
-    let ratio = middle(fast) / middle(slow);
-    // The two sides of a round ran one after the other. If the builds were equal, all five rounds would agree on a
-    // winner by chance in one case of sixteen.
-    let agreed = fast.throughputs.iter().zip(&slow.throughputs).all(|(f, s)| f > s);
-    let figures =
-        format!("{:.0} against {:.0} output tok/s, medians of {ROUNDS} interleaved runs", middle(fast), middle(slow));
-    if !agreed {
-        let sentence = format!(
-            "No difference beyond the noise of this machine: the rounds do not agree on whether {} or {} is faster ({figures}).",
-            fast.name, slow.name
-        );
-        return Ok(Verdict { sentence, faster: None, ratio, comparison });
+fn figures_table(comparison: &Comparison) -> Table {
+    let mut table = Table::new(["means over the pairs", NAMES[0], NAMES[1], "ratio of times", "99 % CI"]);
+    for figure in comparison.runs.iter().flat_map(|runs| &runs.figures) {
+        let ratio = |change: f64| format!("{:.2}x", 1.0 + change);
+        let interval =
+            figure.interval.map_or(human::NOT_KNOWN.to_owned(), |i| format!("{} to {}", ratio(i.low), ratio(i.high)));
+        table.push([
+            Cell::from(figure.name.as_str()),
+            Cell::number(human::number(figure.a), figure.a),
+            Cell::number(human::number(figure.b), figure.b),
+            Cell::number(ratio(figure.time_change), 1.0 + figure.time_change),
+            Cell::from(interval),
+        ]);
     }
-    let sign = if std::ptr::eq(fast, a) { 1.0 } else { -1.0 };
-    let saved = sign * (comparison.b_wall_ns - comparison.a_wall_ns);
-    let mut parts: Vec<_> = comparison.by_category.iter().map(|d| (d.name.clone(), sign * d.delta_ns)).collect();
-    parts.sort_by(|x, y| y.1.total_cmp(&x.1));
-    let main = parts.first().cloned().unwrap_or_default();
-    let ops = |is_a: bool| {
-        let mut ops: Vec<_> = comparison
-            .by_op
-            .iter()
-            .filter(|d| d.category == main.0)
-            .map(|d| (d.name.clone(), if is_a { d.a_ns_per_iter } else { d.b_ns_per_iter }))
-            .filter(|(_, ns)| *ns > 0.0)
-            .collect();
-        ops.sort_by(|x, y| y.1.total_cmp(&x.1));
-        ops.iter().map(|(name, ns)| format!("{name} {}", human::ns(*ns))).collect::<Vec<_>>().join(" + ")
-    };
-    if saved <= 0.0 {
-        let sentence = format!(
-            "{} is {ratio:.2}x faster than {} ({figures}), but the iterations recorded in the last round do not show it: the difference comes from elsewhere in the run, or that round was disturbed.",
-            fast.name, slow.name
-        );
-        return Ok(Verdict { sentence, faster: Some(fast.name), ratio, comparison });
-    }
-    let rest = saved - main.1;
-    let (fast_ops, slow_ops) = (ops(std::ptr::eq(fast, a)), ops(std::ptr::eq(slow, a)));
-    let sentence = format!(
-        "{} is {ratio:.2}x faster than {} ({figures}). A recorded iteration takes {} less: {} accounts for {} of it ({fast_ops} instead of {slow_ops}), everything else for {}{}.",
-        fast.name,
-        slow.name,
-        human::ns(saved),
-        main.0,
-        human::ns(main.1),
-        if rest < 0.0 { "-" } else { "" },
-        human::ns(rest.abs()),
-    );
-    Ok(Verdict { sentence, faster: Some(fast.name), ratio, comparison })
-}
-
-fn side_by_side(a: &Side, b: &Side) -> Table {
-    let mut table = Table::new(["", a.name, b.name, "ratio"]);
-    let mut row = |label: &str, of: &dyn Fn(&Outcome) -> Option<f64>, digits: usize| {
-        let value = |side: &Side| side.last.as_ref().and_then(of);
-        let (x, y) = (value(a), value(b));
-        let show = |v: Option<f64>| v.map_or(human::NOT_KNOWN.into(), |v| Cell::number(format!("{v:.digits$}"), v));
-        let ratio = x.zip(y).filter(|(_, y)| *y != 0.0).map(|(x, y)| x / y);
-        let ratio = ratio.map_or(human::NOT_KNOWN.into(), |r| Cell::number(format!("{r:.2}x"), r));
-        table.push([Cell::from(label), show(x), show(y), ratio]);
-    };
-    let m = |of: &'static dyn Fn(&strobe_workload::Metrics) -> Option<f64>| {
-        move |o: &Outcome| o.metrics.as_ref().ok().and_then(of)
-    };
-    row("Request throughput (req/sec)", &m(&|m| Some(m.request_throughput_req_s)), 3);
-    row(OUTPUT_THROUGHPUT, &m(&|m| Some(m.output_throughput_tok_s)), 1);
-    row("Total token throughput (tokens/sec)", &m(&|m| Some(m.total_throughput_tok_s)), 1);
-    row("Total latency (ms)", &m(&|m| Some(m.total_latency_ms)), 1);
-    row("Average request latency (ms)", &m(&|m| Some(m.e2e_ms.average)), 1);
-    row("TTFT p50 (ms)", &m(&|m| Some(m.ttft_ms.p50)), 1);
-    row("TTFT p99 (ms)", &m(&|m| Some(m.ttft_ms.p99)), 1);
-    row("Inter-token gap p50 (ms)", &m(&|m| m.itl_ms.as_ref().map(|d| d.p50)), 3);
-    row("Inter-token gap p99 (ms)", &m(&|m| m.itl_ms.as_ref().map(|d| d.p99)), 3);
-    for kind in ["prefill", "mixed", "decode"] {
-        let mfu = move |o: &Outcome| o.utilization.iter().find(|u| u.kind == kind).map(|u| 100.0 * u.mfu);
-        row(&format!("MFU, {kind} iterations (% of peak)"), &mfu, 1);
-    }
-    row("Peak memory (MiB RSS)", &|o| o.peak_resident().map(|b| b as f64 / (1 << 20) as f64), 1);
     table
 }
 
-fn delta_table(comparison: &Comparison, a: &Side, b: &Side) -> Table {
-    let mut table = Table::new(["per recorded iteration", a.name, b.name, "difference"]);
+fn delta_table(comparison: &Comparison) -> Table {
+    let mut table = Table::new(["per recorded iteration", NAMES[0], NAMES[1], "difference"]);
     for delta in &comparison.by_category {
         table.push([
             Cell::from(delta.name.as_str()),
@@ -388,47 +299,56 @@ fn signed(ns: f64) -> String {
     format!("{}{}", if ns < 0.0 { "-" } else { "+" }, human::ns(ns.abs()))
 }
 
-/// One bar per round, so that the noise shows as well.
-fn throughput_bars(a: &Side, b: &Side) -> svg::Svg {
-    let rounds = (0..ROUNDS).map(|round| BarSeries {
-        name: format!("round {}", round + 1),
-        values: [a, b].iter().map(|side| side.throughputs.get(round).copied()).collect(),
+/// One bar per pair, so that the noise shows as well.
+fn throughput_bars(throughputs: &[Vec<f64>; 2]) -> svg::Svg {
+    let pairs = throughputs.iter().map(Vec::len).max().unwrap_or(0);
+    let series = (0..pairs).map(|pair| BarSeries {
+        name: format!("pair {}", pair + 1),
+        values: throughputs.iter().map(|side| side.get(pair).copied()).collect(),
     });
     svg::bars(&BarChart {
         title: "Output tokens per second".into(),
         unit: Unit::Plain("tok/s".into()),
-        groups: vec![a.name.into(), b.name.into()],
-        series: rounds.collect(),
+        groups: NAMES.map(String::from).to_vec(),
+        series: series.collect(),
     })
 }
 
-fn page(a: &Side, b: &Side, verdict: &Verdict) -> String {
-    let runs: Vec<_> = [a, b].iter().filter_map(|s| Some((s.name, s.last.as_ref()?))).collect();
+fn page(sides: &[Recorded; 2], throughputs: &[Vec<f64>; 2], done: &Concluded) -> String {
+    let comparison = &done.comparison;
+    let verdict = &comparison.verdict;
     let mut page = Page::new("strobe demo: fused attention on and off").verdict(&verdict.sentence);
-    if let Some((_, outcome)) = runs.first() {
-        page = page.subtitle(format!(
-            "{MODEL}, weights {}, {REQUESTS} requests of {INPUT_TOKENS}/{OUTPUT_TOKENS} tokens, {} ({})",
-            outcome.config.describe_origin(),
-            outcome.info.device.describe(),
-            outcome.machine.cpu
-        ));
-    }
-    for (name, outcome) in &runs {
-        if let Ok(m) = &outcome.metrics {
-            let note = format!("TTFT p50 {:.1} ms, last of {ROUNDS} runs", m.ttft_ms.p50);
-            page = page
-                .card(Card::new(*name, format!("{:.0}", m.output_throughput_tok_s)).unit("output tok/s").note(note));
+    let about = |pointer: &str| sides[0].about.pointer(pointer).and_then(serde_json::Value::as_str).unwrap_or_default();
+    page = page.subtitle(format!(
+        "{MODEL}, seeded random weights, {REQUESTS} requests of {INPUT_TOKENS}/{OUTPUT_TOKENS} tokens, {} {}",
+        about("/machine/cpu"),
+        about("/machine/simd_tier")
+    ));
+    // Cards, table and verdict have one definition: geometric means over the pairs that count.
+    if let Some(figure) = comparison.runs.as_ref().and_then(|runs| runs.figures.first()) {
+        let note = format!("mean of {} pairs", figure.runs[0]);
+        for (name, value) in NAMES.iter().zip([figure.a, figure.b]) {
+            page = page.card(Card::new(*name, human::number(value)).unit(&figure.unit).note(note.clone()));
         }
+        let interval = figure
+            .interval
+            .map_or(String::new(), |i| format!("99 % CI {:.2}x to {:.2}x", 1.0 / (1.0 + i.high), 1.0 / (1.0 + i.low)));
+        page = page.card(
+            Card::new("fmha enable is faster by", format!("{:.2}x", 1.0 / (1.0 + figure.time_change))).note(interval),
+        );
     }
-    page = page.card(
-        Card::new("Ratio of medians", format!("{:.2}x", verdict.ratio)).note(format!("{ROUNDS} interleaved runs each")),
-    );
-    page = page.section("Throughput").svg(&throughput_bars(a, b)).table(&side_by_side(a, b));
-    page = page.section("Latency").svg(&html::latency_cdf(&runs));
+    page = page.section("Throughput").svg(&throughput_bars(throughputs)).table(&figures_table(comparison));
+    for line in &verdict.evidence {
+        page = page.prose(line);
+    }
+    let requests: Vec<(&str, &[RequestRecord])> =
+        sides.iter().map(|side| (side.name, side.requests.as_slice())).collect();
+    page = page.section("Latency of the recorded pair").svg(&html::latency_cdf(&requests));
     let mut rows = Vec::new();
-    for (name, outcome) in &runs {
-        let Some(trace) = &outcome.trace else { continue };
-        for kind in budget_by_kind(&budgets(&recording::context(trace))) {
+    let contexts: Vec<(&str, Context)> =
+        sides.iter().map(|side| (side.name, recording::context(&side.trace))).collect();
+    for (name, context) in &contexts {
+        for kind in budget_by_kind(&budgets(context)) {
             let parts: Vec<_> = kind.parts.iter().map(|p| (p.part.to_string(), p.mean_ns)).collect();
             rows.push(StackedRow::new(format!("{}, {name}", text::kind_name(kind.kind)), parts));
         }
@@ -436,15 +356,12 @@ fn page(a: &Side, b: &Side, verdict: &Verdict) -> String {
     rows.sort_by(|x, y| x.label.cmp(&y.label));
     let chart = StackedChart { title: "Mean recorded iteration".into(), unit: Unit::Time, rows, normalize: false };
     page = page
-        .section("Iteration budget")
+        .section("Iteration budget of the recorded pair")
         .prose("Where the wall time of an iteration goes. The parts add up to the wall time.")
         .svg(&svg::stacked(&chart))
-        .table(&delta_table(&verdict.comparison, a, b));
-    for (name, outcome) in &runs {
-        if let Some(trace) = &outcome.trace {
-            page =
-                page.section(format!("Ops, {name}")).table(&text::ops_table(&top_ops(&recording::context(trace)), 30));
-        }
+        .table(&delta_table(comparison));
+    for (name, context) in &contexts {
+        page = page.section(format!("Ops, {name}")).table(&text::ops_table(&top_ops(context), 30));
     }
     page.finish()
 }

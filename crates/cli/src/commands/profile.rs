@@ -81,6 +81,9 @@ pub fn run(args: Args) -> Result<()> {
         Some(code) => format!("nsys or the command ended with exit code {code}"),
         None => format!("nsys or the command was ended by a signal ({status})"),
     });
+    if reports.is_empty() && interrupt::requested() {
+        bail!(interrupt::Interrupted);
+    }
     if reports.is_empty() {
         let why = match (&failure, recording.windows) {
             (Some(failure), _) => format!("{failure}; what they said is above"),

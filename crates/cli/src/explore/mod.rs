@@ -3,7 +3,7 @@
 mod timeline;
 
 use strobe_analyze::budget::{self, IterationBudget, Part};
-use strobe_analyze::compare::{Comparison, KernelChange, Outcome};
+use strobe_analyze::compare::{Comparison, KernelChange, Outcome, names};
 use strobe_analyze::sheet::{Report, Sheet, Unit};
 use strobe_analyze::summary::{device_name, device_times};
 use strobe_analyze::{Context, advice, categories, reports};
@@ -49,8 +49,27 @@ pub fn trace_page(context: &Context) -> String {
     .finish()
 }
 
-/// The page of a comparison. The timelines are those of the first repeat of each side.
+/// What a page of two sides says first.
+pub struct Headline {
+    pub verdict: String,
+    pub cards: Vec<Card>,
+    /// The tables of the comparison.
+    pub report: Report,
+}
+
+/// Returns the page of a comparison. The timelines are those of the first repeat of each side.
 pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2]) -> String {
+    let headline = Headline {
+        verdict: comparison.verdict.sentence.clone(),
+        cards: comparison_cards(comparison),
+        report: comparison.report(),
+    };
+    pair_page(comparison, contexts, headline)
+}
+
+/// Returns the page of two sides whose answer does not come from their traces alone: verdict and cards are the caller's,
+/// so that figures of the traces do not stand beside those of other runs.
+pub fn pair_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], headline: Headline) -> String {
     let shown: Vec<(&String, &Context)> =
         comparison.names.iter().zip(contexts).filter_map(|(name, side)| Some((name, side.first()?))).collect();
     let verdict = &comparison.verdict;
@@ -66,21 +85,24 @@ pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2]) ->
         sides.push(Side { name: (*name).clone(), timeline: Some(drawn.timeline), iterations });
         budgets.push((name.as_str(), split));
     }
-    let budgets: Vec<(&str, &[IterationBudget])> = budgets.iter().map(|(name, b)| (*name, b.as_slice())).collect();
-    let report = comparison.report();
+    let [a, b] = &comparison.names;
+    let labels = names::pair(a, b, [SIDE_LABEL; 2]);
+    let label = |name: &str| if name == a { labels[0].as_str() } else { labels[1].as_str() };
+    let budgets: Vec<(&str, &[IterationBudget])> =
+        budgets.iter().map(|(name, b)| (label(name), b.as_slice())).collect();
     let contexts: Vec<&Context> = shown.iter().map(|(_, context)| *context).collect();
     Explorer {
         title: format!("{} against {}", comparison.names[1], comparison.names[0]),
         subtitle: shown.iter().map(|(name, c)| format!("{name}: {}", subtitle(c))).collect::<Vec<_>>().join(" — "),
-        verdict: Some(comparison.verdict.sentence.clone()),
-        cards: comparison_cards(comparison),
+        verdict: Some(headline.verdict),
+        cards: headline.cards,
         findings: Vec::new(),
         charts: budget_chart(&budgets).into_iter().collect(),
         categories: category_bars(&contexts),
         pairs: pairs(comparison, &contexts),
         sides,
         kernels: Some(Table { table: kernel_changes(comparison), event_names: vec![1, 2] }),
-        reports: vec![tab(&report)],
+        reports: vec![tab(&headline.report)],
         notes,
     }
     .finish()
@@ -146,6 +168,9 @@ fn capitalised(text: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
+/// How much of a side's name a chart's label has room for, beside the kind of iteration.
+const SIDE_LABEL: usize = 15;
+
 /// The figures of whole runs that a comparison's page begins with.
 const ON_CARDS: [&str; 2] = [OUTPUT_THROUGHPUT, "Average request latency (ms)"];
 
@@ -173,9 +198,8 @@ fn comparison_cards(comparison: &Comparison) -> Vec<Card> {
     }
     for group in comparison.groups.iter().take(5) {
         let change = signed(group.change);
-        let interval = group
-            .interval_ns
-            .map_or(String::new(), |i| format!(", 95 % {} to {}", human::ns(i.low), human::ns(i.high)));
+        let interval =
+            group.interval_ns.map_or(String::new(), |i| format!(", 95 % CI {}", human::ns_interval(i.low, i.high)));
         let note = format!("{} → {}{interval}", human::ns(group.a_wall_ns), human::ns(group.b_wall_ns));
         cards.push(Card::new(&group.name, change).note(note));
     }
@@ -308,7 +332,7 @@ fn kernel_changes(comparison: &Comparison) -> table::Table {
         "A time",
         "B time",
         "difference",
-        "95 % interval",
+        "95 % CI",
     ];
     let mut table = table::Table::new(headers).left(1).left(2).left(3).left(4);
     for group in &comparison.groups {
@@ -324,7 +348,7 @@ fn kernel_row(group: &str, change: &KernelChange) -> Vec<Cell> {
     let number = |value: f64| Cell::number(human::number(value), value);
     let time = |value: f64, unit| sheets::cell(&value.into(), unit);
     let interval = change.interval_ns.map_or(Cell::from(human::NOT_KNOWN), |interval| {
-        Cell::from(format!("{} to {}", human::ns(interval.low), human::ns(interval.high)))
+        Cell::number(human::ns_interval(interval.low, interval.high), interval.low)
     });
     vec![
         Cell::from(group),

@@ -354,9 +354,15 @@ impl Core {
         }
         let sample = self.info.program.len() - 1;
         let (forward_nodes, nodes) = (&self.info.program[..sample], &self.info.program);
+        #[cfg(feature = "handicap")]
+        let began = clock.now();
         {
             let trace = profiled.then_some((&mut self.recorder, &clock, iteration));
             execute(backend, &self.config, forward_nodes, 0, &self.inputs, trace);
+        }
+        #[cfg(feature = "handicap")]
+        if let Some(share) = self.handicap {
+            crate::handicap::spin(&clock, began, share);
         }
         let forwarded = clock.now();
         {

@@ -189,6 +189,8 @@ impl Core {
             last_end: 0,
             statm: File::open("/proc/self/statm").ok(),
             host: None,
+            #[cfg(feature = "handicap")]
+            handicap: crate::handicap::from_env()?,
             info,
             config,
             backend,

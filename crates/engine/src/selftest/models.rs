@@ -6,6 +6,7 @@ use serde::Deserialize;
 use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_kernels_cuda::CudaError;
 use strobe_model::{DType, ModelConfig};
+use strobe_stats::{PercentileRule, percentile, sorted};
 
 use super::{Outcome, Rig, relative_error};
 use crate::cuda::CudaDevice;
@@ -224,9 +225,9 @@ fn judge(found: &EvalLogits, expected: &EvalLogits, tolerance: f64) -> (f64, usi
 /// [`judge`] for experts in 16 bits: where a rounded row stands between two experts it goes to another one than the exact
 /// row, and what follows is another sum. Half of the rows must be right all the same; texts may part anywhere.
 fn judge_routed(found: &EvalLogits, expected: &EvalLogits) -> (f64, usize, Option<String>) {
-    let (mut errors, problem) = row_errors(found, expected, f64::INFINITY);
-    errors.sort_by(f64::total_cmp);
-    (errors.get(errors.len() / 2).copied().unwrap_or(f64::INFINITY), errors.len(), problem)
+    let (errors, problem) = row_errors(found, expected, f64::INFINITY);
+    let middle = percentile(&sorted(&errors), 0.5, PercentileRule::Nearest);
+    (middle.unwrap_or(f64::INFINITY), errors.len(), problem)
 }
 
 /// The error of each row that can be compared, and what is wrong besides.

@@ -192,11 +192,7 @@ impl Random {
 
     /// 64 random bits (splitmix64).
     pub fn bits(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        strobe_stats::splitmix64(&mut self.state)
     }
 
     /// A whole number below `n`, which is not 0.

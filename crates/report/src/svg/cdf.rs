@@ -110,7 +110,8 @@ fn steps(sorted: &[f64], x: &impl Fn(f64) -> f64, y: &impl Fn(f64) -> f64) -> Ve
     points
 }
 
-/// The smallest value that at least this share of the values does not exceed: a point of the step curve.
+/// The smallest value that at least this share of the values does not exceed: a point of the step curve. Statistics of
+/// runs interpolate or take `trunc(n * q)`; their values may lie beside the curve.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let place = (share * sorted.len() as f64).ceil() as usize;
     let index = place.clamp(1, sorted.len()) - 1;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use strobe_engine::staged_dir::{self, StagedDir};
 use strobe_report::human;
+use strobe_stats::{PercentileRule, SPLITMIX_STEP, percentile, splitmix64_mix};
 
 use self::cases::{Case, Kind, Op};
 use self::torch::Torch;
@@ -93,7 +94,7 @@ impl Times {
     }
 
     pub fn median(&self) -> f64 {
-        self.0[self.0.len() / 2]
+        percentile(&self.0, 0.5, PercentileRule::Nearest).unwrap_or(f64::NAN)
     }
 
     pub fn min(&self) -> f64 {
@@ -362,9 +363,7 @@ fn sample_ways(repeats: usize, ways: usize, mut run: impl FnMut(usize, usize)) -
 
 /// A number in -1..1 that depends on nothing but its arguments.
 fn noise(seed: u64, index: usize) -> f32 {
-    let mut z = (index as u64).wrapping_add(seed << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    let z = splitmix64_mix((index as u64).wrapping_add(seed << 48).wrapping_mul(SPLITMIX_STEP));
     ((z >> 40) as f32) / (1u64 << 23) as f32 - 1.0
 }
 

@@ -206,11 +206,7 @@ fn header(axes: &[Axis]) -> String {
 fn row(chosen: &[String], answers: &[Answer]) -> String {
     let mean = |f: &dyn Fn(&Answer) -> Option<f64>| {
         let values: Vec<f64> = answers.iter().filter_map(f).collect();
-        if values.is_empty() {
-            String::new()
-        } else {
-            format!("{:.6}", values.iter().sum::<f64>() / values.len() as f64)
-        }
+        strobe_stats::mean(&values).map_or(String::new(), |mean| format!("{mean:.6}"))
     };
     // A value with a comma, such as normal:128,32, is quoted.
     let mut cells: Vec<String> =
