@@ -64,8 +64,9 @@ impl Problems {
 struct Log {
     path: PathBuf,
     file: File,
-    /// Records that are in the file.
+    /// Records that are in the file, and its bytes.
     written: usize,
+    bytes: usize,
     problem: Option<anyhow::Error>,
 }
 
@@ -73,7 +74,7 @@ impl Log {
     fn create(path: PathBuf) -> Result<Log> {
         let file = OpenOptions::new().append(true).create(true).open(&path);
         let file = file.with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Log { path, file, written: 0, problem: None })
+        Ok(Log { path, file, written: 0, bytes: 0, problem: None })
     }
 
     /// Whether every record so far is in the file.
@@ -83,7 +84,7 @@ impl Log {
 
     /// Begins anew, with an empty file.
     fn restart(&mut self) {
-        self.written = 0;
+        (self.written, self.bytes) = (0, 0);
         if let (true, Err(problem)) = (self.is_whole(), self.file.set_len(0)) {
             self.problem = Some(anyhow::Error::from(problem).context(format!("cannot empty {}", self.path.display())));
         }
@@ -94,11 +95,24 @@ impl Log {
         if records == 0 || !self.is_whole() {
             return;
         }
-        match lines().and_then(|lines| Ok(self.file.write_all(lines.as_bytes())?)) {
-            Ok(()) => self.written += records,
+        let (path, lines) = (self.path.display(), lines());
+        let lines = match lines {
+            Ok(lines) => lines,
             Err(problem) => {
-                let after = format!("{}: cut off after record {} or soon after", self.path.display(), self.written);
-                self.problem = Some(problem.context(after));
+                self.problem = Some(problem.context(format!("cannot write {path}")));
+                return;
+            }
+        };
+        match self.file.write_all(lines.as_bytes()) {
+            Ok(()) => {
+                self.written += records;
+                self.bytes += lines.len();
+            }
+            Err(problem) => {
+                let fitted = self.file.metadata().map_or(0, |found| found.len() as usize).saturating_sub(self.bytes);
+                let lines = lines.as_bytes().get(..fitted).unwrap_or_default().iter().filter(|byte| **byte == b'\n');
+                let after = format!("{path}: cut off after {} records", self.written + lines.count());
+                self.problem = Some(anyhow::Error::from(problem).context(after));
             }
         }
     }

@@ -13,20 +13,42 @@ pub(crate) fn write_whole(path: &Path, fill: impl FnOnce(&Path) -> Result<(), Tr
         let source = std::io::Error::other("it is a device or pipe, not a file");
         return Err(TraceError::Io { action: "replace", path: path.to_owned(), source });
     }
+    sweep(path);
     let temporary = Temporary::beside(path)?;
     // Creating it first gives the system's plain reason (no such directory, permission denied)
     // instead of the database library's.
-    fs::File::create(&temporary.0).map_err(|source| TraceError::Io {
+    let held = fs::File::create(&temporary.0).map_err(|source| TraceError::Io {
         action: "create",
         path: path.to_owned(),
         source,
     })?;
+    // Held while it is written: what nobody holds is a leftover. Without locks it may be taken for one.
+    let _ = held.try_lock();
     fill(&temporary.0)?;
     fs::rename(&temporary.0, path).map_err(|source| TraceError::Io {
         action: "put the finished trace at",
         path: path.to_owned(),
         source,
     })
+}
+
+/// Removes what killed processes left beside `path`.
+fn sweep(path: &Path) {
+    let Some(name) = path.file_name().map(|name| name.to_string_lossy()) else { return };
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let prefix = format!(".{name}.");
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let found = entry.file_name();
+        let found = found.to_string_lossy();
+        let number = found.strip_prefix(prefix.as_str()).and_then(|rest| rest.strip_suffix(".tmp"));
+        let ours = number.is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()));
+        if ours
+            && let Ok(file) = fs::File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            drop(Temporary(entry.path()));
+        }
+    }
 }
 
 /// Removes its file, and SQLite's journal of it, when dropped; after the rename there is nothing to remove.

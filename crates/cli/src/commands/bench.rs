@@ -216,11 +216,11 @@ struct BenchArgs {
     #[arg(long, conflicts_with = "profile", help_heading = "Profiling")]
     measure_profiler_overhead: bool,
 
-    /// Run directory to write: run.json, requests.jsonl, iterations.jsonl, trace.sqlite, report.json, report.html [default: none,
-    /// and a new one in runs/ where --profile records]
+    /// Run directory to write, records while the run goes on: run.json, requests.jsonl, iterations.jsonl, trace.sqlite,
+    /// report.json, report.html [default: none, and a new one in runs/ where --profile records]
     #[arg(long, value_name = "RUN", help_heading = "Output")]
     output_dir: Option<PathBuf>,
-    /// Replace an existing run directory
+    /// Replace an existing run directory; it is moved back if nothing is recorded
     #[arg(long, help_heading = "Output")]
     overwrite: bool,
     /// Write the report as JSON, with trtllm-bench's keys

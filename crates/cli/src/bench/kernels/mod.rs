@@ -198,17 +198,16 @@ pub fn run(args: Args) -> Result<()> {
     if outcome.lines.is_empty() {
         bail!(interrupt::Interrupted);
     }
-    if let Some(dir) = &args.output_dir {
-        let staged = StagedDir::create(dir, args.overwrite, &report::MARKS, "directory of kernel measurements")?;
-        report::write(&outcome, staged.path())?;
-        staged.commit()?;
-    }
+    // The report first: whatever happens to files, it is there.
     match (args.json, args.csv) {
         (true, _) => output::line(&format!("{:#}", report::json(&outcome))),
         (_, true) => output::print(&report::csv(&outcome)),
         _ => output::print(&report::text(&outcome, output::width())),
     }
     if let Some(dir) = &args.output_dir {
+        let staged = StagedDir::create(dir, args.overwrite, &report::MARKS, "directory of kernel measurements")?;
+        report::write(&outcome, staged.path())?;
+        staged.commit()?;
         output::note(&format!("written to {}", dir.display()));
     }
     match outcome.lines.iter().filter(|line| !line.measured.passes()).count() {
