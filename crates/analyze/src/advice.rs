@@ -108,6 +108,21 @@ struct Rule {
     title: String,
     remedy: String,
     limits: BTreeMap<String, f64>,
+    /// Where its evidence is worth nothing once threads waited for a CPU.
+    #[serde(default)]
+    needs_quiet: Quiet,
+}
+
+/// Whether a rule rests on times that grow when threads wait for a CPU.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Quiet {
+    #[default]
+    No,
+    /// On times of ops, which wait only where they run on the CPU.
+    OnCpu,
+    /// On times of the host.
+    Always,
 }
 
 impl Rule {
@@ -135,7 +150,10 @@ struct Draft {
 
 type Find = fn(&Facts, &Rule) -> Option<Draft>;
 
-const FUNCTIONS: [(&str, Find); 23] = [
+/// The rule that says so when threads waited for a CPU.
+const WAITED: &str = "waited-for-cpu";
+
+const FUNCTIONS: [(&str, Find); 24] = [
     ("launch-bound", host::launch_bound),
     ("host-work", host::host_work),
     ("long-calls", host::long_calls),
@@ -159,6 +177,7 @@ const FUNCTIONS: [(&str, Find); 23] = [
     ("node-trace-inflates", recording::node_trace_inflates),
     ("profiler-overhead", recording::profiler_overhead),
     ("low-clock", recording::low_clock),
+    (WAITED, recording::waited_for_cpu),
 ];
 
 /// What a trace gives reason to say, the largest possible gain first.
@@ -167,8 +186,18 @@ pub fn findings(context: &Context) -> Vec<Finding> {
         return Vec::new();
     }
     let facts = Facts::of(context);
+    let rule_of = |id: &str| RULES.iter().find(|rule| rule.id == id);
+    let noisy = rule_of(WAITED).is_some_and(|rule| recording::waited_for_cpu(&facts, rule).is_some());
     let found = FUNCTIONS.iter().filter_map(|(id, find)| {
-        let rule = RULES.iter().find(|rule| rule.id == *id)?;
+        let rule = rule_of(id)?;
+        let withheld = match rule.needs_quiet {
+            Quiet::No => false,
+            Quiet::OnCpu => noisy && facts.on_cpu(),
+            Quiet::Always => noisy,
+        };
+        if withheld {
+            return None;
+        }
         let Draft { sentence, gain, evidence } = find(&facts, rule)?;
         let severity = Severity::of(gain.as_ref());
         Some(Finding { id, title: &rule.title, severity, sentence, gain, evidence, remedy: &rule.remedy })

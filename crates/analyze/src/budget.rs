@@ -24,7 +24,7 @@ use strobe_trace::{IterationKind, NONE, OpKind, RangeKind};
 
 use crate::categories::Class;
 use crate::context::Context;
-use crate::intervals::Span;
+use crate::intervals::{Span, SpanSet};
 use crate::iterations::Method;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 use crate::timeline::{Cause, Causes, Piece, ops_by_device, walk};
@@ -143,7 +143,7 @@ pub struct IterationBudget {
     pub parts: Vec<(Part, i64)>,
 }
 
-/// The time of a device from its first op to the end of its last one, split.
+/// The time of a device from its first op to the end of its last one, without what lies between two recorded windows, split.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceBudget {
     /// Index into the trace's devices.
@@ -151,7 +151,7 @@ pub struct DeviceBudget {
     /// From the first op to the end of the last one.
     #[serde(skip)]
     pub window: Span,
-    /// Its length.
+    /// Its length, without what lies between two recorded windows.
     pub wall_ns: i64,
     /// Its parts, as in [`IterationBudget::parts`].
     pub parts: Vec<(Part, i64)>,
@@ -244,8 +244,13 @@ pub fn device_budgets(context: &Context) -> Vec<DeviceBudget> {
         let start = context.trace.ops.start[*ops.first()? as usize];
         let end = ops.iter().map(|&op| context.trace.ops.end[op as usize]).max()?;
         let window = Span::new(start, end);
-        let parts = split(context, &causes, ops, &[window]).pop()?;
-        Some(DeviceBudget { device: device as u16, window, wall_ns: window.length(), parts })
+        let seen = SpanSet::union_of([window]).subtract(context.unseen_on(device as u16));
+        let mut parts: BTreeMap<Part, i64> = BTreeMap::new();
+        for (part, ns) in split(context, &causes, ops, seen.spans()).into_iter().flatten() {
+            *parts.entry(part).or_default() += ns;
+        }
+        let parts = parts.into_iter().collect();
+        Some(DeviceBudget { device: device as u16, window, wall_ns: seen.length(), parts })
     });
     each.collect()
 }
@@ -622,7 +627,7 @@ pub fn report(context: &Context) -> Report {
     if !on_cpu || budgets.is_empty() {
         report = report
             .sheet(devices_sheet(context))
-            .note("The time of a device reaches from its first op to the end of its last one.");
+            .note("The time of a device reaches from its first op to the end of its last one; what lies between two recorded windows is left out.");
     }
     let without = context.trace.ops_without_launch();
     if without > 0 {

@@ -27,6 +27,16 @@ pub struct Context<'t> {
     roofline: OnceLock<Roofline>,
     waits: OnceLock<critical_path::Index>,
     own_times: OnceLock<Option<Vec<i64>>>,
+    unseen: OnceLock<Unseen>,
+}
+
+/// Time between two recorded windows: the engine went on, and nobody looked.
+#[derive(Debug, Default)]
+struct Unseen {
+    /// In which no iteration was recorded and no op ran.
+    anywhere: SpanSet,
+    /// Per device from the last op of a window to the first op of the next.
+    devices: Vec<SpanSet>,
 }
 
 /// How a trace is to be looked at.
@@ -57,6 +67,7 @@ impl<'t> Context<'t> {
             roofline: OnceLock::new(),
             waits: OnceLock::new(),
             own_times: OnceLock::new(),
+            unseen: OnceLock::new(),
         }
     }
 
@@ -82,6 +93,18 @@ impl<'t> Context<'t> {
 
     fn own_times(&self) -> Option<&[i64]> {
         self.own_times.get_or_init(|| own_times(self.trace)).as_deref()
+    }
+
+    /// Time between two recorded windows, which is nobody's: neither an iteration nor an op of any device was recorded in it.
+    pub fn unseen(&self) -> &SpanSet {
+        &self.unseen.get_or_init(|| Unseen::of(self)).anywhere
+    }
+
+    /// The same for one device: from its last op in a window to its first op in the next.
+    pub fn unseen_on(&self, device: u16) -> &SpanSet {
+        static NONE: SpanSet = SpanSet::EMPTY;
+        let unseen = self.unseen.get_or_init(|| Unseen::of(self));
+        unseen.devices.get(usize::from(device)).unwrap_or(&NONE)
     }
 
     /// Whether iterations between those of two ops were not recorded: what a device did between the ops is not known.
@@ -131,5 +154,46 @@ impl<'t> Context<'t> {
     pub fn kind_of_op(&self, index: usize) -> Option<IterationKind> {
         let iteration = self.iterations.of_op.get(index).copied().filter(|&i| i != NONE)?;
         self.iterations.list.get(iteration as usize)?.kind
+    }
+}
+
+impl Unseen {
+    fn of(context: &Context) -> Self {
+        let (trace, found) = (context.trace, &context.iterations);
+        if found.method != Some(Method::Recorded) {
+            return Self::default();
+        }
+        // Windows are runs of numbers: those of several processes may leave out different iterations.
+        let mut numbers: Vec<u64> = found.list.iter().map(|iteration| iteration.number).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let runs: Vec<u64> = numbers.chunk_by(|a, b| *b == a + 1).map(|run| run[0]).collect();
+        if runs.len() < 2 {
+            return Self::default();
+        }
+        let run_of = |iteration: usize| runs.partition_point(|first| *first <= found.list[iteration].number) - 1;
+        let grow = |extent: &mut Option<Span>, span: Span| {
+            *extent = Some(extent.map_or(span, |e| Span { start: e.start.min(span.start), end: e.end.max(span.end) }));
+        };
+        let devices = trace.ops.device.iter().max().map_or(0, |&device| usize::from(device) + 1);
+        let mut extents = vec![vec![None; runs.len()]; devices];
+        let mut anywhere = vec![None; runs.len()];
+        for (iteration, recorded) in found.list.iter().enumerate() {
+            grow(&mut anywhere[run_of(iteration)], recorded.host);
+        }
+        for op in 0..trace.ops.len() {
+            let iteration = found.of_op.get(op).map_or(usize::MAX, |&iteration| iteration as usize);
+            if iteration < found.list.len() {
+                let (run, span) = (run_of(iteration), Span::new(trace.ops.start[op], trace.ops.end[op]));
+                grow(&mut extents[usize::from(trace.ops.device[op])][run], span);
+                grow(&mut anywhere[run], span);
+            }
+        }
+        let between = |extents: Vec<Option<Span>>| {
+            // A run may lie before another in time and still have a higher number, in traces put together of several.
+            let seen = SpanSet::union_of(extents.into_iter().flatten());
+            seen.extent().map_or_else(SpanSet::default, |whole| SpanSet::union_of([whole]).subtract(&seen))
+        };
+        Self { anywhere: between(anywhere), devices: extents.into_iter().map(between).collect() }
     }
 }

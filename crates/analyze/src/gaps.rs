@@ -134,18 +134,18 @@ pub const SHORT_WAIT_NS: i64 = 30_000;
 /// The idle time of every stream, by device and stream.
 pub fn stream_idle(context: &Context) -> BTreeMap<(u16, u32), StreamIdle> {
     let trace = context.trace;
-    let mut ended: BTreeMap<(u16, u32), i64> = BTreeMap::new();
+    let mut ended: BTreeMap<(u16, u32), (i64, u32)> = BTreeMap::new();
     let mut idle: BTreeMap<(u16, u32), StreamIdle> = BTreeMap::new();
     for op in 0..trace.ops.len() {
         let stream = (trace.ops.device[op], trace.ops.stream[op]);
         let (start, end) = (trace.ops.start[op], trace.ops.end[op]);
-        let Some(before) = ended.insert(stream, end) else { continue };
+        let Some((before, last)) = ended.insert(stream, (end, op as u32)) else { continue };
         let gap = start.saturating_sub(before);
         // Ops of one stream may overlap a little: that is no idle time, and the later end counts.
         if before > end {
-            ended.insert(stream, before);
+            ended.insert(stream, (before, last));
         }
-        if gap <= 0 {
+        if gap <= 0 || context.unseen_between(last, op as u32) {
             continue;
         }
         let idle = idle.entry(stream).or_default();
@@ -205,7 +205,7 @@ pub fn report(context: &Context) -> Report {
     for device in &all {
         let share = 100.0 * device.all.time_ns as f64 / device.span_ns.max(1) as f64;
         report = report.note(format!(
-            "Device {}: {} gaps make up {share:.1} % of the time from its first op to the end of its last one.",
+            "Device {}: {} gaps make up {share:.1} % of its recorded time, from its first op to the end of its last one.",
             ordinal(context, device.device),
             device.all.count
         ));

@@ -32,6 +32,9 @@ impl Span {
 pub struct SpanSet(Vec<Span>);
 
 impl SpanSet {
+    /// No moment.
+    pub const EMPTY: SpanSet = SpanSet(Vec::new());
+
     /// The union of spans in any order.
     pub fn union_of(spans: impl IntoIterator<Item = Span>) -> Self {
         let mut spans: Vec<Span> = spans.into_iter().filter(|s| s.start < s.end).collect();

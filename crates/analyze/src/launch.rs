@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use strobe_trace::{NONE, OpKind, StrId, Trace};
 
 use crate::context::Context;
+use crate::intervals::{Span, SpanSet};
 use crate::nsys_stats::without_version;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
@@ -114,12 +115,14 @@ pub fn queue_depths(trace: &Trace, launches: &[Launch]) -> Vec<QueueDepth> {
 
 impl QueueDepth {
     /// Time spent at each depth, from 0 up, between the first and the last change.
-    pub fn time_at_depth(&self) -> Vec<i64> {
+    /// What lies in `unseen` is left out.
+    pub fn time_at_depth(&self, unseen: &SpanSet) -> Vec<i64> {
         let deepest = self.depths.iter().copied().max().unwrap_or(0).max(0) as usize;
         let mut time = vec![0i64; deepest + 1];
         for (moments, &depth) in self.times.windows(2).zip(&self.depths) {
             let at = &mut time[depth.max(0) as usize];
-            *at = at.saturating_add(moments[1].saturating_sub(moments[0]));
+            let span = Span::new(moments[0], moments[1]);
+            *at = at.saturating_add(span.length().saturating_sub(unseen.covered(span)));
         }
         time
     }
@@ -153,7 +156,7 @@ pub fn report(context: &Context) -> Report {
     let mut report = Report::new(name, title)
         .sheet(sheet("by_call", "Call", by_call).title("By call"))
         .sheet(sheet("by_category", "Category", by_category).title("By category of the first op launched"))
-        .sheet(queues(trace, launches))
+        .sheet(queues(context, launches))
         .note(
             "Delay runs from the return of the call to the start of the first op it launched; it is negative when the op \
              started before the call returned. Short: the device took less time than the call. A graph is one launch.",
@@ -231,7 +234,7 @@ fn sheet(name: &str, first_column: &str, groups: Vec<(String, Vec<&Launch>)>) ->
     sheet
 }
 
-fn queues(trace: &Trace, launches: &[Launch]) -> Sheet {
+fn queues(context: &Context, launches: &[Launch]) -> Sheet {
     let columns = [
         Column::new("Device", Unit::Text),
         Column::new("Process", Unit::Id),
@@ -244,8 +247,9 @@ fn queues(trace: &Trace, launches: &[Launch]) -> Sheet {
         Column::new("Time Full (%)", Unit::Share),
     ];
     let mut sheet = Sheet::new("queues", columns).title("Outstanding launches by stream");
+    let trace = context.trace;
     for queue in queue_depths(trace, launches) {
-        let time = queue.time_at_depth();
+        let time = queue.time_at_depth(context.unseen());
         let total = time.iter().fold(0i64, |sum, &t| sum.saturating_add(t));
         let full = time.iter().skip(FULL_QUEUE as usize).fold(0i64, |sum, &t| sum.saturating_add(t));
         let share = (total > 0).then(|| full as f64 / total as f64);

@@ -113,7 +113,7 @@ pub fn report(context: &Context) -> Report {
     }
     // A metric that was 0 all the time fills columns and says nothing (vertex and pixel warps on a compute GPU).
     let varying: Vec<&Metric> = metrics.known.iter().filter(|m| m.values.iter().any(|&v| v != 0.0)).collect();
-    let mut report = Report::new(name, title).sheet(over_busy_extent(trace, &metrics.known));
+    let mut report = Report::new(name, title).sheet(over_busy_extent(context, &metrics.known));
     report.sheets.extend(per_iteration(context, &varying));
     report.sheets.extend(per_category(context, &varying));
     let period = metrics.known.iter().filter_map(Metric::period_ns).reduce(f64::min);
@@ -137,13 +137,17 @@ pub fn report(context: &Context) -> Report {
     report
 }
 
-fn over_busy_extent(trace: &Trace, metrics: &[Metric]) -> Sheet {
+fn over_busy_extent(context: &Context, metrics: &[Metric]) -> Sheet {
+    let trace = context.trace;
     let mut columns = vec![Column::new("Device", Unit::Text), Column::new("Metric", Unit::Text)];
     columns.push(Column::new("Samples", Unit::Count));
     columns.extend(["Min", "Median", "Mean", "Max"].map(|name| Column::new(name, Unit::Number)));
     let mut sheet = Sheet::new("metrics", columns).title("From the first op of the device to the end of its last");
     for metric in metrics {
-        let Some(summary) = Summary::of(metric.values.iter().copied()) else { continue };
+        let unseen = metric.device.map_or(context.unseen(), |device| context.unseen_on(device));
+        let samples = metric.times.iter().zip(&metric.values);
+        let seen = samples.filter(|(time, _)| unseen.covered(Span::new(**time, time.saturating_add(1))) == 0);
+        let Some(summary) = Summary::of(seen.map(|(_, value)| *value)) else { continue };
         sheet.push([
             metric.device.map(|device| device_name(trace, device)).into(),
             metric.name.into(),

@@ -28,7 +28,7 @@ pub struct DeviceOverlap {
     pub exposed: i64,
     /// Time with anything.
     pub busy: i64,
-    /// From the first start to the last end.
+    /// From the first start to the last end, without what lies between two recorded windows.
     pub span: i64,
 }
 
@@ -59,7 +59,13 @@ struct ByClass {
 
 /// How every device that has ops spent its time. `class` says what an op counts as; `None` leaves it out.
 pub fn overlaps(trace: &Trace, class: impl Fn(usize) -> Option<Class>) -> Vec<DeviceOverlap> {
-    by_device(trace, class).into_iter().map(|(device, times)| measure(device, &times)).collect()
+    by_device(trace, class).into_iter().map(|(device, times)| measure(device, &times, &SpanSet::EMPTY)).collect()
+}
+
+/// The same without what lies between two recorded windows.
+pub(crate) fn seen_overlaps(context: &Context, class: impl Fn(usize) -> Option<Class>) -> Vec<DeviceOverlap> {
+    let devices = by_device(context.trace, class).into_iter();
+    devices.map(|(device, times)| measure(device, &times, context.unseen_on(device))).collect()
 }
 
 fn by_device(trace: &Trace, class: impl Fn(usize) -> Option<Class>) -> BTreeMap<u16, ByClass> {
@@ -80,7 +86,7 @@ fn by_device(trace: &Trace, class: impl Fn(usize) -> Option<Class>) -> BTreeMap<
     spans.into_iter().map(|(device, spans)| (device, unions(spans))).collect()
 }
 
-fn measure(device: u16, times: &ByClass) -> DeviceOverlap {
+fn measure(device: u16, times: &ByClass, unseen: &SpanSet) -> DeviceOverlap {
     let busy = times.compute.union(&times.communication).union(&times.memory);
     let overlapped = times.compute.intersect(&times.communication).length();
     let communication = times.communication.length();
@@ -92,7 +98,7 @@ fn measure(device: u16, times: &ByClass) -> DeviceOverlap {
         overlapped,
         exposed: communication - overlapped,
         busy: busy.length(),
-        span: busy.extent().map_or(0, Span::length),
+        span: busy.extent().map_or(0, |extent| extent.length() - unseen.clip(extent).subtract(&busy).length()),
     }
 }
 
@@ -119,7 +125,7 @@ pub fn report(context: &Context) -> Report {
     columns.push(Column::new("Exposed (% of span)", Unit::Share));
     let mut sheet = Sheet::new("devices", columns);
     for (&device, times) in &devices {
-        let measured = measure(device, times);
+        let measured = measure(device, times, context.unseen_on(device));
         let exposed_share = (measured.span > 0).then(|| measured.exposed as f64 / measured.span as f64);
         sheet.push([
             device_name(trace, device).into(),

@@ -7,7 +7,8 @@ use crate::context::Context;
 use crate::intervals::{Span, SpanSet};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
-/// How the time of one device divides, from its first op to the end of its last. The parts add up to the span.
+/// How the time of one device divides, from its first op to the end of its last, without what lies between two recorded
+/// windows. The parts add up to the span.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct DeviceTime {
     /// Index into the trace's devices.
@@ -17,7 +18,7 @@ pub struct DeviceTime {
     /// First start and last end.
     #[serde(skip)]
     pub extent: Span,
-    /// From the first start to the last end.
+    /// From the first start to the last end, without what lies between two recorded windows.
     pub span_ns: i64,
     /// The union of ops that compute.
     pub compute_ns: i64,
@@ -69,15 +70,17 @@ pub fn device_times(context: &Context) -> Vec<DeviceTime> {
         let [compute, communication, memory] = by_class.map(SpanSet::union_of);
         let with_communication = compute.union(&communication);
         let busy = with_communication.union(&memory);
+        let unseen = context.unseen_on(device as u16).subtract(&busy).length();
+        let span_ns = extent.length() - unseen;
         times.push(DeviceTime {
             device: device as u16,
             counts,
             extent,
-            span_ns: extent.length(),
+            span_ns,
             compute_ns: compute.length(),
             exposed_comm_ns: with_communication.length() - compute.length(),
             exposed_memory_ns: busy.length() - with_communication.length(),
-            idle_ns: extent.length() - busy.length(),
+            idle_ns: span_ns - busy.length(),
         });
     }
     times
@@ -193,6 +196,13 @@ fn notes(context: &Context) -> Vec<String> {
         Some(method) => format!("{}, found {method}.", iterations.counted()),
         None => "No iterations were found; name their ranges with --iteration-range REGEX.".to_owned(),
     });
+    let unseen = context.unseen().length();
+    if unseen > 0 {
+        notes.push(format!(
+            "{:.1} ms lie between recorded windows: the engine went on there unseen, and that time counts nowhere.",
+            unseen as f64 / 1e6
+        ));
+    }
     let total: i64 = (0..ops.len()).map(|i| ops.duration(i)).sum();
     if total > 0 {
         let share = |keep: &dyn Fn(usize) -> bool| {

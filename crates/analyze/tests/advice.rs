@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use strobe_analyze::advice::{findings, report};
 use strobe_analyze::budget::{budget_by_kind, budgets};
 use strobe_analyze::sheet::Value;
-use strobe_trace::{CallKind, Counter, Device, GraphMode, OpKind, RangeSource, Trace};
+use strobe_trace::{CallKind, Counter, Device, GraphMode, Iteration, OpKind, RangeSource, Trace};
 use synthetic::{Builder, all_traces, context, read, real_data};
 
 const GEMM: &str = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNT";
@@ -271,8 +271,42 @@ fn gemms_against_the_roofline() {
     assert!(gemms(8192, bf16, GEMM, 3.0).contains(&rules[0]));
     assert!(!gemms(8192, bf16, GEMM, 3.0).contains(&rules[1]));
     assert!(gemms(8, bf16, GEMM, 1.2).contains(&rules[1]));
+    assert!(
+        !gemms(8, bf16, GEMM, 14.0).contains(&rules[1]),
+        "at 7 % of what memory allows, memory is not what holds it"
+    );
     assert!(gemms(8192, "float", "sm80_xmma_gemm_f32f32_f32f32", 1.2).contains(&rules[2]));
     assert!(!gemms(8192, "float", "sm80_xmma_gemm_f32f32_tf32f32", 1.2).contains(&rules[2]));
+    assert!(!gemms(8192, "float", "sm80_xmma_gemm_f32f32_f32f32", 3.0).contains(&rules[2]));
+}
+
+/// Times of the host that grew because its threads had no CPU are no reason for advice.
+#[test]
+fn threads_that_waited_for_a_cpu() {
+    let steps = |cpu_wait: Option<i64>| {
+        let mut builder = steady(GEMM, 10, 2_000_000, 5_000, 2_000);
+        for step in 0..10 {
+            builder.trace.iterations.push(Iteration {
+                iter: step as u64,
+                start: step * 2_000_000,
+                end: (step + 1) * 2_000_000,
+                context_requests: 0,
+                generation_requests: 1,
+                context_tokens: 0,
+                generation_tokens: 1,
+                window: 0,
+                cpu_wait,
+            });
+        }
+        builder.trace.ops.iteration.iter_mut().enumerate().for_each(|(op, iteration)| *iteration = op as u32);
+        ids(&mut builder)
+    };
+    for quiet in [steps(None), steps(Some(0)), steps(Some(10_000))] {
+        assert!(quiet.contains(&"host-work") && !quiet.contains(&"waited-for-cpu"), "{quiet:?}");
+    }
+    let noisy = steps(Some(1_000_000));
+    assert!(noisy.contains(&"waited-for-cpu"), "{noisy:?}");
+    assert!(!noisy.contains(&"host-work") && !noisy.contains(&"between-iterations"), "{noisy:?}");
 }
 
 #[test]

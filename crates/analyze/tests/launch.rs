@@ -120,7 +120,7 @@ fn delays_and_queue_by_hand() {
     assert_eq!(queues.len(), 1);
     assert_eq!(queues[0].times, [0, 10, 20, 120, 200, 230]);
     assert_eq!(queues[0].depths, [1, 2, 1, 0, 1, 0]);
-    assert_eq!(queues[0].time_at_depth(), [80, 10 + 100 + 30, 10]);
+    assert_eq!(queues[0].time_at_depth(&Default::default()), [80, 10 + 100 + 30, 10]);
     let report = report(&context(&trace));
     let row = &report.sheets[0].rows[0];
     assert_eq!(row[12..], [Value::Int(1), Value::Int(2), Value::Float(2.0 / 3.0)]);

@@ -244,6 +244,22 @@ fn run_directories_are_traces() {
     assert_names(&sandbox.refused("analyze plain"), &["iterations.jsonl, line 1"]);
 }
 
+/// What lies between two windows was not recorded and is nobody's.
+#[test]
+fn time_between_windows_is_not_idle() {
+    let sandbox = Sandbox::new();
+    sandbox.dataset("d.jsonl", &[(40, 30), (7, 32), (65, 24), (20, 30)]);
+    sandbox.ok(&format!("{BENCH} --output-dir run --profile 2-3,30-32"));
+    let summary = json(&sandbox.ok("analyze run --report summary --json").stdout);
+    let tables = summary["reports"][0]["tables"].as_array().unwrap();
+    let devices = tables.iter().find(|table| table["name"] == "devices").unwrap();
+    let span = devices["rows"][0]["span"].as_i64().unwrap();
+    let recorded = sandbox.json_lines("run/iterations.jsonl").into_iter().filter(|i| i["strobe"]["profiled"] == true);
+    let walls: f64 = recorded.map(|i| i["iterLatencyMS"].as_f64().unwrap()).sum();
+    assert!(span as f64 <= 1e6 * walls, "{span} ns between the first and last op of windows of {walls} ms");
+    assert_names(&sandbox.ok("analyze run --report summary").stdout, &["lie between recorded windows"]);
+}
+
 #[test]
 fn bad_input_is_refused_in_one_line() {
     let sandbox = Sandbox::new();

@@ -67,6 +67,52 @@ fn a_run_directory_holds_the_whole_run() {
     assert!(run.done.stderr.contains("run directory: run"));
 }
 
+/// What the machine did to a run and its iterations, as far as it tells.
+#[test]
+fn the_machines_part_is_reported() {
+    let run = throughput();
+    let host = &run.report["strobe"]["host"];
+    assert!(num(host, "/wall_ms") > 0.0 && int(host, "/cores") > 0);
+    assert_names(&run.done.stdout, &["Machine:", "for a CPU"]);
+    assert_eq!(&run.report["strobe"]["repeats"][0]["host"]["wall_ms"], &host["wall_ms"]);
+    assert_eq!(host["disturbance"].is_string(), run.done.stdout.contains("DISTURBED RUN"));
+    let mut covered = 0;
+    let mut known = 0;
+    for iteration in &run.iterations {
+        let strobe = &iteration["strobe"];
+        let told = strobe["host"].get("cpuWaitMaxMS").is_some();
+        assert_eq!(strobe["disturbed"].is_boolean(), told, "only where it is known: {strobe}");
+        if strobe["host"].is_null() {
+            continue;
+        }
+        covered += int(strobe, "/host/iterations");
+        known += if told { int(strobe, "/host/iterations") } else { 0 };
+        if told {
+            assert!(num(strobe, "/host/cpuWaitMaxMS") <= num(strobe, "/host/cpuWaitSumMS"));
+        }
+    }
+    assert!(covered <= run.iterations.len() as u64, "no iteration is covered twice");
+    assert_eq!(int(host, "/iterations_read"), known);
+    if std::path::Path::new("/proc/self/task").join(std::process::id().to_string()).join("schedstat").exists() {
+        assert_eq!(int(host, "/threads"), int(&run.about, "/machine/threads"));
+        assert!(num(host, "/cpu_wait_max_ms") <= num(host, "/cpu_wait_sum_ms"));
+    } else {
+        assert!(host.get("threads").is_none() && host.get("cpu_wait_sum_ms").is_none(), "unknown is absent: {host}");
+    }
+}
+
+#[test]
+fn the_anchors_variable_for_the_garbage_collector_is_answered() {
+    let sandbox = Sandbox::new();
+    sandbox.dataset("d.jsonl", &LENGTHS[..1]);
+    let words = "bench throughput --model micro --dataset d.jsonl";
+    let note = |value: &str| sandbox.ok_with(&[("TLLM_PROFILE_RECORD_GC", value)], words).stderr;
+    let told = note("1");
+    assert_names(&told, &["no garbage collector", "strobe.host"]);
+    assert_eq!(told.matches("garbage").count(), 1);
+    assert!(!note("0").contains("garbage"));
+}
+
 #[test]
 fn iterations_have_the_anchors_fields_and_count_from_zero() {
     let run = throughput();

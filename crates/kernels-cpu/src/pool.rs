@@ -7,7 +7,7 @@ use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -52,6 +52,8 @@ struct Shared {
     /// Whoever goes to sleep looks once more under this lock, and whoever wakes others takes it first.
     sleep: Mutex<()>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// The system's numbers of the helpers.
+    helper_ids: OnceLock<Vec<u32>>,
 }
 
 // SAFETY: `region` is the one field that is not `Sync`; the protocol of `state` orders its accesses.
@@ -63,8 +65,6 @@ unsafe impl Send for Shared {}
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
-    /// The system's numbers of the helpers.
-    helper_ids: Vec<u32>,
 }
 
 impl Pool {
@@ -81,6 +81,7 @@ impl Pool {
             empty: Condvar::new(),
             sleep: Mutex::new(()),
             panic: Mutex::new(None),
+            helper_ids: OnceLock::new(),
         });
         let (say, hear) = mpsc::channel();
         let helpers = (1..threads)
@@ -99,12 +100,13 @@ impl Pool {
             .collect();
         drop(say);
         let helper_ids = hear.iter().flatten().collect();
-        Pool { shared, helpers, helper_ids }
+        shared.helper_ids.get_or_init(|| helper_ids);
+        Pool { shared, helpers }
     }
 
     /// The system's numbers of the helpers, as far as it numbers threads.
     pub(crate) fn helper_ids(&self) -> &[u32] {
-        &self.helper_ids
+        self.shared.helper_ids.get().map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn threads(&self) -> usize {

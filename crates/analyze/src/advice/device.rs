@@ -228,6 +228,11 @@ fn is_gemm(row: &&Row) -> bool {
     matches!(row.shape, Shape::Gemm { m: 1.., n: 1.., k: 1.., .. }) && !recorded_otherwise
 }
 
+/// Whether an op comes so near its limit that this limit is what holds it: far below it something else does.
+fn reaches(row: &Row, rule: &Rule) -> bool {
+    row.share().is_some_and(|share| share >= rule.limit("least_of_roofline"))
+}
+
 pub(super) fn gemm_below_roofline(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let below = |row: &&Row| row.share().is_some_and(|share| share < rule.limit("below"));
     let rows: Vec<&Row> = facts.roofline.rows.iter().filter(is_gemm).filter(below).collect();
@@ -255,6 +260,7 @@ pub(super) fn few_rows(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let few = |row: &&Row| {
         matches!(row.shape, Shape::Gemm { m, .. } if m as f64 <= rule.limit("max_rows"))
             && row.bound == Some(Bound::Memory)
+            && reaches(row, rule)
     };
     let rows: Vec<&Row> = facts.roofline.rows.iter().filter(is_gemm).filter(few).collect();
     let time: i64 = rows.iter().map(|r| r.time_ns).sum();
@@ -281,6 +287,7 @@ pub(super) fn fp32_gemm(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let fp32 = |row: &&Row| {
         row.data_type == Some(DataType::Fp32)
             && row.bound == Some(Bound::Compute)
+            && reaches(row, rule)
             && row.share().is_some_and(|s| s <= 1.0)
     };
     let rows: Vec<&Row> = facts.roofline.rows.iter().filter(is_gemm).filter(fp32).collect();

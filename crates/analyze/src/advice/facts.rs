@@ -6,11 +6,11 @@ use strobe_trace::{NONE, OpKind, Trace};
 
 use crate::Context;
 use crate::attribution::Attribution;
-use crate::budget::{IterationBudget, budgets};
+use crate::budget::{IterationBudget, Part, budgets};
 use crate::critical_path::{Path, process_paths};
 use crate::intervals::{Span, SpanSet};
 use crate::launch::Launch;
-use crate::overlap::{DeviceOverlap, overlaps};
+use crate::overlap::{DeviceOverlap, seen_overlaps};
 use crate::roofline::Roofline;
 use crate::sheet::{Column, Sheet, Unit};
 
@@ -21,7 +21,7 @@ pub(super) struct Facts<'c, 't> {
     pub budgets: Vec<IterationBudget>,
     /// The critical path of every process that uses a GPU.
     pub paths: Vec<Path>,
-    /// Per process when any of its ops ran.
+    /// Per process when any of its ops ran, or nobody looked.
     busy: HashMap<u16, SpanSet>,
     /// Per process when its kernels and graphs began, in order.
     kernel_starts: HashMap<u16, Vec<i64>>,
@@ -47,7 +47,10 @@ impl<'c, 't> Facts<'c, 't> {
                 kernel_starts.entry(trace.ops.process[op]).or_default().push(span.start);
             }
         }
-        let busy: HashMap<u16, SpanSet> = spans.into_iter().map(|(p, spans)| (p, SpanSet::union_of(spans))).collect();
+        // Between two recorded windows the devices worked unseen: they did not idle.
+        let unseen = context.unseen().spans();
+        let union = |spans: Vec<Span>| SpanSet::union_of(spans.into_iter().chain(unseen.iter().copied()));
+        let busy: HashMap<u16, SpanSet> = spans.into_iter().map(|(p, spans)| (p, union(spans))).collect();
         let mut categories = vec![(0i64, 0); context.categories.list.len()];
         for (op, &category) in context.categories.of_op.iter().enumerate() {
             let (ns, ops) = &mut categories[category as usize];
@@ -60,7 +63,9 @@ impl<'c, 't> Facts<'c, 't> {
             paths: process_paths(context).into_iter().filter(|path| busy.contains_key(&path.process)).collect(),
             busy,
             kernel_starts,
-            devices: overlaps(trace, |op| is_gpu(trace.ops.device[op]).then(|| context.categories.of_op(op).class)),
+            devices: seen_overlaps(context, |op| {
+                is_gpu(trace.ops.device[op]).then(|| context.categories.of_op(op).class)
+            }),
             launches: context.launches(),
             roofline: context.roofline(),
             attribution: context.attribution(),
@@ -68,9 +73,27 @@ impl<'c, 't> Facts<'c, 't> {
         }
     }
 
-    /// How much of a span passes without any op of a process on a GPU.
+    /// How much of a span passes without any op of a process on a GPU, as far as it was recorded.
     pub fn idle_ns(&self, process: u16, span: Span) -> i64 {
         span.length().saturating_sub(self.busy.get(&process).map_or(0, |busy| busy.covered(span)))
+    }
+
+    /// What of a span was recorded.
+    pub fn seen_ns(&self, span: Span) -> i64 {
+        span.length().saturating_sub(self.context.unseen().covered(span))
+    }
+
+    /// Whether the ops are those of an engine on the CPU.
+    pub fn on_cpu(&self) -> bool {
+        self.devices.is_empty()
+    }
+
+    /// How long threads waited for a CPU in the recorded iterations, and how long those took.
+    pub fn waited_ns(&self) -> (i64, i64) {
+        let parts = self.budgets.iter().flat_map(|budget| &budget.parts);
+        let waited = parts.filter(|(part, _)| *part == Part::CpuWait).map(|(_, ns)| *ns);
+        let whole = self.budgets.iter().map(|budget| budget.wall_ns);
+        (waited.fold(0, i64::saturating_add), whole.fold(0, i64::saturating_add))
     }
 
     /// When the next kernel of a process begins after a moment. Copies on the way do not count: they are what the next
@@ -82,7 +105,7 @@ impl<'c, 't> Facts<'c, 't> {
 
     /// The length of all critical paths together.
     pub fn path_ns(&self) -> i64 {
-        self.paths.iter().map(|p| p.span.length()).fold(0, i64::saturating_add)
+        self.paths.iter().map(|p| self.seen_ns(p.span)).fold(0, i64::saturating_add)
     }
 
     /// What [`Facts::path_ns`] is, for a sentence.

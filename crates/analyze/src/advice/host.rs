@@ -157,7 +157,7 @@ fn launch_bound_draft(
 fn long_segments(facts: &Facts, kind: Kind, long: i64) -> (i64, Vec<(StrId, usize, i64, i64)>) {
     let mut by_name: HashMap<StrId, (usize, i64, i64)> = HashMap::new();
     for path in &facts.paths {
-        for segment in path.segments.iter().filter(|s| s.kind == kind && s.span.length() >= long) {
+        for segment in path.segments.iter().filter(|s| s.kind == kind && facts.seen_ns(s.span) >= long) {
             let row = by_name.entry(segment.name).or_default();
             let ns = facts.idle_ns(path.process, segment.span);
             *row = (row.0 + 1, row.1.saturating_add(ns), row.2.max(ns));
@@ -446,7 +446,7 @@ pub(super) fn queue_full(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let mut table = evidence(rule, &columns);
     let mut longest = 0i64;
     for queue in &queues {
-        let at = queue.time_at_depth();
+        let at = queue.time_at_depth(facts.context.unseen());
         let full: i64 = at.iter().skip(FULL_QUEUE as usize).sum();
         if full > 0 {
             table.push([u32::from(queue.device).into(), queue.stream.into(), (at.len() - 1).into(), full.into()]);

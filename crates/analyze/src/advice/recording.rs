@@ -7,6 +7,7 @@ use strobe_trace::{CallKind, GraphMode, OpKind};
 use super::facts::{Facts, evidence};
 use super::{Draft, Gain, Rule, count, ns_text, percent};
 use crate::Summary;
+use crate::budget::Part;
 use crate::intervals::{Span, SpanSet};
 use crate::metrics::metrics;
 use crate::sheet::Unit;
@@ -77,9 +78,10 @@ pub(super) fn profiler_overhead(facts: &Facts, rule: &Rule) -> Option<Draft> {
         spans.push(Span::new(trace.calls.start[call], trace.calls.end[call]));
     }
     let extent = facts.paths.iter().map(|p| p.span).reduce(|a, b| Span::new(a.start.min(b.start), a.end.max(b.end)))?;
-    let spans = SpanSet::union_of(spans).clip(extent);
+    let unseen = facts.context.unseen();
+    let spans = SpanSet::union_of(spans).clip(extent).subtract(unseen);
     let taken = spans.length();
-    let whole = extent.length();
+    let whole = facts.seen_ns(extent);
     if taken == 0 || (taken as f64) < rule.limit("min_share") * whole as f64 {
         return None;
     }
@@ -103,6 +105,31 @@ pub(super) fn profiler_overhead(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let gain = Gain::new(idle, whole, "between first launch and last end");
     let gain = Some(gain).filter(|gain| gain.share() >= rule.limit("min_gain"));
     Some(Draft { sentence, gain, evidence: table })
+}
+
+pub(super) fn waited_for_cpu(facts: &Facts, rule: &Rule) -> Option<Draft> {
+    let (waited, whole) = facts.waited_ns();
+    if waited == 0 || (waited as f64) < rule.limit("min_share") * whole as f64 {
+        return None;
+    }
+    let wait = |parts: &[(Part, i64)]| parts.iter().find(|p| p.0 == Part::CpuWait).map(|p| p.1);
+    let mut rows: Vec<_> = facts.budgets.iter().filter_map(|b| Some((wait(&b.parts)?, b))).collect();
+    rows.sort_by_key(|(ns, _)| std::cmp::Reverse(*ns));
+    let columns = [("Iteration", Unit::Id), ("Waited for a CPU", Unit::Ns), ("Wall", Unit::Ns), ("Share", Unit::Share)];
+    let mut table = evidence(rule, &columns);
+    for (ns, budget) in rows.iter().take(10) {
+        let share = *ns as f64 / budget.wall_ns.max(1) as f64;
+        table.push([budget.iter.into(), (*ns).into(), budget.wall_ns.into(), share.into()]);
+    }
+    let sentence = format!(
+        "in {} of {} recorded iterations a thread was ready and waited for a CPU, {} in all ({} of their wall): advice that \
+         rests on the host's times is withheld",
+        count(rows.len()),
+        count(facts.budgets.len()),
+        ns_text(waited),
+        percent(waited, whole),
+    );
+    Some(Draft { sentence, gain: None, evidence: table })
 }
 
 pub(super) fn low_clock(facts: &Facts, rule: &Rule) -> Option<Draft> {

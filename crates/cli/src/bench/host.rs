@@ -72,7 +72,7 @@ mod tests {
         );
         assert_eq!(warning(&many), None);
         let busy = HostReadings { cpu_wait_sum_ms: Some(246.0), throttled_ms: Some(800.0), ..known };
-        assert!(line(&busy).contains("throttled by its cgroup for 800.0 ms"), "{}", line(&busy));
+        assert!(line(&busy).contains("throttled by its cgroup for 800 ms"), "{}", line(&busy));
         let words = warning(&busy).unwrap_or_default();
         assert!(
             words.starts_with("DISTURBED RUN: its threads waited 12.3 % of the run for a CPU, throttled"),

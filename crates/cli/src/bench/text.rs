@@ -383,7 +383,7 @@ fn profile(text: &mut String, outcome: &Outcome, trace: &Trace, width: usize) {
         text.push('\n');
     }
     recorder_cost(text, outcome);
-    text.push_str("Parts add up to the wall time: the means exactly, medians one by one. idle = between ops inside the forward pass; unknown = covered by no range.\n\n");
+    text.push_str("Parts add up to the wall time: the means exactly, medians one by one. idle = between ops inside the forward pass; waited for a CPU = longest wait of one thread, taken from the other parts by their share; unknown = covered by no range.\n\n");
     heading(text, "TOP OPS");
     text.push_str(&ops_table(&top_ops(&context), 12).render(width));
     if let Some(peaks) = &trace.meta.peaks {

@@ -103,32 +103,6 @@ impl About<'_> {
     }
 }
 
-/// Write everything into a staged directory and put it in its place.
-pub fn run_directory(outcome: &Outcome, report: &Value, staged: StagedDir) -> Result<()> {
-    let file = |name: &str| staged.path().join(name);
-    let stage = if outcome.run.partial { Stage::Partial } else { Stage::Complete };
-    let about = About {
-        info: &outcome.info,
-        config: &outcome.config,
-        engine_dir: outcome.engine_dir.as_deref(),
-        machine: &outcome.machine,
-        dataset: outcome.dataset.as_deref(),
-        command: &outcome.command,
-        arrival: &outcome.arrival,
-    };
-    let run = run_dir::with_stage(&about.to_json(), stage, outcome.run.partial);
-    run_dir::write_whole(&file(run_dir::RUN), format!("{run:#}\n").as_bytes())?;
-    let requests = request_lines(&outcome.run.records, &outcome.info)?;
-    run_dir::write_whole(&file(run_dir::REQUESTS), requests.as_bytes())?;
-    let iterations = iteration_lines(&outcome.run, &outcome.info, outcome.assumed_ranks, 0);
-    run_dir::write_whole(&file(run_dir::ITERATIONS), iterations.as_bytes())?;
-    let mut problems = Problems::default();
-    results(outcome, report, staged.path(), &mut problems);
-    problems.into_result()?;
-    staged.commit()?;
-    Ok(())
-}
-
 /// Write into a run directory what is only known at the end: the trace and the reports.
 pub fn results(outcome: &Outcome, report: &Value, dir: &Path, problems: &mut Problems) {
     let file = |name: &str| dir.join(name);

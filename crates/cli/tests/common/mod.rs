@@ -17,7 +17,7 @@ use serde_json::Value;
 pub const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/fixtures");
 
 /// Variables by which a developer's shell could change what a test sees.
-const VARIABLES: [&str; 12] = [
+const VARIABLES: [&str; 13] = [
     "ENABLE_PERFECT_ROUTER",
     "STROBE_CPU",
     "STROBE_PROFILE_START_STOP",
@@ -25,6 +25,7 @@ const VARIABLES: [&str; 12] = [
     "TLLM_GPTM_PROFILE_START_STOP",
     "TLLM_GPTS_PROFILE_START_STOP",
     "TLLM_TORCH_PROFILE_TRACE",
+    "TLLM_PROFILE_RECORD_GC",
     "STROBE_NVTX_DEBUG",
     "TLLM_NVTX_DEBUG",
     "TLLM_LLMAPI_ENABLE_NVTX",
