@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use strobe_engine::staged_dir::StagedDir;
 use strobe_engine::{EngineConfig, EngineInfo};
 use strobe_model::Tokenizer;
 use strobe_trace::export::{self, Format};
@@ -16,7 +15,7 @@ use super::experts::{self, ExpertReport};
 use super::html;
 use super::outcome::Outcome;
 use crate::machine::Machine;
-use crate::run_dir::Stage;
+
 use crate::run_writer::Problems;
 use crate::{explore, output, recording, run_dir};
 
