@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::{Sandbox, assert_names, finish, int};
@@ -157,29 +157,12 @@ fn a_cut_last_line_is_dropped_and_said() {
     assert_names(&sandbox.refused("analyze run"), &[&format!("line {}", left + 2)]);
 }
 
-/// `words` with files of at most so many blocks of 512 or 1024 bytes, as if the disk were full then.
-fn with_small_files(sandbox: &Sandbox, blocks: u32, words: &str) -> Command {
-    let plain = sandbox.command(words);
-    let mut command = Command::new("sh");
-    // Output to a pipe has no limit.
-    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
-    command.args(["-c", &script]).arg(plain.get_program()).args(plain.get_args()).stdin(Stdio::null());
-    command.current_dir(plain.get_current_dir().unwrap());
-    for (name, value) in plain.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command
-}
-
 #[test]
 fn a_full_disk_costs_files_but_not_the_report() {
     let sandbox = with_long_run();
     sandbox.ok(SHORT); // so that the machine's peaks are known: they are written to a file too
     let words = format!("{SHORT} --output-dir run --report-json r.json --iteration-log i.jsonl --request-json q.json");
-    let done = finish(&mut with_small_files(&sandbox, 10, &words));
+    let done = finish(&mut sandbox.with_small_files(10, &words));
     assert_eq!(done.code, Some(2), "{}\n{}", done.stdout, done.stderr);
     assert_names(&done.stdout, &["Total Output Throughput", "Number of Sequences:  3"]);
     let reasons = ["run/iterations.jsonl", "run/report.html", "i.jsonl", "File too large", "run directory: run"];
@@ -195,21 +178,39 @@ fn a_full_disk_costs_files_but_not_the_report() {
     assert_names(&done.stderr, &["run: partial run (state partial)", "3 finished requests", "last line cut off"]);
 
     // Without room for anything: no directory, and the old one stays.
-    let done = finish(&mut with_small_files(
-        &sandbox,
-        0,
-        &format!("{SHORT} --output-dir none --trace-out t.json --profile 1"),
-    ));
+    let done =
+        finish(&mut sandbox.with_small_files(0, &format!("{SHORT} --output-dir none --trace-out t.json --profile 1")));
     assert_eq!(done.code, Some(2), "{}\n{}", done.stdout, done.stderr);
     assert_names(&done.stdout, &["Output Throughput"]);
     assert_names(&done.stderr, &["the run was not kept", "t.json"]);
     assert!(!sandbox.exists("none") && !sandbox.exists("t.json"));
     let before = sandbox.read("run/requests.jsonl");
-    let done = finish(&mut with_small_files(&sandbox, 0, &format!("{SHORT} --output-dir run --overwrite")));
+    let done = finish(&mut sandbox.with_small_files(0, &format!("{SHORT} --output-dir run --overwrite")));
     assert_eq!(done.code, Some(2), "{}\n{}", done.stdout, done.stderr);
     assert_names(&done.stderr, &["the run was not kept"]);
     assert_eq!(sandbox.read("run/requests.jsonl"), before);
     assert!(sandbox.names(".").iter().all(|name| !name.starts_with('.')));
+}
+
+#[test]
+fn other_benchmarks_report_on_a_full_disk_too() {
+    let sandbox = with_long_run();
+    let words = "bench moe-balance --model moe-tiny --dataset d.jsonl --repeat 2 --device cpu";
+    sandbox.ok(words); // so that the machine's peaks are known
+    let done = finish(&mut sandbox.with_small_files(0, &format!("{words} --output-dir balance")));
+    assert_eq!(done.code, Some(2), "{}\n{}", done.stdout, done.stderr);
+    assert_names(&done.stdout, &["Output throughput"]);
+    assert_names(&done.stderr, &["balance.json", "balance.txt", "compare.html", "nothing could be kept"]);
+    let done = finish(&mut sandbox.with_small_files(16, &format!("{words} --output-dir balance")));
+    assert_eq!(done.code, Some(2), "{}\n{}", done.stdout, done.stderr);
+    assert_names(&done.stderr, &["compare.html", "results: balance"]);
+    assert!(sandbox.exists("balance/balance.txt"));
+    assert!(sandbox.names(".").iter().all(|name| !name.starts_with('.')));
+
+    let words = "bench kernels --op norm --repeat 5 --output-dir kernels";
+    let done = finish(&mut sandbox.with_small_files(0, words));
+    assert_eq!(done.code, Some(2), "{}\n{}", done.stdout, done.stderr);
+    assert!(!done.stdout.is_empty() && !sandbox.exists("kernels"));
 }
 
 #[test]

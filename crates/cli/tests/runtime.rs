@@ -76,6 +76,19 @@ fn requests_go_out_and_token_times_come_back() {
 }
 
 #[test]
+fn a_full_disk_costs_files_but_not_the_report() {
+    let sandbox = with_python(&format!("{READY}\n{RUN}\n"));
+    let words = format!("{BENCH} --streaming --output-dir run --report-json r.json --request-json q.json");
+    let done = common::finish(&mut sandbox.with_small_files(4, &words));
+    assert_eq!(done.code, Some(2), "{}\n{}", done.stdout, done.stderr);
+    assert_names(&done.stdout, &["pytorch: a stand-in"]);
+    assert_names(&done.stderr, &["run/report.json", "r.json", "File too large", "run directory: run"]);
+    assert_eq!(sandbox.json("run/run.json")["state"], "partial");
+    assert_eq!(sandbox.json_lines("run/requests.jsonl").len(), 2);
+    assert!(sandbox.exists("q.json") && !sandbox.exists("r.json"));
+}
+
+#[test]
 fn latency_is_one_request_at_a_time() {
     let second = r#"{"event":"request","id":1,"first_scheduled_ns":3000000,"token_times_ns":[5000000,6000000],"output_ids":[5,6]}"#;
     let run =

@@ -117,6 +117,23 @@ impl Sandbox {
         command
     }
 
+    /// `words` with files of at most so many blocks of 512 or 1024 bytes, as if the disk were full then. Output to a pipe has no
+    /// limit.
+    pub fn with_small_files(&self, blocks: u32, words: &str) -> Command {
+        let plain = self.command(words);
+        let mut command = Command::new("sh");
+        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+        command.args(["-c", &script]).arg(plain.get_program()).args(plain.get_args()).stdin(Stdio::null());
+        command.current_dir(&self.root);
+        for (name, value) in plain.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    }
+
     pub fn run(&self, words: &str) -> Done {
         finish(&mut self.command(words))
     }
