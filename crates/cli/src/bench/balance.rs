@@ -443,8 +443,7 @@ impl Answer {
         report.notes.insert(0, RECORDED_PAIR.to_owned());
         for sheet in &mut report.sheets {
             while let Some(place) = sheet.columns.iter().position(|column| column.name == "Outcome") {
-                sheet.columns.remove(place);
-                sheet.rows.iter_mut().chain(&mut sheet.total).for_each(|row| drop(row.remove(place)));
+                sheets::drop_column(sheet, place);
             }
         }
         report
