@@ -83,8 +83,9 @@ fn paragraphs(findings: &Sheet, width: usize) -> String {
 const READABLE: usize = 44;
 /// A name cut shorter than this tells nothing.
 const LEGIBLE: usize = 16;
-/// Columns (by their last word) that give way, the first to go first, when names would be cut shorter than this.
-const LEAST_NEEDED: [(&str, usize); 14] = [
+/// Columns (by their last word, or whole) that give way, the first to go first, when names would be cut shorter than this.
+/// Those of A and B go together.
+const LEAST_NEEDED: [(&str, usize); 16] = [
     ("StdDev", READABLE),
     ("Min", READABLE),
     ("p25", READABLE),
@@ -96,9 +97,11 @@ const LEAST_NEEDED: [(&str, usize); 14] = [
     ("start", LEGIBLE),
     ("end", LEGIBLE),
     ("by", LEGIBLE),
-    (INTERVAL, LEGIBLE),
     ("p50", LEGIBLE),
     ("Style", LEGIBLE),
+    ("Launches A", LEGIBLE),
+    ("Kernels A", LEGIBLE),
+    (INTERVAL, LEGIBLE),
 ];
 
 /// Stands for columns of intervals: both ends stay or go together.
@@ -111,8 +114,8 @@ fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
     same_names_once(&mut sheet);
     let mut left_out = Vec::new();
     let mut remove = |sheet: &mut Sheet, place: usize, why: &str| {
-        left_out.push(header(&sheet.columns.remove(place)) + why);
-        sheet.rows.iter_mut().chain(&mut sheet.total).for_each(|row| drop(row.remove(place)));
+        left_out.push(header(&sheet.columns[place]) + why);
+        drop_column(sheet, place);
     };
     let fits = |sheet: &Sheet, readable: usize| table(sheet, top).fits(width, readable);
     let mut place = 0;
@@ -126,19 +129,39 @@ fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
         // Where something is to be found, its start is what to look for.
         let named = |column: &Column| match name {
             INTERVAL => column.unit.is_interval(),
-            _ => header(column).split(' ').next_back() == Some(name) && column.name != "start",
+            _ => (column.name == name || header(column).split(' ').next_back() == Some(name)) && column.name != "start",
         };
         while let Some(place) = sheet.columns.iter().position(named).filter(|_| !fits(&sheet, readable)) {
-            remove(&mut sheet, place, "");
+            with_other_side(&sheet, place).into_iter().rev().for_each(|place| remove(&mut sheet, place, ""));
         }
     }
     let least = |column: &Column| column.unit != Unit::Text && column.name != "Change";
     while let Some(place) = sheet.columns.iter().rposition(least).filter(|_| !fits(&sheet, LEGIBLE)) {
-        remove(&mut sheet, place, "");
+        with_other_side(&sheet, place).into_iter().rev().for_each(|place| remove(&mut sheet, place, ""));
     }
     let pairs = shorten_names(&mut sheet);
     tell_apart(&mut sheet, &pairs, width, top);
     (table_of(&sheet, top, false), left_out)
+}
+
+/// Takes a column out.
+pub fn drop_column(sheet: &mut Sheet, place: usize) {
+    sheet.columns.remove(place);
+    sheet.rows.iter_mut().chain(&mut sheet.total).for_each(|row| drop(row.remove(place)));
+}
+
+/// A column and, of a number of A or of B, the other side's, in order: one alone compares nothing.
+fn with_other_side(sheet: &Sheet, place: usize) -> Vec<usize> {
+    let name = sheet.columns[place].name.as_str();
+    let other = match (name.strip_suffix(" A"), name.strip_suffix(" B")) {
+        (Some(what), _) => format!("{what} B"),
+        (_, Some(what)) => format!("{what} A"),
+        _ => return vec![place],
+    };
+    let is_it = |column: &Column| column.unit == sheet.columns[place].unit && column.name == other;
+    let mut both: Vec<usize> = sheet.columns.iter().position(is_it).into_iter().chain([place]).collect();
+    both.sort_unstable();
+    both
 }
 
 /// Columns of words for A and for B, such as `Kernel A` and `Kernel B`.
@@ -600,6 +623,21 @@ mod tests {
         let csv = csv(&[report]);
         assert!(csv.lines().next().unwrap().ends_with(",95 % CI low (ns),95 % CI high (ns)"), "{csv}");
         assert!(csv.lines().nth(1).unwrap().ends_with(",900000,1100000"), "{csv}");
+    }
+
+    #[test]
+    fn numbers_of_both_sides_go_together() {
+        let mut report = kernels(&[(&"a".repeat(50), &"b".repeat(50))]);
+        report.sheets[0].columns[3].name = "Launches A".to_owned();
+        report.sheets[0].columns.insert(4, Column::new("Launches B", Unit::Number));
+        report.sheets[0].rows[0].insert(4, 23.0.into());
+        for width in 40..180 {
+            let (_, left_out) = fitted(&report.sheets[0], width, 0);
+            let gone = |name: &str| left_out.iter().any(|header| header == name);
+            assert_eq!(gone("Launches A"), gone("Launches B"), "{width}: {left_out:?}");
+            assert_eq!(gone("Time A"), gone("Time B"), "{width}: {left_out:?}");
+            assert!(!gone("95 % CI") || gone("Launches A"), "{width}: {left_out:?}");
+        }
     }
 
     proptest! {

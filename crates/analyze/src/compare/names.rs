@@ -9,7 +9,7 @@ const NAME_LENGTH: usize = 60;
 const ENDING: usize = 8;
 
 /// From this room on, the beginning of a common prefix is shown too.
-const ROOM_FOR_BEGINNING: usize = 24;
+const ROOM_FOR_BEGINNING: usize = 15;
 
 /// Returns a kernel's name for a sentence: the function alone, both ends of it where it is long.
 pub(super) fn short(name: &str) -> String {
@@ -28,7 +28,13 @@ pub(super) fn short_pair(a: &str, b: &str) -> (String, String) {
 /// names otherwise.
 pub(super) fn telling(a: &str, b: &str) -> [String; 2] {
     let plain = [plain(a), plain(b)];
-    if a == b || plain[0] != plain[1] { plain } else { [a, b].map(str::to_owned) }
+    if a == b || plain[0] != plain[1] {
+        return plain;
+    }
+    match [a, b].map(|name| name.strip_prefix("void ").unwrap_or(name)) {
+        [bare_a, bare_b] if bare_a != bare_b => [bare_a, bare_b].map(str::to_owned),
+        _ => [a, b].map(str::to_owned),
+    }
 }
 
 /// Returns the name to show of each side's kernels: the first that the other side lacks, else the first.

@@ -445,8 +445,7 @@ impl Answer {
         report.notes.extend(self.comparison.warnings.iter().map(|warning| format!("Warning: {warning}.")));
         for sheet in &mut report.sheets {
             while let Some(place) = sheet.columns.iter().position(|column| column.name == "Outcome") {
-                sheet.columns.remove(place);
-                sheet.rows.iter_mut().chain(&mut sheet.total).for_each(|row| drop(row.remove(place)));
+                sheets::drop_column(sheet, place);
             }
         }
         report
