@@ -35,11 +35,17 @@ fn metrics(figures: &RepeatFigures) -> Vec<Metric> {
     METRICS.iter().filter_map(metric).collect()
 }
 
-/// A side's name of a figure as people write it: its row in a report, or the beginning of one, in any case.
+/// A figure by the name that people write: its row in a report, in any case, or a part that only one row has.
 pub fn metric_named(name: &str) -> Option<&'static str> {
     let plain = |text: &str| text.to_lowercase().replace(['_', '-'], " ");
-    let wanted = plain(name);
-    METRICS.iter().map(|(row, ..)| *row).find(|row| plain(row) == wanted || plain(row).starts_with(&wanted))
+    let wanted = plain(name.trim());
+    let rows = || METRICS.iter().map(|(row, ..)| *row);
+    let beginning = || rows().find(|row| plain(row).starts_with(&wanted));
+    let only = || {
+        let mut found = rows().filter(|row| plain(row).contains(&wanted));
+        found.next().filter(|_| found.next().is_none())
+    };
+    if wanted.is_empty() { None } else { beginning().or_else(only) }
 }
 
 /// The names of all figures, for errors.
@@ -122,7 +128,8 @@ mod tests {
     fn figures_are_named_as_people_write_them() {
         assert_eq!(metric_named("output throughput"), Some(OUTPUT_THROUGHPUT));
         assert_eq!(metric_named("Average_TTFT"), Some("Average TTFT (ms)"));
-        assert_eq!(metric_named("goodness"), None);
+        assert_eq!(metric_named("tpot"), Some("Average TPOT (ms)"));
+        assert_eq!((metric_named("goodness"), metric_named("throughput"), metric_named("")), (None, None, None));
         assert!(metric_names().contains("Average TPOT"));
     }
 }

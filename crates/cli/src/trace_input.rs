@@ -114,9 +114,14 @@ fn unprofiled_run(run: &RunDir) -> Result<Option<Trace>> {
     iterations_trace(run).map(Some)
 }
 
-/// All iterations of a run directory, whatever was recorded of them.
+/// All iterations of a run directory, whatever was recorded of them; none where another runtime kept none.
 pub fn iterations_of(path: &Path) -> Result<Trace> {
-    iterations_trace(&RunDir::open(path)?).map(said)
+    let run = RunDir::open(path)?;
+    run.notices()?.iter().for_each(|notice| output::warn(notice));
+    if !run.file(run_dir::ITERATIONS).is_file() {
+        return Ok(Trace::default());
+    }
+    iterations_trace(&run)
 }
 
 fn iterations_trace(run: &RunDir) -> Result<Trace> {

@@ -66,7 +66,9 @@ impl Comparison {
         report.notes.push(self.verdict.sentence.clone());
         report.notes.extend(self.verdict.evidence.iter().cloned());
         report.notes.extend(self.warnings.iter().map(|w| format!("Warning: {w}.")));
-        if self.verdict.outcome != Outcome::NotComparable {
+        // Where whole runs are known and no op was recorded, their table says it all.
+        let recorded = self.groups.iter().any(|g| g.a_kernels + g.b_kernels > 0.0);
+        if self.verdict.outcome != Outcome::NotComparable && (recorded || self.runs.is_none()) {
             let mut groups: Vec<&GroupComparison> = self.groups.iter().collect();
             let time = |g: &GroupComparison| g.weight * (g.a_wall_ns + g.b_wall_ns);
             groups.sort_by(|x, y| time(y).total_cmp(&time(x)));
@@ -335,10 +337,15 @@ impl Comparison {
             let text = "far longer than their like; they are listed one by one and do not count in the means";
             report = report.note(format!("{aside} iterations (or pairs) are {text}."));
         }
-        for group in self.groups.iter() {
-            if let Some(why) = &group.no_interval {
-                report = report.note(format!("{}: {why}.", group.name));
+        let without: Vec<(&str, &str)> =
+            self.groups.iter().filter_map(|g| Some((g.name.as_str(), g.no_interval.as_deref()?))).collect();
+        match without.as_slice() {
+            [(_, first), rest @ ..]
+                if without.len() == self.groups.len() && rest.iter().all(|(_, why)| why == first) =>
+            {
+                report = report.note(format!("Iterations: {first}."));
             }
+            some => report.notes.extend(some.iter().map(|(name, why)| format!("{name}: {why}."))),
         }
         let first = self.bursts.first().and_then(|pair| Some((pair, pair.change()?)));
         let about_as_much =

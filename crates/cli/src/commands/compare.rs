@@ -130,7 +130,9 @@ pub fn read_sides(sides: &[Vec<PathBuf>; 2]) -> Result<[Vec<Trace>; 2]> {
         let profiled = all().filter(|path| path.join(run_dir::TRACE).is_file()).count();
         profiled > 0 && profiled < all().count()
     };
-    let read = |path: &PathBuf| match mixed {
+    // Without recorded windows on either side iterations are all there is: nothing has to be said of that.
+    let plain = all().all(|path| RunDir::is_at(path) && !path.join(run_dir::TRACE).is_file());
+    let read = |path: &PathBuf| match mixed || plain {
         true => trace_input::iterations_of(path),
         false => trace_input::read(std::slice::from_ref(path)),
     };
