@@ -177,7 +177,7 @@ fn repeats_carry_their_own_spread() {
     }
     assert_names(
         &compare(&sandbox, "a b").stdout,
-        &["B (b) is 1.12x slower", "means of 3 runs a side, 95 % CI", "strobe ab"],
+        &["B (b) is 1.1", "means of 3 runs a side, 95 % CI", "one process", "up to 2 %", "strobe ab"],
     );
 }
 

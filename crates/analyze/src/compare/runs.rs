@@ -234,6 +234,8 @@ pub struct WholeRuns {
     pub why_not: Option<String>,
     /// A difference that matters at all, as a share.
     pub margin: f64,
+    /// Whether the repeats of a side ran in one process, so that a share between processes had to be assumed.
+    pub one_process: bool,
 }
 
 /// The power of [`WholeRuns::smallest_visible`].
@@ -244,6 +246,9 @@ const SMALL_KIND: f64 = 0.1;
 
 /// The share of a kind's time that batches must cover which all runs had.
 const MOSTLY_COVERED: f64 = 0.5;
+
+/// How much two processes of the same thing are thought to differ where each side has one: repeats within it do not show it.
+pub const BETWEEN_PROCESSES: f64 = 0.02;
 
 /// Sides whose amounts of work differ by more than this did not do the same.
 const SAME_WORK: f64 = 0.01;
@@ -269,6 +274,7 @@ impl Quantity {
             Evidence::Nothing => None,
             _ => unpaired(sides[0], sides[1], stored),
         };
+        let estimate = estimate.map(|e| if how.between > 0.0 { e.widened_by(how.between) } else { e });
         // As times: a rate of half is twice the time.
         let sign = if higher_is_better { -1.0 } else { 1.0 };
         let estimate = estimate.map(|e| Estimate { log_ratio: sign * e.log_ratio, ..e });
@@ -316,6 +322,8 @@ struct How<'s> {
     stored: Option<&'s StoredSpread>,
     confidence: f64,
     margin: f64,
+    /// What the runs do not show, as a share.
+    between: f64,
 }
 
 impl Runs {
@@ -337,6 +345,7 @@ impl Runs {
             reasons: Vec::new(),
             why_not: None,
             margin,
+            one_process: false,
         };
         found.reasons.extend(self.different_work());
         if !found.reasons.is_empty() {
@@ -376,11 +385,14 @@ impl Runs {
         found.stored =
             self.stored.clone().filter(|_| matches!(found.evidence, Evidence::Stored | Evidence::RepeatsAndStored));
         found.counts = sides.each_ref().map(Vec::len);
+        found.one_process = matches!(found.evidence, Evidence::Repeats | Evidence::RepeatsAndStored)
+            && sides.iter().any(|side| side.len() > 1 && processes(side) == 1);
         let how = How {
             evidence: found.evidence,
             stored: self.stored.as_ref(),
             confidence: found.evidence.confidence(),
             margin,
+            between: if found.one_process { BETWEEN_PROCESSES } else { 0.0 },
         };
         found.figures = figures(&whole, self.metric.as_deref(), &how);
         found.kinds = kinds(&sides, &how);
@@ -454,14 +466,7 @@ impl Runs {
 
     /// What the interval does not hold.
     fn caveats(&self, sides: &[Vec<&RunFacts>; 2], found: &mut WholeRuns) {
-        if !matches!(found.evidence, Evidence::Repeats | Evidence::RepeatsAndStored) {
-            return;
-        }
-        let processes = |side: &[&RunFacts]| side.iter().map(|run| run.process).collect::<BTreeSet<_>>().len();
-        if sides.iter().any(|side| side.len() > 1 && processes(side) == 1) {
-            found.notes.push(
-                "repeats within one process do not show what differs between processes; `strobe ab` starts each run anew".to_owned(),
-            );
+        if !matches!(found.evidence, Evidence::Repeats | Evidence::RepeatsAndStored) || found.one_process {
             return;
         }
         let times = sides.each_ref().map(|side| side.iter().map(|run| run.started_ns).collect::<Option<Vec<u64>>>());
@@ -483,6 +488,15 @@ impl WholeRuns {
         self.outcome = decided.map_or(Outcome::CannotTell, |figure| figure.outcome);
         if let Some(figure) = decided {
             let spread = match self.evidence {
+                _ if self.one_process => {
+                    let values = |side: &[&RunFacts]| -> Vec<f64> {
+                        side.iter()
+                            .filter_map(|run| run.metrics.iter().find(|m| m.name == figure.name))
+                            .map(|m| m.value)
+                            .collect()
+                    };
+                    pooled_spread(&[&values(&whole[0]), &values(&whole[1])]).map(|spread| spread.sd)
+                }
                 Evidence::Pairs => figure.estimate.map(|e| e.standard_error * (figure.runs[0] as f64).sqrt()),
                 Evidence::Nothing => None,
                 _ => figure.estimate.map(|e| {
@@ -545,6 +559,11 @@ impl WholeRuns {
     pub fn disagreeing(&self) -> Vec<&Quantity> {
         self.kinds.iter().filter(|kind| kind.outcome.is_difference() && kind.outcome != self.outcome).collect()
     }
+}
+
+/// In how many processes the runs of a side ran.
+fn processes(side: &[&RunFacts]) -> usize {
+    side.iter().map(|run| run.process).collect::<BTreeSet<_>>().len()
 }
 
 /// The figures that every run has, the deciding one first.

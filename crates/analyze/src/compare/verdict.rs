@@ -4,7 +4,7 @@ use serde::Serialize;
 use strobe_stats::Range;
 
 use super::names::{short, short_pair, unlike};
-use super::runs::{DecidedBy, Evidence, Quantity, WholeRuns, largest, outcome_of};
+use super::runs::{BETWEEN_PROCESSES, DecidedBy, Evidence, Quantity, WholeRuns, largest, outcome_of};
 use super::{Basis, Comparison, GroupComparison, KernelChange, PartChange};
 
 /// How much two runs of the same thing are thought to differ where nothing is known of it: traces of other tools, one a side.
@@ -307,6 +307,12 @@ fn evidence_of_runs(runs: &WholeRuns) -> Vec<String> {
             lines.push(format!("Spread: equal runs differ by {spread} (standard deviation of {}).", stored(runs)))
         }
         Evidence::Assumed | Evidence::Nothing => {}
+    }
+    if runs.one_process {
+        lines.push(format!(
+            "The repeats of a side ran in one process: processes are taken to differ by up to {:.0} % beside that. `strobe ab` starts each run anew.",
+            100.0 * BETWEEN_PROCESSES
+        ));
     }
     if let Some(smallest) = runs.smallest_visible {
         lines.push(format!(
