@@ -79,7 +79,7 @@ fn requests_go_out_and_token_times_come_back() {
 fn a_full_disk_costs_files_but_not_the_report() {
     let sandbox = with_python(&format!("{READY}\n{RUN}\n"));
     let words = format!("{BENCH} --streaming --output-dir run --report-json r.json --request-json q.json");
-    let done = common::finish(&mut sandbox.with_small_files(4, &words));
+    let done = common::finish(&mut sandbox.with_small_files(6, &words));
     assert_eq!(done.code, Some(2), "{}\n{}", done.stdout, done.stderr);
     assert_names(&done.stdout, &["pytorch: a stand-in"]);
     assert_names(&done.stderr, &["run/report.json", "r.json", "File too large", "run directory: run"]);

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::Arg;
-use strobe_engine::staged_dir::{self, StagedDir};
+use strobe_engine::staged_dir::{self, LiveDir};
 use strobe_engine::window::WINDOW_VARIABLES;
 
 use super::{BenchArgs, Call, Ready, arrival, concurrency, ready, samples, sampling};
@@ -121,12 +121,13 @@ pub fn run(args: Args) -> Result<()> {
     });
     if let Some(dir) = &args.output_dir {
         let mut write = || -> Result<()> {
-            let staged = StagedDir::create(dir, args.overwrite, &[balance::ANSWER], WHAT)?;
-            answer.write(staged.path(), &mut problems);
-            if !staged.path().join(balance::ANSWER).exists() {
+            let place = LiveDir::create(dir, args.overwrite, &[balance::ANSWER], WHAT)?;
+            answer.write(place.path(), &mut problems);
+            if std::fs::read_dir(place.path())?.next().is_none() {
                 bail!("{}: nothing could be kept", dir.display());
             }
-            Ok(staged.commit()?)
+            place.keep();
+            Ok(())
         };
         let written = write();
         if problems.keep(written) {
