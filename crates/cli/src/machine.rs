@@ -207,9 +207,11 @@ impl MeasuredPeaks {
     }
 }
 
-/// What a shared machine gives is not a constant: neighbors take from its bandwidth and its clocks, and either can double
-/// within a minute. A long run is therefore compared with what the machine gave right before and right after it. A short
-/// one is compared with the cached figures, because the readings would take longer than the run.
+/// What a shared machine gives is not a constant: its bandwidth can double within a minute. A long run is therefore compared
+/// with the bandwidth right before and right after it; a short one with the cached figure, because the readings would take
+/// longer than the run. Arithmetic is not shared but withheld, when a thread has no CPU, and a run's own waits say how much:
+/// its peak is the best that was ever read, and readings around a run can only raise it. Halved by a neighbor, as they often
+/// are, they would double MFU.
 pub struct PeakFrame {
     cpu: Cpu,
     products: Products,
@@ -243,7 +245,7 @@ impl PeakFrame {
         })
     }
 
-    /// Take a reading after a run; the larger of the two around it is the run's denominator.
+    /// Take a reading after a run; the larger of the two around it is the run's bandwidth.
     pub fn close(&mut self, peaks: &MeasuredPeaks, achieved: Achieved) -> MeasuredPeaks {
         let (before, after) = (self.last, Reading::take(&mut self.cpu, self.products));
         self.last = after;
@@ -263,7 +265,8 @@ impl Reading {
 }
 
 /// The denominators of a run between two readings, and whether one of them is above the cached one. A run that `achieved`
-/// more than both readings met a better moment than they did: then the cached figure is taken, if that is higher.
+/// more bandwidth than both readings met a better moment than they did: then the cached figure is taken, if that is higher.
+/// Of operations the best of all readings counts.
 fn framed(
     peaks: &MeasuredPeaks,
     products: Products,
@@ -285,7 +288,19 @@ fn framed(
     };
     let cached = (peaks.read_bytes_per_s, products.of(peaks).unwrap_or(0.0));
     let bytes = choose(before.bytes_per_s, after.bytes_per_s, achieved.bytes_per_s, cached.0);
-    let ops = choose(before.ops_per_s, after.ops_per_s, achieved.ops_per_s, cached.1);
+    let ops = match before.ops_per_s.max(after.ops_per_s) {
+        best if best >= cached.1 => choose(before.ops_per_s, after.ops_per_s, 0.0, 0.0),
+        _ => {
+            let readings = [before, after].map(|reading| format!("{:.1}", reading.ops_per_s / 1e9));
+            let [before, after] = readings;
+            (
+                cached.1,
+                format!(
+                    "once, cached: the best ever, above the readings before ({before}) and after ({after}) this run"
+                ),
+            )
+        }
+    };
     let mut framed = MeasuredPeaks {
         read_bytes_per_s: bytes.0,
         bandwidth_measured: bytes.1,
@@ -490,7 +505,8 @@ mod tests {
         assert!(found.flops_measured.starts_with("once, cached"), "{}", found.flops_measured);
         let slow = Achieved { bytes_per_s: 1e9, ops_per_s: 100e9 };
         let (found, better) = framed(&known(500e9, 20e9), Products::Bf16, around, slow);
-        assert_eq!((found.bf16_flops_per_s, found.read_bytes_per_s, better), (Some(310e9), 9e9, false));
+        // Neighbors halve readings of arithmetic: they must not double MFU.
+        assert_eq!((found.bf16_flops_per_s, found.read_bytes_per_s, better), (Some(1000e9), 9e9, false));
         assert_eq!(found.flops_per_s, 500e9, "another type was not measured");
     }
 

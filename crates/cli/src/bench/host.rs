@@ -6,7 +6,9 @@ use strobe_report::human;
 /// What the machine did during a run, in one line. What is not known is left out, except the wait: that it is not known is
 /// worth knowing.
 pub fn line(host: &HostReadings) -> String {
-    let count = |count: Option<u64>, what: &str| count.map(|count| format!("{} {what}", human::count(count)));
+    let count = |count: Option<u64>, one: &str, many: &str| {
+        count.map(|count| format!("{} {}", human::count(count), if count == 1 { one } else { many }))
+    };
     let waited = match host.cpu_wait_share() {
         Some(share) => {
             let own = match host.threads.filter(|_| host.oversubscribed()) {
@@ -28,8 +30,8 @@ pub fn line(host: &HostReadings) -> String {
         disturbed,
         host.steal_share.map(|share| format!("steal {}", human::percent(share))),
         throttled,
-        count(host.involuntary_switches, "involuntary switches"),
-        count(host.major_faults, "major faults"),
+        count(host.involuntary_switches, "involuntary switch", "involuntary switches"),
+        count(host.major_faults, "major fault", "major faults"),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }

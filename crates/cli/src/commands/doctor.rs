@@ -194,6 +194,7 @@ impl ReadingCost {
         });
         let what = match self.threads {
             0 => "page faults and switches; the system does not tell CPU waits".to_string(),
+            1 => "CPU waits of 1 thread, page faults, switches".to_string(),
             threads => format!("CPU waits of {threads} threads, page faults, switches"),
         };
         format!("{} per iteration{interval}, median of {} readings: {what}", human::ns(self.median_ns), self.readings)
