@@ -44,7 +44,7 @@ impl Made {
                 },
                 "cells": [
                     {"context_tokens": 1024, "generation_requests": 0, "iterations": 4, "total_ns": 0.5e6 * total_ms},
-                    {"context_tokens": 0, "generation_requests": 64, "iterations": 100, "total_ns": 1e8 * self.decode_ms},
+                    {"context_tokens": 0, "generation_requests": 64, "iterations": 100_000, "total_ns": 1e11 * self.decode_ms},
                 ],
             })
         };
@@ -86,7 +86,9 @@ impl Made {
 
 /// A comparison with a cache of the sandbox's own.
 fn compare(sandbox: &Sandbox, words: &str) -> Done {
-    finish(sandbox.command(&format!("compare {words}")).env("XDG_CACHE_HOME", sandbox.path("cache")))
+    // Wide enough that no sentence is broken.
+    let mut command = sandbox.command(&format!("compare {words}"));
+    finish(command.env("XDG_CACHE_HOME", sandbox.path("cache")).env("COLUMNS", "1000"))
 }
 
 /// Stores what `doctor --noise` would: equal runs of about this length differ by `sd`.
@@ -286,7 +288,7 @@ fn fake(sandbox: &Sandbox, name: &str, first: u32, spread: u32) {
 }
 
 fn ab(sandbox: &Sandbox, words: &[&str]) -> Done {
-    finish(sandbox.command("ab").args(words))
+    finish(sandbox.command("ab").args(words).env("COLUMNS", "1000"))
 }
 
 #[test]
@@ -381,7 +383,7 @@ fn ab_builds_what_the_options_say_and_explains_with_a_recorded_pair() {
     let document: Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(
         document["comparison"]["names"],
-        json!(["auto", "disable kv-cache-reuse enable"]).clone(),
+        json!(["gemm-plugin auto", "gemm-plugin disable kv-cache-reuse enable"]),
         "{}",
         document["comparison"]["names"]
     );

@@ -445,6 +445,11 @@ impl Repeats {
     }
 }
 
+/// The interval of a difference with what it does not hold, `reach`, added to both ends.
+fn widened(within: Interval, delta: f64, reach: f64) -> Interval {
+    Interval { low: delta - (delta - within.low).hypot(reach), high: delta + (within.high - delta).hypot(reach) }
+}
+
 impl GroupComparison {
     /// Widens the interval by what differs between runs (`between`, as a share; absent where it is not known), and says what
     /// follows.
@@ -454,13 +459,19 @@ impl GroupComparison {
             // A window is one single iteration: it has no interval of its own.
             Basis::WholeWindow => Some(Interval { low: self.delta_ns, high: self.delta_ns }),
         };
-        self.interval_ns = within.zip(between).map(|(within, between)| {
-            let between = between * (self.a_wall_ns + self.b_wall_ns) / 2.0;
-            Interval {
-                low: self.delta_ns - (self.delta_ns - within.low).hypot(between),
-                high: self.delta_ns + (within.high - self.delta_ns).hypot(between),
-            }
-        });
+        self.interval_ns = within
+            .zip(between)
+            .map(|(within, between)| widened(within, self.delta_ns, between * (self.a_wall_ns + self.b_wall_ns) / 2.0));
+        // Parts and kernels vary between runs as their iterations do.
+        let widen = |interval: &mut Option<Interval>, delta: f64, time: f64| {
+            *interval = interval.zip(between).map(|(within, between)| widened(within, delta, between * time));
+        };
+        for part in &mut self.parts {
+            widen(&mut part.interval_ns, part.delta_ns, (part.a_ns + part.b_ns) / 2.0);
+        }
+        for kernel in &mut self.kernels {
+            widen(&mut kernel.interval_ns, kernel.delta_ns, (kernel.a_ns + kernel.b_ns) / 2.0);
+        }
         if self.interval_ns.is_some() {
             self.no_interval = None;
         } else if between.is_none() {

@@ -521,12 +521,9 @@ impl WholeRuns {
             }
         }
         if self.outcome == Outcome::CannotTell && self.why_not.is_none() && self.evidence == Evidence::Nothing {
-            let what = match whole.each_ref().map(Vec::len) {
-                [0, _] | [_, 0] => "a run ended early, and",
-                _ => "one run a side, and",
-            };
-            self.why_not =
-                Some(format!("{what} how much equal runs differ on this machine is not known; {}", runs.remedy));
+            let ended = whole.iter().any(Vec::is_empty);
+            let what = if ended { "a run ended early, and how" } else { "how" };
+            self.why_not = Some(format!("{what} much equal runs differ on this machine is not known; {}", runs.remedy));
         }
     }
 
