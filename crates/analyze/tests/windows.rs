@@ -4,6 +4,7 @@ mod gpu_common;
 
 use gpu_common::{call, empty, op};
 use strobe_analyze::budget::device_budgets;
+use strobe_analyze::compare::{CompareOptions, compare};
 use strobe_analyze::sheet::{Unit, Value};
 use strobe_analyze::summary::device_times;
 use strobe_analyze::{Context, Options, advice, gaps, reports};
@@ -104,6 +105,7 @@ fn no_table_of_idle_time_holds_it() {
                     let long = match row[column.0] {
                         Value::Int(ns) => ns > FAR / 2,
                         Value::Float(ns) => ns > FAR as f64 / 2.0,
+                        Value::Interval(low, high) => low.abs().max(high.abs()) > FAR as f64 / 2.0,
                         Value::Unknown | Value::Text(_) => false,
                     };
                     assert!(!long, "report {}, sheet {}: {row:?}", entry.name, sheet.name);
@@ -114,6 +116,17 @@ fn no_table_of_idle_time_holds_it() {
     for finding in advice::findings(&context) {
         assert!(finding.gain.is_none_or(|gain| gain.of_ns < FAR / 2), "{}", finding.sentence);
     }
+}
+
+#[test]
+fn a_comparison_leaves_it_out_too() {
+    let trace = on_gpu();
+    let contexts = [0, 1].map(|_| Context::new(&trace, &Options::default()));
+    let [a, b] = contexts;
+    let comparison = compare(&[a], &[b], &CompareOptions::default());
+    let windows = comparison.windows.unwrap();
+    let whole = |w: &strobe_analyze::compare::Window| w.compute_ns + w.exposed_communication_ns + w.idle_ns;
+    assert!(windows.iter().all(|w| w.span_ns == SEEN as f64 && whole(w) == w.span_ns), "{windows:?}");
 }
 
 #[test]

@@ -106,7 +106,8 @@ pub fn known_run(path: &Path, process: usize) -> Result<KnownRun> {
             disturbed: figures.host.as_ref().and_then(|host| host.disturbance()),
         });
     }
-    if dir.is_partial() && dir.report.is_none() || runs.is_empty() {
+    // Beside finished repeats, iterations of one that ended early say little, and may be those of the last.
+    if runs.is_empty() {
         runs.push(RunFacts {
             name: format!("{name}, partial"),
             process,

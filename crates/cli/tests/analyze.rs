@@ -256,7 +256,8 @@ fn time_between_windows_is_not_idle() {
     let span = devices["rows"][0]["span"].as_i64().unwrap();
     let recorded = sandbox.json_lines("run/iterations.jsonl").into_iter().filter(|i| i["strobe"]["profiled"] == true);
     let walls: f64 = recorded.map(|i| i["iterLatencyMS"].as_f64().unwrap()).sum();
-    assert!(span as f64 <= 1e6 * walls, "{span} ns between the first and last op of windows of {walls} ms");
+    // Between iterations of one window there is a little time too.
+    assert!(span as f64 <= 1.2e6 * walls, "{span} ns between the first and last op of windows of {walls} ms");
     assert_names(&sandbox.ok("analyze run --report summary").stdout, &["lie between recorded windows"]);
 }
 

@@ -536,7 +536,7 @@ fn a_foreign_directory_is_never_replaced() {
         (format!("{bench} mine --overwrite"), "run.json"),
         (format!("{bench} e --overwrite"), "run.json"),
         ("build --model micro --output-dir mine --overwrite".into(), "config.json"),
-        ("demo --output-dir mine --overwrite".into(), "index.html"),
+        ("demo --output-dir mine --overwrite".into(), "ab.json"),
     ] {
         assert_names(&sandbox.refused(&words), &["--output-dir", named, "--overwrite does not touch it"]);
     }

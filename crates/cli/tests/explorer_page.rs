@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn two_traces_are_seen_side_by_side() {
         let sandbox = Sandbox::new();
-        let screen = sandbox.ok(&format!("compare {MIXED_NODE} {MIXED_GRAPH} --html page.html")).stdout;
+        let screen = sandbox.run(&format!("compare {MIXED_NODE} {MIXED_GRAPH} --html page.html")).stdout;
         let Some(mut page) = Browser::open("compared", &sandbox.read("page.html"), "light") else { return };
         page.picture("page-compare");
         assert_eq!(page.number("document.querySelectorAll('canvas.tracks').length"), 2.0);

@@ -276,6 +276,10 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
         .collect();
     let whole = options.runs.as_ref().map(|runs| runs.judge(options.margin));
     let repeats = Repeats::of(&members, &groups);
+    for group in groups.iter_mut().filter(|group| group.interval_ns.is_none() && group.is_identical()) {
+        // However few they are: the same iterations do not differ.
+        group.interval_ns = Some(Interval { low: 0.0, high: 0.0 });
+    }
     let within: Vec<Option<Interval>> = groups.iter().map(|group| group.interval_ns).collect();
     let margin = options.margin.max(if repeats.is_some() { 0.0 } else { options.between_runs });
     for (index, group) in groups.iter_mut().enumerate() {
@@ -327,7 +331,7 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
         Some(whole) => {
             // What stands in the way of comparing recorded ops is no reason not to compare whole runs.
             judged.warnings.extend(judged.blockers.iter().map(|text| format!("ops are not compared: {text}")));
-            let shown = comparison.shows(whole.outcome).then_some(explained).unwrap_or_else(|| comparison.not_shown());
+            let shown = if comparison.shows(whole.outcome) { explained } else { comparison.not_shown() };
             let verdict = verdict::of_runs(&whole, &comparison.names, shown.filter(|_| judged.blockers.is_empty()));
             comparison.runs = Some(whole);
             verdict
@@ -451,6 +455,14 @@ fn widened(within: Interval, delta: f64, reach: f64) -> Interval {
 }
 
 impl GroupComparison {
+    /// Whether both sides are the same to the nanosecond, part by part and kernel by kernel.
+    fn is_identical(&self) -> bool {
+        self.delta_ns == 0.0
+            && self.a_iterations == self.b_iterations
+            && self.parts.iter().all(|part| part.delta_ns == 0.0)
+            && self.kernels.iter().all(|kernel| kernel.delta_ns == 0.0 && !kernel.count_changed())
+    }
+
     /// Widens the interval by what differs between runs (`between`, as a share; absent where it is not known), and says what
     /// follows.
     fn judge(&mut self, basis: Basis, between: Option<f64>, margin: f64) {

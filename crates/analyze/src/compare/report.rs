@@ -77,8 +77,8 @@ impl Comparison {
                 report.notes.push(format!("{} more kinds of iteration in the table.", groups.len() - SENTENCES));
             }
         }
-        report.sheets.extend(self.runs.as_ref().map(|runs| run_figures(runs)));
-        report.sheets.extend(self.runs.as_ref().filter(|runs| !runs.kinds.is_empty()).map(|runs| run_kinds(runs)));
+        report.sheets.extend(self.runs.as_ref().map(run_figures));
+        report.sheets.extend(self.runs.as_ref().filter(|runs| !runs.kinds.is_empty()).map(run_kinds));
         report.sheets.push(self.kinds());
         report.sheets.push(self.parts());
         let kernels = |keep: fn(&KernelChange) -> bool| self.kernels(keep);

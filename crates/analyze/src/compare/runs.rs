@@ -368,20 +368,8 @@ impl Runs {
                 ));
             }
         }
-        let evidence = |sides: &[Vec<&RunFacts>; 2]| match sides.each_ref().map(Vec::len) {
-            _ if busy => Evidence::Nothing,
-            [a, b] if self.paired && a == b && a > 1 => Evidence::Pairs,
-            [a, b] if a > 1 || b > 1 => {
-                if self.stored.is_some() {
-                    Evidence::RepeatsAndStored
-                } else {
-                    Evidence::Repeats
-                }
-            }
-            _ if self.stored.is_some() => Evidence::Stored,
-            _ => Evidence::Nothing,
-        };
-        found.evidence = evidence(if whole.iter().any(Vec::is_empty) { &sides } else { &whole });
+        let evident = if whole.iter().any(Vec::is_empty) { &sides } else { &whole };
+        found.evidence = if busy { Evidence::Nothing } else { self.evidence(evident.each_ref().map(Vec::len)) };
         found.stored =
             self.stored.clone().filter(|_| matches!(found.evidence, Evidence::Stored | Evidence::RepeatsAndStored));
         found.counts = sides.each_ref().map(Vec::len);
@@ -405,21 +393,38 @@ impl Runs {
 
     /// Why the sides did not do the same work.
     fn different_work(&self) -> Option<String> {
-        let mean = |side: &[RunFacts], of: fn(&RunWork) -> f64| {
-            let values: Vec<f64> =
-                side.iter().filter(|r| !r.metrics.is_empty()).filter_map(|r| Some(of(r.work.as_ref()?))).collect();
-            strobe_stats::mean(&values)
+        let amounts = |side: &[RunFacts]| {
+            let works: Vec<RunWork> =
+                side.iter().filter(|run| !run.metrics.is_empty()).filter_map(|run| run.work).collect();
+            let mean = |of: fn(&RunWork) -> f64| strobe_stats::mean(&works.iter().map(of).collect::<Vec<f64>>());
+            [
+                ("requests", mean(|work| work.requests as f64)),
+                ("prompt tokens", mean(|work| work.input_tokens)),
+                ("output tokens", mean(|work| work.output_tokens)),
+            ]
         };
-        let amounts: [(&str, fn(&RunWork) -> f64); 3] = [
-            ("requests", |w| w.requests as f64),
-            ("prompt tokens", |w| w.input_tokens),
-            ("output tokens", |w| w.output_tokens),
-        ];
-        amounts.into_iter().find_map(|(name, of)| {
-            let (a, b) = (mean(&self.sides[0], of)?, mean(&self.sides[1], of)?);
+        let (of_a, of_b) = (amounts(&self.sides[0]), amounts(&self.sides[1]));
+        of_a.into_iter().zip(of_b).find_map(|((name, a), (_, b))| {
+            let (a, b) = (a?, b?);
             let apart = (a - b).abs() > SAME_WORK * a.max(b);
             apart.then(|| format!("the runs did different work: A {a:.0} {name}, B {b:.0}"))
         })
+    }
+
+    /// From what the spread between so many runs of the two sides is known.
+    fn evidence(&self, counts: [usize; 2]) -> Evidence {
+        match counts {
+            [a, b] if self.paired && a == b && a > 1 => Evidence::Pairs,
+            [a, b] if a > 1 || b > 1 => {
+                if self.stored.is_some() {
+                    Evidence::RepeatsAndStored
+                } else {
+                    Evidence::Repeats
+                }
+            }
+            _ if self.stored.is_some() => Evidence::Stored,
+            _ => Evidence::Nothing,
+        }
     }
 
     /// The runs that count. Disturbed ones are set aside where enough are left; where not, pairs are kept whole (their own

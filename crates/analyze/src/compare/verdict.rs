@@ -472,7 +472,7 @@ pub(super) fn explanation(comparison: &Comparison, where_from: &str) -> Option<S
     let unit = Scale::of(comparison.a_wall_ns.max(comparison.b_wall_ns));
     let moved = |ns: f64| {
         let verb = if ns < 0.0 { "saves" } else { "adds" };
-        format!("{verb} {}", unit.with_unit(ns.abs()))
+        format!("{verb} {}", unit.short(ns.abs()))
     };
     // What goes the way of the whole explains it; the largest such part is the cause.
     let main = comparison
@@ -596,6 +596,11 @@ impl Scale {
 
     pub fn number(self, ns: f64) -> String {
         format!("{:.*}", self.decimals(), self.rounded(ns))
+    }
+
+    /// With three significant digits.
+    pub fn short(self, ns: f64) -> String {
+        format!("{} {}", number(ns / self.ns), self.unit)
     }
 
     pub fn signed(self, ns: f64) -> String {

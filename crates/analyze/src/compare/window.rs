@@ -14,7 +14,7 @@ use crate::intervals::Span;
 pub struct Window {
     /// Devices with kernels.
     pub devices: f64,
-    /// From the first kernel of a device to the end of its last.
+    /// From the first kernel of a device to the end of its last, without the time between recorded windows.
     pub span_ns: f64,
     /// While a kernel other than communication runs.
     pub compute_ns: f64,
@@ -53,11 +53,14 @@ fn of_trace(context: &Context) -> Option<Window> {
         let kernels = context.union(device, kernel);
         let Some(span) = kernels.extent() else { continue };
         let copies = context.union(device, |op| !kernel(op)).clip(span).subtract(&kernels);
+        // Time between two recorded windows is nobody's.
+        let unseen = context.unseen_on(device).clip(span).subtract(&kernels).length();
+        let span_ns = span.length() - unseen;
         sum.devices += 1.0;
-        sum.span_ns += span.length() as f64;
+        sum.span_ns += span_ns as f64;
         sum.compute_ns += compute.length() as f64;
         sum.exposed_communication_ns += (kernels.length() - compute.length()) as f64;
-        sum.idle_ns += (span.length() - kernels.length()) as f64;
+        sum.idle_ns += (span_ns - kernels.length()) as f64;
         sum.idle_copying_ns += copies.length() as f64;
         sum.kernels += (0..ops.len()).filter(|&op| ops.device[op] == device && kernel(op)).count() as f64;
     }

@@ -65,9 +65,8 @@ pub fn run(command: &mut Command, output: Option<&Path>) -> Result<Finished> {
     let mut bytes = Vec::new();
     let _ = said.seek(SeekFrom::Start(end.saturating_sub(KEPT))).and_then(|_| said.read_to_end(&mut bytes));
     if let (Some(beside), Some(output)) = (&beside, output) {
-        match status.success() {
-            true => run_dir::write_whole(output, &std::fs::read(beside).unwrap_or_default())?,
-            false => {}
+        if status.success() {
+            run_dir::write_whole(output, &std::fs::read(beside).unwrap_or_default())?;
         }
         let _ = std::fs::remove_file(beside);
     }

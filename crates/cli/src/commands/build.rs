@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 use strobe_engine::weights::{self, WeightError};
 use strobe_engine::{ModelRef, engine_dir, staged_dir};
@@ -114,8 +114,12 @@ pub fn run(args: Args) -> Result<()> {
     let b = &config.build;
     let errors = KindError::all(&done.errors);
     if args.json {
+        let file = dir.join(engine_dir::CONFIG_FILE);
+        let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let written: serde_json::Value =
+            serde_json::from_str(&text).with_context(|| format!("{} is damaged", file.display()))?;
         let summary = json!({
-            "engine_dir": dir.display().to_string(), "config": config.to_json(), "weight_bytes": done.weight_bytes,
+            "engine_dir": dir.display().to_string(), "config": written, "weight_bytes": done.weight_bytes,
             "tensors": done.tensors, "weight_errors": errors, "seconds": seconds, "simd_tier": cpu.tier().name(), "threads": cpu.threads(),
         });
         output::line(&format!("{summary:#}"));

@@ -57,7 +57,7 @@ const REQUESTS: usize = 24;
 const INPUT_TOKENS: f64 = 1024.0;
 const OUTPUT_TOKENS: f64 = 64.0;
 /// Pairs that count: the demo is to end within a minute.
-const PAIRS: (usize, usize) = (4, 6);
+const PAIRS: (usize, usize) = (5, 10);
 const BUDGET: Duration = Duration::from_secs(45);
 /// Covers the prompts of the first requests, steps that mix prompts and generation, and pure generation.
 const WINDOW: &str = "2-60";
