@@ -179,7 +179,8 @@ def main():
     except FileNotFoundError:
         document = {"name": "verdicts", "parts": {}}
     document |= {"command": "python3 bench/verdicts.py target/release/strobe /tmp/strobe-handicap",
-                 "workload": f"{MODEL} int8, 128 requests of 64/32 tokens", "machine": doctor["machine"]}
+                 "workload": f"{MODEL} int8, 128 requests of 64/32 tokens", "machine": doctor["machine"],
+                 "reading_of_the_machine": doctor["host_reading"]}
     for part in sys.argv[3:] or PARTS:
         result = PARTS[part](bench)
         document["parts"][part] = {"commit": commit, "result": result}

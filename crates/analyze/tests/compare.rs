@@ -216,6 +216,20 @@ fn a_warm_up_iteration_is_set_aside_and_listed() {
     assert!(comparison.report().notes.iter().any(|n| n.contains("do not count in the means")));
 }
 
+#[test]
+fn the_side_that_stands_out_is_the_one_that_is_named() {
+    let step = |ns: i64| (None, 0, vec![("gemm_d", ns, 100)]);
+    let even = || (0..10).map(move |i| step(10_000 + i)).collect::<Vec<Step>>();
+    let mut stalled = even();
+    stalled[6] = step(900_000);
+    let comparison = compared(&even(), &stalled);
+    let group = &comparison.groups[0];
+    assert_eq!((group.a_iterations, group.b_iterations, group.paired), (9, 9, true));
+    assert!(group.pairs[6].set_aside.as_ref().unwrap().starts_with("B: "), "{:?}", group.pairs[6]);
+    assert!(group.pairs.iter().enumerate().all(|(place, pair)| place == 6 || pair.set_aside.is_none()));
+    assert_adds_up(&comparison);
+}
+
 /// Five iterations, the first a warm-up of 32 ms among others of 1.4 to 4.8 ms: it must not hide that all take twice as
 /// long.
 #[test]

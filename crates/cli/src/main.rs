@@ -77,7 +77,7 @@ enum Command {
     Profile(commands::profile::Args),
     /// Say what differs between two runs or traces, and why
     Compare(commands::compare::Args),
-    /// Run two builds, binaries or commands interleaved until they can be told apart
+    /// Run two builds, binaries or commands interleaved until the answer is clear
     Ab(commands::ab::Args),
     /// Write a trace in another format
     Convert(commands::convert::Args),

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use anyhow::Result;
 use serde_json::Value;
-use strobe_analyze::compare::runs::{Cell, Metric, RunFacts, RunWork};
+use strobe_analyze::compare::runs::{Cell, Disturbance, Metric, RunFacts, RunWork};
+use strobe_engine::HostReadings;
 
 use crate::bench::outcome::{OUTPUT_THROUGHPUT, RepeatFigures};
 use crate::run_dir::{self, RunDir};
@@ -51,6 +52,16 @@ pub fn metric_named(name: &str) -> Option<&'static str> {
 /// The names of all figures, for errors.
 pub fn metric_names() -> String {
     METRICS.map(|(row, ..)| row.split(" (").next().unwrap_or(row)).join(", ")
+}
+
+/// What the machine did to a run, where it did too much.
+fn disturbance(host: &HostReadings) -> Option<Disturbance> {
+    let reason = host.disturbance()?;
+    let of_wall = |ms: Option<f64>| ms.map(|ms| ms / host.wall_ms);
+    let waited = of_wall(host.cpu_wait_max_ms).filter(|_| !host.oversubscribed());
+    let shares = [waited, host.steal_share, of_wall(host.throttled_ms)];
+    let share = shares.into_iter().flatten().filter(|share| share.is_finite()).fold(0.0, f64::max);
+    Some(Disturbance { reason, share })
 }
 
 /// A run directory as a comparison sees it.
@@ -103,7 +114,7 @@ pub fn known_run(path: &Path, process: usize) -> Result<KnownRun> {
             metrics: metrics(figures),
             cells,
             work,
-            disturbed: figures.host.as_ref().and_then(|host| host.disturbance()),
+            disturbed: figures.host.as_ref().and_then(disturbance),
         });
     }
     // Beside finished repeats, iterations of one that ended early say little, and may be those of the last.

@@ -192,6 +192,11 @@ fn a_run_that_the_machine_disturbed_says_nothing() {
     let done = compare(&sandbox, &format!("a busy {GATE}"));
     assert_eq!((first_words(&done), done.code), ("cannot tell", Some(3)), "{}", done.stdout);
     assert_names(&done.stdout, &["the machine was busy", "1 of 1 of B", "waited 40.0 % of the run for a CPU"]);
+    // A little waiting does not explain a large difference.
+    Made { waited: 0.05, ..made(600.0) }.write(&sandbox, "slow");
+    let done = compare(&sandbox, "a slow");
+    assert_eq!(first_words(&done), "slower", "{}", done.stdout);
+    assert_names(&done.stdout, &["Note: the machine was busy", "wider by 2 times what was lost"]);
     // With more threads than cores the waiting is strobe's own doing.
     Made { waited: 0.4, threads: 4, ..made(600.0) }.write(&sandbox, "crowded");
     assert_eq!(first_words(&compare(&sandbox, "a crowded")), "slower");
@@ -447,4 +452,39 @@ fn doctor_measures_and_remembers_what_equal_runs_differ_by() {
     assert_names(&sandbox.refused("doctor --noise --runs 2"), &["--runs", "3 to 1000"]);
     assert_names(&sandbox.refused("doctor --noise --engine-dir E"), &["--dataset"]);
     sandbox.refused("doctor --runs 5");
+}
+
+#[test]
+fn an_interrupted_ab_keeps_its_pairs_and_goes_on() {
+    use std::io::{BufRead, BufReader};
+    let sandbox = Sandbox::new();
+    fake(&sandbox, "a", 1000, 2);
+    fake(&sandbox, "b", 800, 2);
+    let words = [
+        "--a-cmd",
+        "sh a.sh {out}; sleep 0.1",
+        "--b-cmd",
+        "sh b.sh {out}; sleep 0.1",
+        "--pairs",
+        "6",
+        "--output-dir",
+        "x",
+    ];
+    let mut child = sandbox.command("ab").args(words).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.by_ref().any(|line| line.unwrap().starts_with("pair 3")), "it ended too early");
+    // SAFETY: the child was not waited for yet, so the number is still its own.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) }, 0);
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(rest.iter().any(|line| line.contains("slower")), "what ran is worth a verdict: {rest:?}");
+    assert_eq!(sandbox.json("x/ab.json")["state"], "partial");
+    let before: u32 = sandbox.read("a.count").trim().parse().unwrap();
+    assert!((4..=5).contains(&before), "{before}");
+    let done = ab(&sandbox, &words);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    assert_names(&done.stdout, &["6 pairs counted", "of them from an earlier call", "1.25x slower"]);
+    assert_eq!(sandbox.json("x/ab.json")["state"], "complete");
+    let after: u32 = sandbox.read("a.count").trim().parse().unwrap();
+    assert!(after <= 8, "what was there was not run again: {before}, {after}");
 }

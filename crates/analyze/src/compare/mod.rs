@@ -332,7 +332,12 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
             // What stands in the way of comparing recorded ops is no reason not to compare whole runs.
             judged.warnings.extend(judged.blockers.iter().map(|text| format!("ops are not compared: {text}")));
             let shown = if comparison.shows(whole.outcome) { explained } else { comparison.not_shown() };
-            let verdict = verdict::of_runs(&whole, &comparison.names, shown.filter(|_| judged.blockers.is_empty()));
+            let mut verdict = verdict::of_runs(&whole, &comparison.names, shown.filter(|_| judged.blockers.is_empty()));
+            if whole.outcome.is_difference() && comparison.groups.iter().all(|group| group.kernels.is_empty()) {
+                verdict
+                    .evidence
+                    .push("No ops were recorded: --profile A-B on both sides shows what accounts for it.".to_owned());
+            }
             comparison.runs = Some(whole);
             verdict
         }
@@ -497,8 +502,11 @@ impl GroupComparison {
 }
 
 impl Comparison {
-    /// What accounts for the difference of an iteration.
+    /// What accounts for the difference of an iteration. Without a recorded op nobody knows.
     fn explanation(&self) -> Option<String> {
+        if self.groups.iter().all(|group| group.kernels.is_empty()) {
+            return None;
+        }
         let per = match self.basis {
             Basis::Iterations => "iteration",
             Basis::WholeWindow => "window",
@@ -516,7 +524,8 @@ impl Comparison {
     }
 
     fn not_shown(&self) -> Option<String> {
-        (!self.groups.is_empty()).then(|| {
+        let recorded = self.groups.iter().any(|group| !group.kernels.is_empty());
+        recorded.then(|| {
             "The compared iterations do not show it: the difference comes from elsewhere in the run.".to_owned()
         })
     }

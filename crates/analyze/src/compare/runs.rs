@@ -96,8 +96,17 @@ pub struct RunFacts {
     pub cells: Vec<Cell>,
     /// What it had to do.
     pub work: Option<RunWork>,
-    /// How the machine disturbed it, in words.
-    pub disturbed: Option<String>,
+    /// How the machine disturbed it.
+    pub disturbed: Option<Disturbance>,
+}
+
+/// What the machine did to a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Disturbance {
+    /// In words.
+    pub reason: String,
+    /// The share of the run's time that it took at least.
+    pub share: f64,
 }
 
 /// What equal runs showed before on this machine.
@@ -236,6 +245,9 @@ pub struct WholeRuns {
     pub margin: f64,
     /// Whether the repeats of a side ran in one process, so that a share between processes had to be assumed.
     pub one_process: bool,
+    /// The largest share of its time that the machine took from a run that counts all the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<f64>,
 }
 
 /// The power of [`WholeRuns::smallest_visible`].
@@ -249,6 +261,10 @@ const MOSTLY_COVERED: f64 = 0.5;
 
 /// How much two processes of the same thing are thought to differ where each side has one: repeats within it do not show it.
 pub const BETWEEN_PROCESSES: f64 = 0.02;
+
+/// A disturbed run that has to count may have lost this many times the time that is known to be lost: caches and memory are
+/// shared as well.
+const TIMES_LOST: f64 = 2.0;
 
 /// Sides whose amounts of work differ by more than this did not do the same.
 const SAME_WORK: f64 = 0.01;
@@ -346,6 +362,7 @@ impl Runs {
             why_not: None,
             margin,
             one_process: false,
+            lost: None,
         };
         found.reasons.extend(self.different_work());
         if !found.reasons.is_empty() {
@@ -355,7 +372,6 @@ impl Runs {
             Some(sides) => sides,
             None => self.sides.each_ref().map(|side| side.iter().collect()),
         };
-        let busy = found.why_not.is_some();
         // Runs that ended early have iterations, but no figures.
         let whole =
             sides.each_ref().map(|side| side.iter().copied().filter(|r| !r.metrics.is_empty()).collect::<Vec<_>>());
@@ -369,7 +385,7 @@ impl Runs {
             }
         }
         let evident = if whole.iter().any(Vec::is_empty) { &sides } else { &whole };
-        found.evidence = if busy { Evidence::Nothing } else { self.evidence(evident.each_ref().map(Vec::len)) };
+        found.evidence = self.evidence(evident.each_ref().map(Vec::len));
         found.stored =
             self.stored.clone().filter(|_| matches!(found.evidence, Evidence::Stored | Evidence::RepeatsAndStored));
         found.counts = sides.each_ref().map(Vec::len);
@@ -380,7 +396,7 @@ impl Runs {
             stored: self.stored.as_ref(),
             confidence: found.evidence.confidence(),
             margin,
-            between: if found.one_process { BETWEEN_PROCESSES } else { 0.0 },
+            between: (if found.one_process { BETWEEN_PROCESSES } else { 0.0 }) + TIMES_LOST * found.lost.unwrap_or(0.0),
         };
         found.figures = figures(&whole, self.metric.as_deref(), &how);
         found.kinds = kinds(&sides, &how);
@@ -427,12 +443,14 @@ impl Runs {
         }
     }
 
-    /// The runs that count. Disturbed ones are set aside where enough are left; where not, pairs are kept whole (their own
-    /// differences show what disturbed them), and for anything else the machine was too busy to tell.
+    /// The runs that count. Disturbed ones are set aside where enough are left. Where not, all count: of pairs their own
+    /// differences show what disturbed them, and otherwise the interval is widened by what was lost (`lost`).
     fn undisturbed<'s>(&'s self, found: &mut WholeRuns) -> Option<[Vec<&'s RunFacts>; 2]> {
         let disturbed = |run: &RunFacts| run.disturbed.is_some();
-        let any = self.sides.iter().flatten().find(|run| disturbed(run))?;
-        let reason = any.disturbed.clone().unwrap_or_default();
+        let lost = |run: &RunFacts| run.disturbed.as_ref().map_or(0.0, |d| d.share);
+        let any =
+            self.sides.iter().flatten().filter(|run| disturbed(run)).max_by(|x, y| lost(x).total_cmp(&lost(y)))?;
+        let reason = any.disturbed.as_ref().map_or("", |d| d.reason.as_str());
         let counts = self.sides.each_ref().map(|side| side.iter().filter(|run| disturbed(run)).count());
         let of = format!(
             "{} of {} runs of A and {} of {} of B",
@@ -463,6 +481,7 @@ impl Runs {
         let fewest = if self.stored.is_some() { 1 } else { 2 };
         if quiet.iter().any(|side| side.len() < fewest) {
             found.why_not = Some(format!("the machine was busy ({of}; {}: {reason})", any.name));
+            found.lost = Some(lost(any));
             return None;
         }
         found.set_aside.push(format!("{of}: the machine was busy (e.g. {}: {reason})", any.name));
@@ -517,12 +536,20 @@ impl WholeRuns {
                 _ => needed_runs(&LogSpread { sd, freedom: 1.0 }, half, 0.95),
             });
         }
-        if self.outcome == Outcome::CannotTell && self.why_not.is_none() {
+        if self.outcome == Outcome::CannotTell {
             let said: Vec<&Quantity> = self.kinds.iter().filter(|kind| kind.outcome.is_difference()).collect();
             if let Some(first) = said.first()
                 && said.iter().all(|kind| kind.outcome == first.outcome)
             {
                 (self.outcome, self.decided_by) = (first.outcome, DecidedBy::Iterations);
+            }
+        }
+        if let Some(busy) = self.why_not.take() {
+            // What was lost to the machine is in the interval; where that leaves nothing to say, it is the reason.
+            if self.outcome.is_difference() {
+                self.notes.push(format!("{busy}; the interval is wider by {TIMES_LOST} times what was lost"));
+            } else {
+                (self.outcome, self.why_not) = (Outcome::CannotTell, Some(busy));
             }
         }
         if self.outcome == Outcome::CannotTell && self.why_not.is_none() && self.evidence == Evidence::Nothing {

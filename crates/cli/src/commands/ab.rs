@@ -1,4 +1,4 @@
-//! `strobe ab`: two builds, binaries or commands, interleaved in fresh processes until they can be told apart.
+//! `strobe ab`: two builds, binaries or commands, interleaved in fresh processes until the answer is clear.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use strobe_report::human;
 
 use crate::ab::side::{self, Side, Strobe};
 use crate::ab::{Found, Listener, Plan, Stopped};
-use crate::commands::compare::{metric, read_sides, runs_of, show};
+use crate::commands::compare::{metric, out_of_reach, read_sides, runs_of, show};
 use crate::gate::{GateArgs, percent};
 use crate::run_dir::RunDir;
 use crate::run_facts::KnownRun;
@@ -305,6 +305,7 @@ pub fn conclude(plan: &Plan, found: Found, names: [String; 2], rows: usize) -> R
             failures[0]
         ));
     }
+    warnings.extend(out_of_reach(&known, &contexts));
     let comparison = compare::compare(
         &contexts[0],
         &contexts[1],

@@ -170,14 +170,14 @@ fn remedy(known: &[Vec<KnownRun>; 2]) -> String {
         }
         _ => "`strobe doctor --noise --engine-dir E --dataset D` measures it".to_owned(),
     };
-    format!("{measured}, and `strobe ab` runs both sides until they can be told apart")
+    format!("{measured}, and `strobe ab` runs both sides until the interval is narrow")
 }
 
 /// Build options that act on prompts alone.
 const PROMPTS_ONLY: [&str; 1] = ["context_fmha"];
 
 /// What to say where the sides differ in options that cannot act in the recorded iterations.
-fn out_of_reach(known: &[Vec<KnownRun>; 2], contexts: &[Vec<Context>; 2]) -> Option<String> {
+pub fn out_of_reach(known: &[Vec<KnownRun>; 2], contexts: &[Vec<Context>; 2]) -> Option<String> {
     let options = |side: &[KnownRun]| {
         let build = side.first()?.about.pointer("/engine/build_config")?.clone();
         let mut flat = build.get("plugin_config").and_then(Value::as_object).cloned().unwrap_or_default();

@@ -78,8 +78,8 @@ pub fn run(task: &Task) -> Result<()> {
         let busy = run
             .runs
             .iter()
-            .find_map(|run| run.disturbed.clone())
-            .map_or(String::new(), |why| format!("   disturbed: {why}"));
+            .find_map(|run| run.disturbed.as_ref())
+            .map_or(String::new(), |disturbance| format!("   disturbed: {}", disturbance.reason));
         say(match number {
             0 => "run 0     warm-up, does not count".to_owned(),
             _ => format!("run {number:<5} {value}{busy}"),
@@ -124,7 +124,11 @@ fn of_runs(known: &[KnownRun], command: String) -> Result<Noise> {
     };
     let quiet: Vec<&KnownRun> = known.iter().filter(|run| run.runs.iter().all(|r| r.disturbed.is_none())).collect();
     if quiet.len() < FEWEST.max(known.len() / 2) {
-        let why = known.iter().flat_map(|run| &run.runs).find_map(|run| run.disturbed.clone()).unwrap_or_default();
+        let why = known
+            .iter()
+            .flat_map(|run| &run.runs)
+            .find_map(|run| Some(run.disturbed.as_ref()?.reason.clone()))
+            .unwrap_or_default();
         bail!(
             "the machine was busy: {} of {} runs were disturbed ({why}); nothing was stored, measure again when it is quiet",
             known.len() - quiet.len(),
@@ -151,7 +155,8 @@ fn told_apart(noise: &Noise, sd: f64) -> f64 {
 }
 
 fn table(noise: &Noise) -> Table {
-    let mut table = Table::new(["A/A runs", "spread (standard deviation)", "two single runs are told apart from"]);
+    let mut table =
+        Table::new(["A/A runs", "spread (standard deviation)", "smallest difference called between two single runs"]);
     for (name, spread) in &noise.spreads {
         let name = if name.contains('(') { name.clone() } else { format!("{name} iterations") };
         table.push([name, human::percent(spread.sd), human::percent(told_apart(noise, spread.sd))]);
