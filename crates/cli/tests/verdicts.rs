@@ -159,6 +159,22 @@ fn stored_noise_stands_in_for_repeats_of_the_same_model_and_length() {
 }
 
 #[test]
+fn single_runs_in_different_states_of_the_machine_are_not_told_apart() {
+    let sandbox = Sandbox::new();
+    store_noise(&sandbox, "m", 2000.0, 0.01);
+    for (name, tok_s, bandwidth) in [("a", 1000.0, 91e9), ("b", 800.0, 54e9), ("c", 800.0, 80e9)] {
+        made(tok_s).write(&sandbox, name);
+        let mut report = sandbox.json(&format!("{name}/report.json"));
+        report["strobe"]["peaks"] = json!({"read_bytes_per_s": bandwidth, "bandwidth_measured": "right before (1) and after (2) this run, the larger one"});
+        sandbox.write(&format!("{name}/report.json"), report.to_string());
+    }
+    let done = compare(&sandbox, "a b");
+    assert_eq!(first_words(&done), "cannot tell", "{}", done.stdout);
+    assert_names(&done.stdout, &["the machine changed between the runs", "54.0 and 91.0 GB/s", "strobe ab"]);
+    assert_eq!(first_words(&compare(&sandbox, "a c")), "slower");
+}
+
+#[test]
 fn repeats_carry_their_own_spread() {
     let sandbox = Sandbox::new();
     Made::repeats(&[1000.0, 1020.0, 990.0]).write(&sandbox, "a");
@@ -326,6 +342,7 @@ fn ab_runs_any_commands_until_the_interval_is_narrow() {
     let same = ab(&sandbox, &[&other[..], &["--overwrite", "--fail-on-regression", "5%"]].concat());
     assert_eq!(same.code, Some(0), "{}\n{}", same.stdout, same.stderr);
     assert_names(&same.stdout, &["no difference", "No difference larger than"]);
+    assert_names(&same.stdout, &["No difference larger than 2.5 %"]);
     // A figure of its own decides where it is named.
     let done = ab(&sandbox, &[&sides[..], &["--metric", "mean_ttft_ms", "--output-dir", "y"]].concat());
     assert_names(&done.stdout, &["no difference", "9.50 vs 9.50 mean_ttft_ms"]);

@@ -497,7 +497,7 @@ impl GroupComparison {
         let scale = self.a_wall_ns;
         let share =
             self.interval_ns.filter(|_| scale > 0.0).map(|i| Interval { low: i.low / scale, high: i.high / scale });
-        self.outcome = runs::outcome_of(share, margin);
+        self.outcome = runs::outcome_of(share, margin, 0.0);
     }
 }
 

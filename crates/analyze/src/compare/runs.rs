@@ -98,6 +98,8 @@ pub struct RunFacts {
     pub work: Option<RunWork>,
     /// How the machine disturbed it.
     pub disturbed: Option<Disturbance>,
+    /// Memory bandwidth that was measured right before and after it, in bytes per second.
+    pub bandwidth: Option<f64>,
 }
 
 /// What the machine did to a run.
@@ -133,6 +135,9 @@ pub struct Runs {
     pub metric: Option<String>,
     /// What to do where the spread between runs is not known.
     pub remedy: String,
+    /// The difference that the measurement was made to show, as a share: it stopped when its interval was that narrow, and an
+    /// interval that happens to be narrower is no evidence for less. 0 where nothing was planned.
+    pub resolution: f64,
 }
 
 /// From what it is known how much equal runs differ.
@@ -193,6 +198,9 @@ pub struct Quantity {
     /// The logarithm of the ratio of times.
     #[serde(skip)]
     pub estimate: Option<Estimate>,
+    /// Standard deviation of equal runs (of ratios, for pairs), as a share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<f64>,
 }
 
 /// What decided.
@@ -248,6 +256,8 @@ pub struct WholeRuns {
     /// The largest share of its time that the machine took from a run that counts all the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<f64>,
+    /// The difference that the measurement was made to show, as a share; smaller ones are not told.
+    pub resolution: f64,
 }
 
 /// The power of [`WholeRuns::smallest_visible`].
@@ -265,6 +275,10 @@ pub const BETWEEN_PROCESSES: f64 = 0.02;
 /// A disturbed run that has to count may have lost this many times the time that is known to be lost: caches and memory are
 /// shared as well.
 const TIMES_LOST: f64 = 2.0;
+
+/// Two single runs around which the machine read memory at rates that differ by more than this factor met it in different
+/// states (on shared machines it switches, and everything with it): earlier equal runs say nothing about their difference.
+const SAME_STATE: f64 = 1.4;
 
 /// Sides whose amounts of work differ by more than this did not do the same.
 const SAME_WORK: f64 = 0.01;
@@ -290,6 +304,10 @@ impl Quantity {
             Evidence::Nothing => None,
             _ => unpaired(sides[0], sides[1], stored),
         };
+        let spread = estimate.map(|e| match how.evidence {
+            Evidence::Pairs => e.standard_error * (sides[0].len() as f64).sqrt(),
+            _ => e.standard_error / sides.iter().map(|side| 1.0 / side.len() as f64).sum::<f64>().sqrt(),
+        });
         let estimate = estimate.map(|e| if how.between > 0.0 { e.widened_by(how.between) } else { e });
         // As times: a rate of half is twice the time.
         let sign = if higher_is_better { -1.0 } else { 1.0 };
@@ -310,15 +328,17 @@ impl Quantity {
             interval,
             confidence: how.confidence,
             share: None,
-            outcome: outcome_of(interval, how.margin),
+            outcome: outcome_of(interval, how.margin, how.resolution),
             estimate,
+            spread,
         })
     }
 }
 
 /// What an interval of the change of time says.
-pub(super) fn outcome_of(interval: Option<Range>, margin: f64) -> Outcome {
+pub(super) fn outcome_of(interval: Option<Range>, margin: f64, resolution: f64) -> Outcome {
     match interval {
+        Some(interval) if largest(interval) <= resolution => Outcome::NoDifference,
         Some(Range { low, .. }) if low > 0.0 => Outcome::Slower,
         Some(Range { high, .. }) if high < 0.0 => Outcome::Faster,
         Some(interval) if largest(interval) <= margin + 1e-9 => Outcome::NoDifference,
@@ -340,6 +360,8 @@ struct How<'s> {
     margin: f64,
     /// What the runs do not show, as a share.
     between: f64,
+    /// The difference that the measurement was made to show.
+    resolution: f64,
 }
 
 impl Runs {
@@ -363,6 +385,7 @@ impl Runs {
             margin,
             one_process: false,
             lost: None,
+            resolution: self.resolution,
         };
         found.reasons.extend(self.different_work());
         if !found.reasons.is_empty() {
@@ -391,12 +414,19 @@ impl Runs {
         found.counts = sides.each_ref().map(Vec::len);
         found.one_process = matches!(found.evidence, Evidence::Repeats | Evidence::RepeatsAndStored)
             && sides.iter().any(|side| side.len() > 1 && processes(side) == 1);
+        if found.evidence == Evidence::Stored
+            && let Some(changed) = changed_state(&sides)
+        {
+            found.why_not = Some(changed);
+            found.evidence = Evidence::Nothing;
+        }
         let how = How {
             evidence: found.evidence,
             stored: self.stored.as_ref(),
             confidence: found.evidence.confidence(),
             margin,
             between: (if found.one_process { BETWEEN_PROCESSES } else { 0.0 }) + TIMES_LOST * found.lost.unwrap_or(0.0),
+            resolution: self.resolution,
         };
         found.figures = figures(&whole, self.metric.as_deref(), &how);
         found.kinds = kinds(&sides, &how);
@@ -511,27 +541,10 @@ impl WholeRuns {
         let decided = self.figures.first();
         self.outcome = decided.map_or(Outcome::CannotTell, |figure| figure.outcome);
         if let Some(figure) = decided {
-            let spread = match self.evidence {
-                _ if self.one_process => {
-                    let values = |side: &[&RunFacts]| -> Vec<f64> {
-                        side.iter()
-                            .filter_map(|run| run.metrics.iter().find(|m| m.name == figure.name))
-                            .map(|m| m.value)
-                            .collect()
-                    };
-                    pooled_spread(&[&values(&whole[0]), &values(&whole[1])]).map(|spread| spread.sd)
-                }
-                Evidence::Pairs => figure.estimate.map(|e| e.standard_error * (figure.runs[0] as f64).sqrt()),
-                Evidence::Nothing => None,
-                _ => figure.estimate.map(|e| {
-                    let [a, b] = figure.runs.map(|n| 1.0 / n as f64);
-                    e.standard_error / (a + b).sqrt()
-                }),
-            };
-            self.spread = spread;
+            self.spread = figure.spread;
             self.smallest_visible = figure.estimate.map(|e| e.smallest_visible(figure.confidence, POWER));
             let half = (self.margin / 2.0).max(1e-3);
-            self.runs_needed = spread.map(|sd| match self.evidence {
+            self.runs_needed = figure.spread.map(|sd| match self.evidence {
                 Evidence::Pairs => needed_pairs(sd, half, figure.confidence),
                 _ => needed_runs(&LogSpread { sd, freedom: 1.0 }, half, 0.95),
             });
@@ -588,6 +601,20 @@ impl WholeRuns {
     pub fn disagreeing(&self) -> Vec<&Quantity> {
         self.kinds.iter().filter(|kind| kind.outcome.is_difference() && kind.outcome != self.outcome).collect()
     }
+}
+
+/// How the machine changed between the runs, in words.
+fn changed_state(sides: &[Vec<&RunFacts>; 2]) -> Option<String> {
+    let known: Option<Vec<f64>> = sides.iter().flatten().map(|run| run.bandwidth).collect();
+    let known = known?;
+    let (least, most) = known.iter().fold((f64::INFINITY, 0.0f64), |(least, most), &b| (least.min(b), most.max(b)));
+    (most > SAME_STATE * least).then(|| {
+        format!(
+            "the machine changed between the runs (memory bandwidth around them {:.1} and {:.1} GB/s); run both again, or interleave them with `strobe ab`",
+            least / 1e9,
+            most / 1e9
+        )
+    })
 }
 
 /// In how many processes the runs of a side ran.

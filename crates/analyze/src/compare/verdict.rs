@@ -238,7 +238,7 @@ pub(super) fn of_runs(runs: &WholeRuns, names: &[String; 2], explained: Option<S
             format!("{subject} is {}: {}{open}", runs.outcome.as_str(), kinds.join(", and "))
         }
         (Outcome::NoDifference, _, Some(figure)) => {
-            let largest = figure.interval.map_or(runs.margin, largest);
+            let largest = figure.interval.map_or(runs.margin, largest).max(runs.resolution);
             format!("No difference larger than {}: {}", at_most(largest), values_and_change(figure, runs.evidence))
         }
         (_, _, Some(figure)) => format!("Cannot tell: {}", values_and_change(figure, runs.evidence)),
@@ -388,7 +388,7 @@ pub(super) fn of_groups(
         let sentence = format!("Not comparable: {}.", reasons.join("; and "));
         return Verdict { outcome: Outcome::NotComparable, sentence, reasons, ..Verdict::default() };
     }
-    let outcome = outcome_of(total.interval, margin);
+    let outcome = outcome_of(total.interval, margin, 0.0);
     let subject = subject(&comparison.names);
     let (a, b) = (comparison.a_wall_ns, comparison.b_wall_ns);
     let unit = Scale::of(a.max(b));

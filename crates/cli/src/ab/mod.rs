@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use strobe_analyze::compare::runs::{Evidence, Quantity, WholeRuns};
+use strobe_analyze::compare::runs::{Evidence, Quantity, Runs, WholeRuns};
 
 use crate::commands::compare::runs_of;
 use crate::run_facts::KnownRun;
@@ -306,11 +306,15 @@ impl Plan {
         Ok(Some(out))
     }
 
+    /// The pairs as a comparison takes them.
+    pub fn runs(&self, known: [Vec<KnownRun>; 2]) -> Runs {
+        Runs { resolution: self.half_width, ..runs_of(known, self.metric.as_deref(), true) }
+    }
+
     /// What pairs say so far.
     pub fn judge(&self, known: &[Vec<KnownRun>; 2]) -> Result<WholeRuns> {
         let shared = known.each_ref().map(|side| side.iter().map(KnownRun::shallow).collect());
-        let runs = runs_of(shared, self.metric.as_deref(), true);
-        let judged = runs.judge(self.margin);
+        let judged = self.runs(shared).judge(self.margin);
         if judged.figures.is_empty() {
             bail!("the results of the sides have no figure in common");
         }

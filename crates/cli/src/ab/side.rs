@@ -203,6 +203,15 @@ pub fn names(a: &Side, b: &Side) -> [String; 2] {
     if name_a == name_b {
         return ["A".to_owned(), "B".to_owned()];
     }
+    // Of paths the last part is enough, where it tells the sides apart.
+    let short = |name: &str| {
+        let last = |word: &str| word.rsplit('/').find(|part| !part.is_empty()).unwrap_or(word).to_owned();
+        name.split(' ').map(last).collect::<Vec<_>>().join(" ")
+    };
+    let (name_a, name_b) = match (short(&name_a), short(&name_b)) {
+        (a, b) if a != b => (a, b),
+        _ => (name_a, name_b),
+    };
     let or_default = |name: String| if name.is_empty() { "default".to_owned() } else { name };
     [or_default(name_a), or_default(name_b)]
 }
@@ -249,6 +258,8 @@ mod tests {
         assert_eq!(named, ["gemm-plugin auto", "gemm-plugin disable"]);
         assert_eq!(names(&of(""), &of("--threads 1")), ["default", "threads 1"]);
         assert_eq!(names(&of(""), &of("")), ["A", "B"]);
+        assert_eq!(names(&of("--engine-dir x/e1"), &of("--engine-dir x/e2")), ["e1", "e2"]);
+        assert_eq!(names(&of("--engine-dir x/e"), &of("--engine-dir y/e")), ["x/e", "y/e"]);
         let command = |line: &str| Side::Command(line.to_owned());
         assert_eq!(names(&command("run --fast {out}"), &command("run --slow {out}")), ["fast", "slow"]);
     }

@@ -131,7 +131,7 @@ impl Gap {
                 signed(self.gain)
             ),
             ranks => format!(
-                "on {ranks} assumed ranks perfect routing changes output throughput by {} (95 % CI {interval}): {} computed from rank load alone, without communication, and {} measured on one device ({evidence})",
+                "on {ranks} assumed ranks perfect routing changes output throughput by {}: {} computed from rank load alone, without communication or an interval, and {} measured on one device ({evidence}; 95 % CI of the sum by the measured part {interval})",
                 signed(self.gain),
                 signed(self.computed),
                 signed(self.measured)

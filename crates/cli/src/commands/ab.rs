@@ -11,7 +11,7 @@ use strobe_report::human;
 
 use crate::ab::side::{self, Side, Strobe};
 use crate::ab::{Found, Listener, Plan, Stopped};
-use crate::commands::compare::{metric, out_of_reach, read_sides, runs_of, show};
+use crate::commands::compare::{metric, out_of_reach, read_sides, show};
 use crate::gate::{GateArgs, percent};
 use crate::run_dir::RunDir;
 use crate::run_facts::KnownRun;
@@ -312,7 +312,7 @@ pub fn conclude(plan: &Plan, found: Found, names: [String; 2], rows: usize) -> R
         &CompareOptions {
             names,
             rows,
-            runs: Some(runs_of(known, plan.metric.as_deref(), true)),
+            runs: Some(plan.runs(known)),
             between_runs: BETWEEN_RUNS,
             margin: plan.margin,
             warnings,

@@ -157,7 +157,7 @@ pub fn runs_of(known: [Vec<KnownRun>; 2], metric: Option<&str>, paired: bool) ->
     let decides = metric.or_else(|| known.iter().flatten().find_map(|run| run.metric)).map(str::to_owned);
     let remedy = remedy(&known);
     let sides = known.map(|side| side.into_iter().flat_map(|run| run.runs).collect());
-    Runs { sides, paired, stored, metric: decides, remedy }
+    Runs { sides, paired, stored, metric: decides, remedy, resolution: 0.0 }
 }
 
 /// The line to type where the spread between runs is not known.
