@@ -120,7 +120,7 @@ fn whole_runs_of_killed_sides_are_compared_by_their_repeats() {
     std::fs::remove_file(sandbox.path("b/report.json")).unwrap();
     sandbox.edit("b/run.json", "\"complete\"", "\"running\"");
     let done = sandbox.ok("compare a b");
-    assert_names(&done.stdout, &["means of 3 runs a side"]);
+    assert_names(&done.stdout, &["means of 3 runs"]);
     assert_names(&done.stderr, &["b: partial run (state running, process gone)", "3 finished requests"]);
 }
 

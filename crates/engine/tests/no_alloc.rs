@@ -158,7 +158,7 @@ fn watch(
     what: &str,
 ) -> Seen {
     let mut all = Seen::default();
-    for round in 0..50 {
+    for round in 0..2000 {
         let batch = requests(round * 100);
         let count = batch.len();
         engine.submit(batch);
