@@ -309,7 +309,7 @@ def docs(results):
     done = {run["name"]: run for document in documents.values() for run in document["runs"] if "figures" in run}
     if not done:
         sys.exit(f"{results} has no results; make them with bench/cuda.sh")
-    replace("README.md", "cuda-table", table(documents, done))
+    replace("docs/results.md", "cuda-table", table(documents, done))
     replace("docs/cuda.md", "cuda-budget", budgets(done))
     recordings = os.path.join(results, "cuda-agree.json")
     if os.path.exists(recordings):
@@ -325,14 +325,15 @@ def docs(results):
 
 
 def table(documents, done):
-    rows = ["| | strobe | of the ceilings | others, tok/s |", "|---|---|---|---|"]
+    rows = ["| workload | strobe, median (range) | % of roofline | others, tok/s |", "|---|---|---|---|"]
 
     def row(what, name, figure, kind, others):
         if name not in done:
             return
         found = done[name]["figures"]
         value = found[figure]["median"]
-        text = f"**{count(value)}** {'output ' if figure == 'output_tok_s' else ''}tok/s"
+        ends = f"{count(found[figure]['min'])}-{count(found[figure]['max'])}"
+        text = f"**{count(value)}** ({ends}) {'output ' if figure == 'output_tok_s' else ''}tok/s"
         if figure == "decode_tok_s":
             text += f", {found['decode_step_ms']:.2f} ms per step"
         share = percent(found["by_kind"][kind]["share_of_ceilings"]) if kind in found.get("by_kind", {}) else ""

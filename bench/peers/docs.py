@@ -1,4 +1,4 @@
-"""Puts bench/results/cpu-peers*.json into the README, and moe-peers.json into docs/moe.md."""
+"""Puts bench/results/moe-peers.json into docs/moe.md; bench/results_docs.py has the other peers."""
 
 import json
 import sys
@@ -40,13 +40,6 @@ def rows(results):
                f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f}) |")
 
 
-def scaling(result):
-    """How matrix products scale, over all shapes of a type."""
-    words = [f"{name} {entry['median']:.2f} ({entry['min']:.2f} to {entry['max']:.2f})"
-             for name, entry in result["scaling"].items()]
-    return f"\nMatrix products on {result['threads']} threads against one, median and range over the shapes: {', '.join(words)}."
-
-
 HEAD = ["| | type | strobe | of the limit | peer | strobe is faster by |", "|---|---|---|---|---|---|"]
 
 
@@ -61,20 +54,9 @@ def conditions(results):
 
 
 def main():
-    files = sorted((ROOT / "bench/results").glob("cpu-peers*.json"), key=lambda path: (len(path.name), path.name))
-    results = [json.loads(path.read_text()) for path in files]
-    lines = HEAD + list(rows(results))
-    for depth in (result["depth"] for result in results if "depth" in result):
-        near, far = depth["context"]
-        lines.append(f"\nDecoding at {far:,} tokens of context takes {depth['slowdown']['median']:.2f} times as long as at {near}; the "
-                     f"bytes alone would make it {depth['bytes_implied_slowdown']:.2f}.")
-    lines += [scaling(result) for result in results if "scaling" in result]
-    lines.append(conditions(results))
-    replace(ROOT / "README.md", "cpu-peers", "\n".join(lines))
     experts = ROOT / "bench/results/moe-peers.json"
-    if experts.exists():
-        result = json.loads(experts.read_text())
-        replace(ROOT / "docs/moe.md", "moe-peers", "\n".join([*HEAD, *rows([result]), conditions([result])]))
+    result = json.loads(experts.read_text())
+    replace(ROOT / "docs/moe.md", "moe-peers", "\n".join([*HEAD, *rows([result]), conditions([result])]))
 
 
 if __name__ == "__main__":

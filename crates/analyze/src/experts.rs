@@ -179,17 +179,17 @@ pub fn sheet(loads: &[LayerLoad]) -> Sheet {
 }
 
 /// What the columns of [`sheet`] mean.
-pub const NOTE: &str = "Max/mean: load of the fullest expert over the mean; 1 is even. Per iteration: the same within each iteration, \
+pub const NOTE: &str = "Max/mean: load of the most loaded expert over the mean; 1 is even. Per iteration: the same within each iteration, \
 weighted by its pairs. Entropy: 1 is even, 0 is all to one. Hot: more than twice the mean. Dead: no token at all.";
 
 /// The report `experts`.
 pub fn report(context: &Context) -> Report {
-    let (name, title) = ("experts", "Load of the experts");
+    let (name, title) = ("experts", "Expert load");
     let trace = context.trace;
     let ranks = trace.meta.extra.get(ASSUMED_RANKS).and_then(|ranks| ranks.parse().ok()).unwrap_or(1);
     let loads = loads_of(trace, ranks);
     if loads.is_empty() {
-        let why = "the trace does not say which experts tokens were sent to: strobe's own recordings of mixtures of experts do";
+        let why = "the trace has no expert choices; strobe records them for MoE models";
         return Report::absent(name, title, why);
     }
     let iterations = trace.expert_loads.iter().map(|load| load.iter).collect::<std::collections::BTreeSet<_>>().len();

@@ -144,9 +144,13 @@ pub fn report(context: &Context) -> Report {
     let (name, title) = ("memory", "Memory in use");
     let trace = context.trace;
     if trace.allocations.is_empty() {
-        let why = "the trace has no allocations: strobe's engine reserves everything before the run and lists it in its \
-                   report; record those of other programs with `nsys profile --cuda-memory-usage=true` or with \
-                   profile_memory=True in the PyTorch profiler";
+        let why = match trace.meta.is_own() {
+            true => "strobe reserves its memory before the run; report.json and report.html list it by pool",
+            false => {
+                "the trace has no allocations: record them with `nsys profile --cuda-memory-usage=true` or with \
+                 profile_memory=True in the PyTorch profiler"
+            }
+        };
         return Report::absent(name, title, why);
     }
     let series = series(trace);
@@ -164,7 +168,7 @@ pub fn report(context: &Context) -> Report {
         ));
     }
     if series.iter().any(|s| s.lower_bound) {
-        report = report.note("More memory was given back than was seen to be taken: what was in use is a lower bound.");
+        report = report.note("More frees than allocations in the trace: memory in use is a lower bound.");
     }
     report
 }

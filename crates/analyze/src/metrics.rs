@@ -98,7 +98,10 @@ pub fn report(context: &Context) -> Report {
     let (name, title) = ("metrics", "GPU metrics");
     let trace = context.trace;
     if trace.counters.is_empty() {
-        let why = "the trace has no samples of metrics: record them with `nsys profile --gpu-metrics-devices=all`";
+        let why = match trace.meta.is_own() {
+            true => "no GPU metrics were sampled: `strobe profile --gpu-metrics -- CMD` does that on a GPU",
+            false => "the trace has no samples of metrics: record them with `nsys profile --gpu-metrics-devices=all`",
+        };
         return Report::absent(name, title, why);
     }
     let metrics = metrics(trace);

@@ -395,7 +395,7 @@ const ROWS: usize = 60;
 
 /// The roofline as tables: what is known, and the longest of what is not.
 pub fn report(context: &Context) -> Report {
-    const TITLE: &str = "Roofline: how near ops come to what the hardware can do";
+    const TITLE: &str = "Roofline: % of the hardware's limit per op";
     let result = context.roofline();
     if result.total_ns == 0 {
         return Report::absent("roofline", TITLE, "the trace holds no kernel and no op");

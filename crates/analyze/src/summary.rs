@@ -246,8 +246,7 @@ fn notes(context: &Context) -> Vec<String> {
     }
     if trace.meta.partial {
         // Only strobe records that a run was interrupted; of other traces it is the file that is cut.
-        let own = trace.meta.producer.split(", ").any(|producer| producer.starts_with("strobe"));
-        let cause = if own { "The run was interrupted" } else { "The file is cut or damaged" };
+        let cause = if trace.meta.is_own() { "The run was interrupted" } else { "The file is cut or damaged" };
         notes.push(format!("{cause}: the trace is partial."));
     }
     notes

@@ -25,16 +25,19 @@ impl Switch {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GemmPlugin {
-    /// Packed weights and tuned kernels; on a GPU the faster of cuBLASLt and strobe's kernels for each shape
+    /// Packed weights and tuned kernels; on a GPU the faster of cuBLASLt and strobe's kernels per shape
     Auto,
-    /// The plain blocked GEMM over weights as they are in the checkpoint; on a GPU strobe's own kernels only
+    /// Plain blocked GEMM over row-major weights; on a GPU strobe's kernels only
     Disable,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DTypeChoice {
+    #[value(aliases = ["fp32", "f32", "float"])]
     Float32,
+    #[value(aliases = ["fp16", "f16", "half"])]
     Float16,
+    #[value(alias = "bf16")]
     Bfloat16,
     /// As in the checkpoint
     Auto,
@@ -55,25 +58,27 @@ impl DTypeChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum QuantizationChoice {
     None,
-    /// The layers' projections and their inputs in e4m3, a scale per row; on GPUs
+    /// e4m3 projections and activations, a scale per row; GPU only
     Fp8,
-    /// All matrices and their inputs in 8-bit integers, scales per row and 256 inputs; on CPUs
+    /// 8-bit integer matrices and activations, scales per row and 256 inputs; CPU only
     Int8,
-    /// The layers' projections in 4 bits, scales per row and 32 inputs, multiplied as 8-bit integers; the head as with
-    /// int8; on CPUs
+    /// 4-bit projections, scales per row and 32 inputs, computed in int8; the LM head in int8; CPU only
     Int4,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtype {
-    /// As --dtype says; on a CPU float16 with both 16-bit types, where int8 and int4 engines have bfloat16 on avx512bf16
+    /// As --dtype; on a CPU float16 for 16-bit types (int8 and int4 engines: bfloat16 on avx512bf16)
     Auto,
+    #[value(aliases = ["fp32", "f32"])]
     Float32,
+    #[value(aliases = ["fp16", "f16", "half"])]
     Float16,
+    #[value(alias = "bf16")]
     Bfloat16,
-    /// 8-bit integers, a scale per token and head; on CPUs
+    /// 8-bit integers, a scale per token and head; CPU only
     Int8,
-    /// e4m3; on GPUs
+    /// e4m3; GPU only
     Fp8,
 }
 
@@ -105,35 +110,35 @@ impl From<KvCacheDtype> for KvCacheType {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Build options")]
 pub struct BuildArgs {
-    /// Type of the weights [default: auto]
+    /// Weight type [default: auto]
     #[arg(long, value_enum)]
     pub dtype: Option<DTypeChoice>,
-    /// Longest sequence, prompt and output together [default: the model's, at most 4096]
+    /// Maximum sequence length, prompt plus output [default: the model's, at most 4096]
     #[arg(long, value_name = "N")]
     pub max_seq_len: Option<usize>,
     /// Tokens per KV cache block, a power of two; context chunks are multiples of it [default: 32]
     #[arg(long, value_name = "N")]
     pub tokens_per_block: Option<usize>,
-    /// Which matrix products run [default: auto]
+    /// GEMM implementation [default: auto]
     #[arg(long, value_enum)]
     pub gemm_plugin: Option<GemmPlugin>,
-    /// Fused attention for prompts, or scores, softmax and values as separate ops through memory [default: enable]
+    /// Fused attention in prefill; disable runs scores, softmax and values as separate ops [default: enable]
     #[arg(long, value_enum)]
     pub context_fmha: Option<Switch>,
-    /// KV cache in blocks, or one contiguous piece per request [default: enable]
+    /// Paged KV cache; disable keeps one contiguous range per request [default: enable]
     #[arg(long, value_enum)]
     pub paged_kv_cache: Option<Switch>,
-    /// Keep matrices in fewer bits [default: none]
+    /// Quantize matrices [default: none]
     #[arg(long, value_enum)]
     pub quantization: Option<QuantizationChoice>,
-    /// Type of the KV cache [default: auto]
+    /// KV cache type [default: auto]
     #[arg(long, value_enum)]
     pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Seed of a preset's random weights [default: 0]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
-    /// Let a preset's random routers prefer some experts: zipf:S, or a JSON file of what each expert is to get, as one list
-    /// (which each layer gives to its experts in another order) or one list for each layer
+    /// Skew a preset's random routers: zipf:S, or a JSON file with the wanted expert loads, one list (shuffled per layer) or
+    /// one list per layer
     #[arg(long, value_name = "zipf:S|FILE")]
     pub router_skew: Option<String>,
 }
@@ -202,7 +207,7 @@ impl BuildArgs {
         }
         let (hidden, layers) = (model.config.hidden_size, model.config.num_hidden_layers);
         let Some(moe) = &mut model.config.moe else {
-            bail!("--router-skew is for mixtures of experts; {} has no experts", model.name);
+            bail!("--router-skew is for MoE models; {} has no experts", model.name);
         };
         let skew =
             RouterSkew::parse(asked, moe, hidden, layers).map_err(|problem| anyhow!("--router-skew {problem}"))?;

@@ -72,8 +72,9 @@ impl GateArgs {
         self.fail_on_regression.map_or(Value::Null, |limit| json!({"limit": limit, "result": verdict.gate(limit)}))
     }
 
-    /// The exit code as an error. Without a gate only things that are not comparable end with one.
-    pub fn judge(&self, verdict: &Verdict) -> Result<()> {
+    /// The exit code as an error. Without a gate only things that are not comparable end with one. `inspect` is the command
+    /// that shows more of a regression.
+    pub fn judge(&self, verdict: &Verdict, inspect: &str) -> Result<()> {
         if verdict.outcome == Outcome::NotComparable {
             let what = if self.fail_on_regression.is_some() {
                 "the gate cannot be judged, not comparable"
@@ -89,7 +90,11 @@ impl GateArgs {
         });
         match (verdict.gate(limit), self.inconclusive) {
             (Gate::Failed, _) => {
-                Err(anyhow!(Regression(format!("B is slower by more than {}{interval}", human::percent(limit)))))
+                let cause = verdict.explanation.as_ref().map_or(String::new(), |cause| format!(" {cause}"));
+                Err(anyhow!(Regression(format!(
+                    "B is slower by more than {}{interval}.{cause} Inspect: {inspect}",
+                    human::percent(limit)
+                ))))
             }
             (Gate::CannotTell, None) => Err(anyhow!(CannotTell(format!(
                 "whether B is slower by more than {}{interval}; --inconclusive pass|fail decides such cases",
@@ -124,7 +129,7 @@ mod tests {
         let code = |outcome, low: f64, high: f64, inconclusive| {
             let verdict = Verdict { outcome, interval: Some(Range { low, high }), ..Verdict::default() };
             let gate = GateArgs { fail_on_regression: Some(0.05), inconclusive };
-            match gate.judge(&verdict) {
+            match gate.judge(&verdict, "strobe compare A B") {
                 Ok(()) => 0,
                 Err(error) if error.is::<Regression>() => 1,
                 Err(error) if error.is::<CannotTell>() => 3,
@@ -146,6 +151,6 @@ mod tests {
         assert_eq!(code(Outcome::CannotTell, -0.2, 0.2, Some(Inconclusive::Fail)), 1);
         assert_eq!(code(Outcome::NotComparable, 0.0, 0.0, Some(Inconclusive::Pass)), 2);
         let verdict = Verdict { outcome: Outcome::CannotTell, ..Verdict::default() };
-        assert!(GateArgs { fail_on_regression: None, inconclusive: None }.judge(&verdict).is_ok());
+        assert!(GateArgs { fail_on_regression: None, inconclusive: None }.judge(&verdict, "").is_ok());
     }
 }

@@ -278,9 +278,8 @@ fn framed(
         let [before, after] = readings;
         match achieved > best && cached > best {
             true => {
-                let words = format!(
-                    "once, cached: this run was faster than the readings before ({before}) and after it ({after})"
-                );
+                let words =
+                    format!("once, cached: this run was faster than measured before ({before}) and after it ({after})");
                 (cached, words)
             }
             false => (best, format!("right before ({before}) and after ({after}) this run, the larger one")),
@@ -296,7 +295,7 @@ fn framed(
             (
                 cached.1,
                 format!(
-                    "once, cached: the best ever, above the readings before ({before}) and after ({after}) this run"
+                    "once, cached: the best so far, above those measured before ({before}) and after ({after}) this run"
                 ),
             )
         }
@@ -435,7 +434,7 @@ pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, Engin
         read_bytes_per_s: measured.copy_bytes_per_s,
         copy_bytes_per_s: measured.copy_bytes_per_s,
         measured_at: seconds_since_1970(),
-        flops_of: format!("{kind} matrix product with 8192 x 8192 weights by {}, and device copy", measured.by),
+        flops_of: format!("{kind} GEMM with 8192 x 8192 weights by {}, and device copy", measured.by),
         bandwidth_measured: once(),
         flops_measured: once(),
     };

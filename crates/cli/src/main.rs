@@ -25,22 +25,25 @@ mod runtime;
 mod sheets;
 mod shell;
 mod trace_input;
+mod trtllm;
 
 use std::any::TypeId;
+use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-/// Run large language models and see where the wall clock of every iteration went.
+/// An LLM inference engine that tells you where every millisecond went; also reads Nsight Systems and PyTorch traces.
 #[derive(Parser)]
-#[command(name = "strobe", version, after_help = EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
+#[command(name = "strobe", version = env!("STROBE_VERSION"), after_help = EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
 const EXAMPLES: &str = "EXAMPLES:
-  strobe demo                                              the whole loop in under a minute, on any CPU
+  strobe demo                                              build, benchmark, profile, compare; under a minute, any CPU
   strobe doctor                                            what this machine offers
   strobe build --model tinyllama-1.1b --output-dir E       build an engine
   strobe prepare-dataset --model tinyllama-1.1b --output d.jsonl \\
@@ -50,46 +53,61 @@ const EXAMPLES: &str = "EXAMPLES:
   strobe profile --windows 10-20 -- CMD...                 the same for any command, recorded by Nsight Systems
   strobe compare RUN_A RUN_B                               what differs, and why
   strobe ab --a '--gemm-plugin auto' --b '--gemm-plugin disable' --model tinyllama-1.1b --dataset d.jsonl
-                                                           the same, interleaved until the answer is clear
+                                                           two builds, interleaved until the answer is clear
   strobe simulate --rate 20 --cost linear:base=8ms,per_context_token=40us
-                                                           the latencies that this traffic would see
+                                                           latencies at 20 requests/s
 
 Exit codes: 0 done or passed, 1 a check failed, 2 bad input or not comparable, 3 cannot tell where a gate was asked,
 130 interrupted.";
 
 #[derive(Subcommand)]
 enum Command {
-    /// The whole loop on the embedded default: two builds, one dataset, two benchmarks, one answer
+    /// Build, benchmark, profile and compare two builds of a small model, in under a minute
     Demo(commands::demo::Args),
-    /// What this machine offers: SIMD tier, memory bandwidth, peak FLOP/s, GPUs, CUDA libraries, nsys; or whether an engine is intact
+    /// Show what this machine offers (SIMD, bandwidth, FLOP/s, GPUs, libraries); check an engine; measure noise
     Doctor(commands::doctor::Args),
     /// Make a dataset of requests
     PrepareDataset(commands::prepare_dataset::Args),
     /// Turn a checkpoint or a preset into an engine directory
     Build(commands::build::Args),
-    /// Measure an engine: throughput or latency
+    /// Measure throughput, latency, single kernels or expert balance
     Bench(commands::bench::Args),
-    /// Check an engine against other implementations
+    /// Compute logits or perplexity, and compare them with another implementation
     Eval(commands::eval::Args),
-    /// Say where the time of a trace went: strobe's, Nsight Systems' or PyTorch's
+    /// Explain where the time of a trace or run went: strobe, Nsight Systems, PyTorch
     Analyze(commands::analyze::Args),
-    /// Run a command under Nsight Systems and say where its time went
+    /// Run a command under Nsight Systems and analyze what it recorded
     Profile(commands::profile::Args),
-    /// Say what differs between two runs or traces, and why
+    /// Compare two runs or traces: verdict, and which ops explain it
     Compare(commands::compare::Args),
-    /// Run two builds, binaries or commands interleaved until the answer is clear
+    /// Compare two builds, binaries or commands by interleaved runs until the answer is clear
     Ab(commands::ab::Args),
-    /// Write a trace in another format
+    /// Convert a trace to another format
     Convert(commands::convert::Args),
-    /// How much traffic a server takes: the engine's own scheduler on a virtual clock
+    /// Simulate a server: latencies at a rate, capacity within SLOs, clusters
     Simulate(Box<commands::simulate::Args>),
-    /// Check every GPU op, whole models and a busy engine against plain computations
+    /// Check GPU kernels, whole models and an engine under load against the CPU
     Selftest(commands::selftest::Args),
+    /// Print shell completions
+    Completions(commands::completions::Args),
+    /// Write manual pages
+    Man(commands::man::Args),
 }
 
 fn main() -> ExitCode {
     bench::start::since_beginning_ms();
-    let cli = match parse() {
+    let mut command = command();
+    match trtllm::translate(std::env::args_os().collect(), &command) {
+        Ok(translated) => {
+            translated.notes.iter().for_each(|note| output::note(note));
+            WORDS.get_or_init(|| translated.words);
+        }
+        Err(problem) => {
+            output::error(&problem);
+            return ExitCode::from(2);
+        }
+    }
+    let cli = match parse(&mut command) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
             output::error(&one_line(&error));
@@ -128,6 +146,8 @@ fn main() -> ExitCode {
         Command::Convert(args) => commands::convert::run(args),
         Command::Simulate(args) => commands::simulate::run(*args),
         Command::Selftest(args) => commands::selftest::run(args),
+        Command::Completions(args) => commands::completions::run(&args),
+        Command::Man(args) => commands::man::run(&args),
     };
     match result {
         Ok(()) if interrupt::requested() => ExitCode::from(130),
@@ -154,11 +174,41 @@ fn main() -> ExitCode {
     }
 }
 
-/// What was typed.
-fn parse() -> Result<Cli, clap::Error> {
-    let mut command = with_negative_numbers(Cli::command());
-    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
-    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+/// The words of this call as strobe took them, the program's name first.
+static WORDS: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// The words of this call, without the program's name.
+pub fn words() -> &'static [OsString] {
+    WORDS.get().and_then(|words| words.get(1..)).unwrap_or_default()
+}
+
+fn parse(command: &mut clap::Command) -> Result<Cli, clap::Error> {
+    let program = std::iter::once(OsString::from("strobe"));
+    let matches = command.try_get_matches_from_mut(program.chain(words().iter().cloned()))?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(command))
+}
+
+/// The command line, with what all options have in common.
+fn command() -> clap::Command {
+    with_underscores(with_negative_numbers(Cli::command()))
+}
+
+/// Takes every option with underscores too, as other tools spell them.
+fn with_underscores(command: clap::Command) -> clap::Command {
+    let spelled = |arg: clap::Arg| match arg.get_long().filter(|name| name.contains('-')) {
+        // clap keeps names for as long as the program runs.
+        Some(name) => {
+            let name: &'static str = name.replace('-', "_").leak();
+            arg.alias(name)
+        }
+        None => arg,
+    };
+    let spelled = |arg: clap::Arg| {
+        let aliases = arg.get_all_aliases().unwrap_or_default().into_iter().filter(|name| name.contains('-'));
+        let aliases: Vec<&'static str> = aliases.map(|name| &*name.replace('-', "_").leak()).collect();
+        spelled(arg).aliases(aliases)
+    };
+    command.mut_args(spelled).mut_subcommands(with_underscores)
 }
 
 /// Hand `-1` to the options that take a number, whose errors name them. clap would look for an option of that name.

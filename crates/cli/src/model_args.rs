@@ -1,19 +1,19 @@
 //! Which CPU to use and which model to run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::Args;
 use strobe_engine::cuda::CudaDevice;
 use strobe_engine::device::Device;
-use strobe_engine::engine_dir::{LoadedModel, WEIGHTS_FILE};
-use strobe_engine::{EngineConfig, ModelRef, weights};
+use strobe_engine::engine_dir::{CONFIG_FILE, LoadedModel, WEIGHTS_FILE};
+use strobe_engine::{EngineConfig, ModelRef, Quantization, weights};
 use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_kernels_cuda::{GemmChoices, NvtxChoice};
-use strobe_model::Tokenizer;
+use strobe_model::{Tokenizer, WeightSource};
 
 use crate::build_args::{BuildArgs, Switch};
-use crate::{machine, progress};
+use crate::{machine, output, progress};
 
 /// How many threads work.
 #[derive(Args, Clone, Debug, Default)]
@@ -162,12 +162,7 @@ impl ModelArgs {
         match (&self.engine_dir, &self.model) {
             (Some(dir), None) => {
                 build.refuse_with_engine_dir()?;
-                if !dir.join(WEIGHTS_FILE).exists() {
-                    let dir = dir.display();
-                    bail!(
-                        "--engine-dir `{dir}` is not an engine directory (it has no {WEIGHTS_FILE}); make one with `strobe build --output-dir {dir}`, or name a model with --model"
-                    );
-                }
+                refuse_no_engine(dir)?;
                 let loaded = LoadedModel::open(dir)?;
                 if let Target::Cuda(device) = target {
                     device.choices = read_choices(dir);
@@ -180,6 +175,7 @@ impl ModelArgs {
                 build.skew_routers(&mut model)?;
                 let on_gpu = matches!(target, Target::Cuda(_));
                 let config = model.engine_config(build.config(&model, batch, tokens, on_gpu))?;
+                warn_of_changes(&model, &config);
                 match target {
                     Target::Cpu(cpu) => in_memory(cpu, model, config),
                     Target::Cuda(_) => Ok(LoadedModel::deferred(model, config)),
@@ -188,6 +184,48 @@ impl ModelArgs {
             (Some(_), Some(_)) => bail!("give --engine-dir or --model, not both"),
             (None, None) => bail!("give --engine-dir DIR (made by `strobe build`) or --model PRESET|DIR|FILE"),
         }
+    }
+}
+
+/// Refuses what is no engine directory, and says what to do with what it is instead.
+fn refuse_no_engine(dir: &Path) -> Result<()> {
+    let has = |name: &str| dir.join(name).exists();
+    let name = dir.display();
+    if has(WEIGHTS_FILE) {
+        return Ok(());
+    }
+    if !dir.is_dir() {
+        bail!(
+            "--engine-dir `{name}`: no such directory; make it with `strobe build --model MODEL --output-dir {name}`"
+        );
+    }
+    if has(CONFIG_FILE) {
+        bail!(
+            "--engine-dir `{name}` is a model directory, no engine: run it with --model {name}, or build an engine with `strobe build --model {name} --output-dir ENGINE`"
+        );
+    }
+    bail!("--engine-dir `{name}` is no engine directory (it has no {WEIGHTS_FILE}); pass one that `strobe build` wrote")
+}
+
+/// Says what of a model's files an engine does not keep.
+pub fn warn_of_changes(model: &ModelRef, config: &EngineConfig) {
+    let build = &config.build;
+    if let WeightSource::Gguf(file) = &model.source
+        && let Some((held, bits)) = file.quantization()
+        && build.quantization == Quantization::None
+    {
+        let keeps = if bits < 6.0 { "int4" } else { "int8" };
+        output::warn(&format!(
+            "{}: {held} matrices ({bits:.1} bits per weight) become {} in the engine; --quantization {keeps} keeps them small",
+            model.name, build.dtype
+        ));
+    }
+    let ids = model.tokenizer.as_ref().map_or(0, Tokenizer::vocab_size);
+    if ids > config.model.vocab_size {
+        output::warn(&format!(
+            "{}: the tokenizer has {ids} ids, the model {}: strobe refuses text with ids from {} on",
+            model.name, config.model.vocab_size, config.model.vocab_size
+        ));
     }
 }
 
@@ -231,7 +269,7 @@ fn read_choices(dir: &std::path::Path) -> Option<GemmChoices> {
     match GemmChoices::read(&path) {
         Ok(choices) => Some(choices),
         Err(problem) => {
-            crate::output::warn(&format!("{}: {problem}; GEMMs are measured again", path.display()));
+            output::warn(&format!("{}: {problem}; GEMMs are measured again", path.display()));
             None
         }
     }

@@ -1,37 +1,111 @@
-//! Progress on a terminal; silent elsewhere.
+//! Progress: a bar on a terminal, elsewhere a line every few seconds.
+
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::sync::mpsc;
-use std::time::Duration;
+use strobe_report::human;
 
 use crate::output;
 
+/// How often a line is printed where no terminal shows a bar.
+const PLAIN_EVERY: Duration = Duration::from_secs(5);
+
+/// How far something has come.
+pub struct Bar {
+    bar: ProgressBar,
+    unit: Unit,
+    /// When the last line was printed, where there is no terminal.
+    printed: Option<Mutex<Instant>>,
+}
+
+#[derive(Clone, Copy)]
+enum Unit {
+    Bytes,
+    Named(&'static str),
+}
+
 /// A bar over bytes.
-pub fn bytes(label: &str, total: u64) -> ProgressBar {
-    let template = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}";
-    bar(label, total, template)
+pub fn bytes(label: &str, total: u64) -> Bar {
+    Bar::new(label, total, Unit::Bytes, "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}")
 }
 
 /// A bar over tokens.
-pub fn tokens(label: &str, total: u64) -> ProgressBar {
-    bar(label, total, "{msg} [{bar:30}] {pos}/{len} tokens {per_sec} eta {eta}")
+pub fn tokens(label: &str, total: u64) -> Bar {
+    Bar::new(label, total, Unit::Named("tokens"), "{msg} [{bar:30}] {pos}/{len} tokens {per_sec} eta {eta}")
 }
 
-/// A bar over requests, with whatever the message says beside it.
-pub fn requests(total: u64) -> ProgressBar {
-    bar("", total, "[{bar:30}] {pos}/{len} requests {msg}")
+/// A bar over the tokens of a benchmark, with whatever the message says beside it.
+pub fn generated(total: u64) -> Bar {
+    Bar::new("", total, Unit::Named("tokens"), "[{bar:30}] {pos}/{len} tokens, {msg}")
 }
 
 /// A bar over kernels that are measured.
-pub fn kernels(total: u64) -> ProgressBar {
-    bar("", total, "[{bar:30}] {pos}/{len} {msg}")
+pub fn kernels(total: u64) -> Bar {
+    Bar::new("", total, Unit::Named(""), "[{bar:30}] {pos}/{len} {msg}")
 }
 
 /// Something of unknown length.
-pub fn spinner(label: &str) -> ProgressBar {
-    let bar = bar(label, 0, "{spinner} {msg} {elapsed}");
-    bar.enable_steady_tick(Duration::from_millis(120));
+pub fn spinner(label: &str) -> Bar {
+    let bar = Bar::new(label, 0, Unit::Named(""), "{spinner} {msg} {elapsed}");
+    bar.bar.enable_steady_tick(Duration::from_millis(120));
     bar
+}
+
+impl Bar {
+    fn new(label: &str, total: u64, unit: Unit, template: &str) -> Bar {
+        let shown = output::interactive();
+        let target = if shown { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(total), target);
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_message(label.to_string());
+        Bar { bar, unit, printed: (!shown).then(|| Mutex::new(Instant::now())) }
+    }
+
+    /// So much is done.
+    pub fn set_position(&self, done: u64) {
+        self.bar.set_position(done);
+        self.print_if_due();
+    }
+
+    /// So much more is done.
+    pub fn inc(&self, more: u64) {
+        self.bar.inc(more);
+        self.print_if_due();
+    }
+
+    /// What to say beside it.
+    pub fn set_message(&self, message: impl Into<String>) {
+        self.bar.set_message(message.into());
+    }
+
+    /// It is over; nothing of it stays on the terminal.
+    pub fn finish_and_clear(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    fn print_if_due(&self) {
+        let Some(Ok(mut printed)) = self.printed.as_ref().map(Mutex::lock) else { return };
+        if printed.elapsed() < PLAIN_EVERY {
+            return;
+        }
+        *printed = Instant::now();
+        let (done, total) = (self.bar.position(), self.bar.length().unwrap_or(0));
+        let far = match self.unit {
+            Unit::Bytes => format!("{}/{}", human::bytes(done), human::bytes(total)),
+            Unit::Named("") => format!("{done}/{total}"),
+            Unit::Named(unit) => format!("{done}/{total} {unit}"),
+        };
+        let words = [self.bar.message(), far];
+        let words: Vec<&str> = words.iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
+        output::note(&match self.unit {
+            // The message of a benchmark follows its tokens.
+            Unit::Named("tokens") => words.iter().rev().copied().collect::<Vec<_>>().join(", "),
+            _ => words.join(" "),
+        });
+    }
 }
 
 /// A spinner that appears when something has taken a second, and goes when it is dropped.
@@ -65,15 +139,4 @@ impl Drop for Waiting {
             let _ = thread.join();
         }
     }
-}
-
-fn bar(label: &str, total: u64, template: &str) -> ProgressBar {
-    let target =
-        if output::interactive() { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
-    let bar = ProgressBar::with_draw_target(Some(total), target);
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style.progress_chars("=> "));
-    }
-    bar.set_message(label.to_string());
-    bar
 }

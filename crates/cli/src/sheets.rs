@@ -13,6 +13,17 @@ const RULE: &str = "═";
 /// Tables with a sum up to this many rows are never cut.
 const WHOLE: usize = 24;
 
+/// How reports are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For people
+    Table,
+    /// Plain values; Nsight Systems' summaries exactly as `nsys stats` writes them
+    Csv,
+    /// For programs
+    Json,
+}
+
 /// A report for the terminal: at most `top` rows of each table, 0 for all.
 pub fn text(report: &Report, width: usize, top: usize) -> String {
     let title = wrap(&report.title, width);

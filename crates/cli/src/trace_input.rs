@@ -165,7 +165,7 @@ pub fn expand(argument: &str) -> Result<Vec<PathBuf>> {
         return Ok(vec![path]);
     }
     if !argument.contains(['*', '?']) {
-        bail!("{argument} does not exist");
+        bail!("{argument} does not exist; pass a trace file or a run directory");
     }
     let mut found: Vec<PathBuf> = vec![if path.is_absolute() { PathBuf::from("/") } else { PathBuf::new() }];
     for part in path.components() {
@@ -195,7 +195,7 @@ pub fn expand(argument: &str) -> Result<Vec<PathBuf>> {
     found.retain(|p| p.exists());
     found.sort();
     if found.is_empty() {
-        bail!("nothing matches {argument}");
+        bail!("nothing matches {argument}; pass a trace file or a run directory");
     }
     Ok(found)
 }

@@ -419,7 +419,7 @@ fn missing_engine_directory() {
     let message = sandbox.refused("bench throughput --engine-dir gone --dataset d.jsonl --output-dir run");
     assert_names(&message, &["--engine-dir", "`gone`", "strobe build"]);
     let message = sandbox.refused(&format!("bench throughput --engine-dir {FIXTURES}/llama --dataset d.jsonl"));
-    assert_names(&message, &["--engine-dir", "not an engine directory", "--model"]);
+    assert_names(&message, &["--engine-dir", "model directory", "--model"]);
 }
 
 #[test]

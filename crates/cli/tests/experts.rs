@@ -22,7 +22,7 @@ fn loads_add_up_in_every_file() {
     let sandbox = sandbox();
     let done =
         sandbox.ok("bench throughput --model moe-tiny --dataset d.jsonl --output-dir run --profile 1-3 --assume-ep 4");
-    assert_names(&done.stdout, &["LOAD OF THE EXPERTS", "Ranks if 4 GPUs"]);
+    assert_names(&done.stdout, &["EXPERT LOAD", "Ranks if 4 GPUs"]);
     assert!(!done.stdout.contains(WRONG) && !sandbox.read("run/report.html").contains(WRONG));
     let tokens: usize = LENGTHS.iter().map(|(input, output)| input + output - 1).sum();
     let report = sandbox.json("run/report.json");

@@ -224,7 +224,7 @@ fn a_run_that_the_machine_disturbed_says_nothing() {
     }
     let done = compare(&sandbox, "c-* b-*");
     assert_eq!(first_words(&done), "no difference", "{}", done.stdout);
-    assert_names(&done.stdout, &["Set aside: 0 of 4 runs of A and 1 of 4 of B", "b-4"]);
+    assert_names(&done.stdout, &["Excluded: 0 of 4 runs of A and 1 of 4 of B", "b-4"]);
 }
 
 #[test]

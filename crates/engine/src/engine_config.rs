@@ -102,10 +102,8 @@ impl BuildConfig {
             return Err(EngineError::option("--max-num-tokens", problem));
         }
         if self.quantization.is_integer() && !self.gemm_plugin {
-            let problem = format!(
-                "disable has no products of --quantization {}; leave one of them out",
-                self.quantization.name()
-            );
+            let problem =
+                format!("disable does not support --quantization {}; leave one of them out", self.quantization.name());
             return Err(EngineError::option("--gemm-plugin", problem));
         }
         if self.max_seq_len > model.max_position_embeddings {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use strobe_kernels_cpu::{Cpu, PANEL};
 use strobe_model::{
     Checkpoint, Gguf, GgufModel, ModelConfig, SafeTensors, SafeTensorsWriter, Tokenizer, WeightId, WeightSource,
-    checksum, preset, presets,
+    checksum, preset, unknown_model,
 };
 
 use crate::engine_config::{BuildConfig, EngineConfig, WeightsOrigin};
@@ -22,6 +22,8 @@ use crate::weights::{self, StoredWeight, WeightError, WeightStore};
 pub const WEIGHTS_FILE: &str = "rank0.engine";
 /// Name of the configuration's file.
 pub const CONFIG_FILE: &str = "config.json";
+/// What TensorRT-LLM's `convert_checkpoint.py` writes.
+const CONVERTED_CHECKPOINT: &str = "rank0.safetensors";
 /// Where the configuration keeps the checksums of the tensors.
 const CHECKSUMS: &str = "checksums";
 /// Name of the tokenizer's file.
@@ -61,13 +63,16 @@ impl ModelRef {
             return ModelRef::open_gguf(name);
         }
         if !dir.is_dir() {
-            let names: Vec<_> = presets().iter().map(|p| p.name).collect();
-            let names = names.join(", ");
-            let problem = format!("`{name}` is neither a directory, a GGUF file nor a preset; presets: {names}");
-            return Err(EngineError::option("--model", problem));
+            return Err(EngineError::option("--model", unknown_model(name)));
         }
         if dir.join(WEIGHTS_FILE).exists() {
             let problem = format!("`{name}` is an engine directory, not a model; pass it as --engine-dir");
+            return Err(EngineError::option("--model", problem));
+        }
+        if dir.join(CONVERTED_CHECKPOINT).exists() {
+            let problem = format!(
+                "`{name}` is a checkpoint converted for TensorRT-LLM ({CONVERTED_CHECKPOINT}); pass the Hugging Face directory it was made from"
+            );
             return Err(EngineError::option("--model", problem));
         }
         let config = ModelConfig::from_dir(dir)?;

@@ -58,7 +58,8 @@ fn left_in_group(limit: &str, used: &str, stat: &str, cache_field: &str) -> Opti
     Some(limit.saturating_sub(used.saturating_sub(cache)))
 }
 
-/// Bytes that can still be written where `path`, or the first directory above it that exists, lies.
+/// Bytes that can still be written where `path`, or the first directory above it that exists, lies; none where nothing can be
+/// written at all, which the first write says better than a number.
 pub fn free_disk(path: &Path) -> Option<u64> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::path::absolute(path).ok()?;
@@ -67,7 +68,8 @@ pub fn free_disk(path: &Path) -> Option<u64> {
     let mut facts = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
     // SAFETY: the name ends with a zero byte, and a struct of zeroes is a valid one.
     let facts = unsafe { (libc::statvfs(name.as_ptr(), facts.as_mut_ptr()) == 0).then(|| facts.assume_init())? };
-    Some(facts.f_bavail as u64 * facts.f_frsize as u64)
+    let read_only = facts.f_flag & libc::ST_RDONLY != 0;
+    (!read_only).then_some(facts.f_bavail as u64 * facts.f_frsize as u64)
 }
 
 /// Memory of the machine.

@@ -122,7 +122,7 @@ impl Cpu {
         k: usize,
         dst: &mut [u8],
     ) {
-        assert_eq!(dst.len(), packed_bytes(kind, n, k), "bytes of a quantised weight with n = {n}, k = {k}");
+        assert_eq!(dst.len(), packed_bytes(kind, n, k), "bytes of a quantized weight with n = {n}, k = {k}");
         let (out, bytes) = (SharedMut::new(dst), panel_bytes(kind, k));
         self.pool.run(n.div_ceil(PANEL), &|panel, _| {
             // SAFETY: panels are disjoint.

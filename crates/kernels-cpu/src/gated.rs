@@ -111,7 +111,7 @@ fn check_gated(tier: Tier, w: Matrix<'_>) {
     let multiple = tier.activated_multiple();
     assert!(
         multiple.is_some_and(|multiple| w.n.is_multiple_of(2 * multiple)) && w.layout == Layout::Packed && w.k > 0,
-        "a {:?} weight with n = {}, k = {} has no activated product on the tier {}",
+        "a {:?} weight with n = {}, k = {} has no fused activation on the tier {}",
         w.layout,
         w.n,
         w.k,

@@ -124,7 +124,7 @@ impl Cpu {
         let (kind, data) = match w.data {
             Elems::Int8(data) => (QuantKind::Int8, data),
             Elems::Int4(data) => (QuantKind::Int4, data),
-            _ => panic!("linear_quantized needs a quantised weight"),
+            _ => panic!("linear_quantized needs a quantized weight"),
         };
         let (m, tier, threads) = (runs.rows(), self.tier, self.threads());
         if m == 0 || w.n == 0 {
@@ -278,7 +278,7 @@ struct QuantGemm<'a> {
 
 impl IntKernel for QuantGemm<'_> {
     fn scalar(self) {
-        let Output::Floats(out) = self.out else { unreachable!("the scalar tier activates in a step of its own") };
+        let Output::Floats(out) = self.out else { unreachable!("the scalar tier activates separately") };
         let bytes = panel_bytes(self.kind, self.x.k());
         let first = self.panels.nth(0) * PANEL;
         for row in self.rows {
@@ -504,7 +504,7 @@ impl QuantGemm<'_> {
                         out.write_block_on::<S::F>(self.rows.start + row, first / PANELS_PER_SCALE, values);
                     }
                 }
-                (Output::Codes(_), None) => unreachable!("only activated results are quantised"),
+                (Output::Codes(_), None) => unreachable!("only activated results are quantized"),
             }
         }
     }

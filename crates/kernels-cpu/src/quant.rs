@@ -81,7 +81,7 @@ pub fn quantize_panel(
     buffer: &mut Vec<f32>,
     dst: &mut [u8],
 ) {
-    assert_eq!(dst.len(), panel_bytes(kind, k), "bytes of a quantised panel with k = {k}");
+    assert_eq!(dst.len(), panel_bytes(kind, k), "bytes of a quantized panel with k = {k}");
     buffer.clear();
     buffer.resize(k.next_multiple_of(GROUP), 0.0);
     for lane in 0..PANEL {

@@ -558,7 +558,7 @@ fn check(config: &AttentionConfig) -> Result<(), CudaError> {
     }
     let shape = Shape::new(head_dim, heads / kv_heads);
     if !is_plain(config) && heads / kv_heads > shape.tile_rows {
-        return unsupported("can't share one kv head between so many query heads");
+        return unsupported("too many query heads per KV head");
     }
     Ok(())
 }

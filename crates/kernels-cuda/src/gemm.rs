@@ -450,7 +450,7 @@ impl OwnGemm {
     pub fn run_variant(&self, gpu: &Gpu, args: &GemmArgs, variant: GemmVariant) -> Result<(), CudaError> {
         if !self.supports(args) {
             return Err(CudaError::Unsupported(format!(
-                "no own matrix product of {} x {} x {} ({:?})",
+                "no own GEMM of {} x {} x {} ({:?})",
                 args.m, args.n, args.k, args.epilogue
             )));
         }
@@ -567,7 +567,7 @@ impl OwnGemm {
 
 fn no_variant(args: &GemmArgs, variant: GemmVariant) -> CudaError {
     CudaError::Unsupported(format!(
-        "the product of {} x {} x {} ({:?}) can't be computed as {variant}",
+        "the GEMM of {} x {} x {} ({:?}) can't be computed as {variant}",
         args.m, args.n, args.k, args.epilogue
     ))
 }

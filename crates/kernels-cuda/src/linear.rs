@@ -396,7 +396,7 @@ impl Linear {
     /// Take the memory that a candidate needs besides its operands.
     pub fn reserve(&mut self, candidate: &Candidate) -> Result<(), CudaError> {
         if matches!(candidate, Candidate::CublasLtScaled { .. }) && self.scratch.is_none() {
-            self.scratch = Some(DeviceBuffer::new(SCRATCH, "sums of e4m3 products")?);
+            self.scratch = Some(DeviceBuffer::new(SCRATCH, "e4m3 GEMM sums")?);
         }
         Ok(())
     }

@@ -530,7 +530,7 @@ impl MoeOps {
         }
         let blocks = slots * n.div_ceil(tiles.columns);
         if blocks >= 1 << 31 {
-            return Err(CudaError::Unsupported(format!("{blocks} blocks for the products of {experts} experts")));
+            return Err(CudaError::Unsupported(format!("{blocks} blocks for the GEMMs of {experts} experts")));
         }
         let launch = Launch::grid(blocks, tiles.threads).shared(tiles.shared_bytes()).overlapping();
         gpu.launch(*function, launch, kernel_args![task])

@@ -310,7 +310,7 @@ impl RowOps {
     ) -> Result<(), CudaError> {
         if head_dim > 256 {
             return Err(CudaError::Unsupported(format!(
-                "heads of {head_dim} elements can't be normalised on the GPU: at most 256"
+                "heads of {head_dim} elements exceed what GPU norms support (256)"
             )));
         }
         let function = if head_dim.is_multiple_of(4) { self.qk_norm } else { self.qk_norm_any };

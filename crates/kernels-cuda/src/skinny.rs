@@ -287,7 +287,7 @@ impl Skinny {
     pub fn run(&self, gpu: &Gpu, args: &SkinnyArgs, precision: Precision) -> Result<(), CudaError> {
         let unsupported = || {
             CudaError::Unsupported(format!(
-                "the skinny product can't do {} rows with {} x {} weights of {}{}",
+                "the skinny GEMM can't do {} rows with {} x {} weights of {}{}",
                 args.m,
                 args.n,
                 args.k,

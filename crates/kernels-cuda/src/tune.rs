@@ -281,7 +281,7 @@ impl Bench {
         };
         let element = linear.precision().bytes();
         let fp8 = sizes.iter().any(|(shape, ..)| shape.weights == Weights::Fp8);
-        let buffer = |bytes: usize| DeviceBuffer::new(bytes, "measuring matrix products");
+        let buffer = |bytes: usize| DeviceBuffer::new(bytes, "measuring GEMMs");
         let weights = most(&|s, _| s.n * s.k * if s.weights == Weights::Fp8 { 1 } else { element });
         let bench = Bench {
             weights: buffer(weights.max(WEIGHT_POOL))?,
@@ -518,7 +518,7 @@ pub(crate) fn running(name: &str, shape: &LinearShape, rows: usize) -> String {
     ];
     let with: String = with.iter().filter(|(there, _)| *there).map(|(_, words)| *words).collect();
     let LinearShape { n, k, .. } = shape;
-    format!("GEMM `{name}` (a product of {rows} rows with {n} x {k} weights{with})")
+    format!("GEMM `{name}` ({rows} rows with {n} x {k} weights{with})")
 }
 
 /// Errors that only mean that a candidate is none.

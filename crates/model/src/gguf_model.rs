@@ -1,5 +1,6 @@
 //! A model in a GGUF file: its configuration from the file's fields, its weights under the names of `transformers`.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use crate::config::{DType, ModelConfig, RopeScaling};
@@ -34,6 +35,19 @@ impl GgufModel {
     /// What the model is.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// The quantized type that most elements of the matrices have, with its bits per element; none where most are plain
+    /// numbers.
+    pub fn quantization(&self) -> Option<(&'static str, f64)> {
+        let mut elements: HashMap<&'static str, (u64, f64)> = HashMap::new();
+        for tensor in matrices(&self.file) {
+            let bits = 8.0 * tensor.kind.bytes as f64 / tensor.kind.elements.max(1) as f64;
+            let (count, _) = elements.entry(tensor.kind.name).or_insert((0, bits));
+            *count = count.saturating_add(size(&tensor));
+        }
+        let (name, (_, bits)) = elements.into_iter().max_by_key(|(name, (count, _))| (*count, *name))?;
+        DType::from_safetensors_name(name).is_none().then_some((name, bits))
     }
 
     /// The file.
@@ -192,7 +206,7 @@ impl<'a> Fields<'a> {
 
     fn config(&self) -> Result<ModelConfig, ModelError> {
         let file = self.file;
-        self.refuse("expert_count", |count| count > 0, "mixtures of experts are not supported")?;
+        self.refuse("expert_count", |count| count > 0, "MoE models are not supported")?;
         self.refuse("attention.sliding_window", |window| window > 0, "attention windows are not imported")?;
         let heads = self.required("attention.head_count")?;
         let hidden_size = self.required("embedding_length")?;
@@ -313,13 +327,22 @@ impl<'a> Fields<'a> {
     }
 }
 
+fn matrices(file: &Gguf) -> impl Iterator<Item = GgufTensor<'_>> {
+    file.tensor_names().filter_map(|name| file.tensor(name)).filter(|tensor| tensor.shape.len() > 1)
+}
+
+/// Elements of a tensor.
+fn size(tensor: &GgufTensor<'_>) -> u64 {
+    tensor.shape.iter().fold(1u64, |product, size| product.saturating_mul(*size as u64))
+}
+
 /// The type an engine gets when nobody says: that of most elements of the matrices. What was quantised has scales in f16,
 /// so f16 keeps nearly all of it.
 fn majority_type(file: &Gguf) -> DType {
     let mut elements = [(DType::F16, 0u64), (DType::Bf16, 0), (DType::F32, 0)];
-    for tensor in file.tensor_names().filter_map(|name| file.tensor(name)).filter(|tensor| tensor.shape.len() > 1) {
+    for tensor in matrices(file) {
         let dtype = DType::from_safetensors_name(tensor.kind.name).unwrap_or(DType::F16);
-        let count = tensor.shape.iter().fold(1u64, |product, size| product.saturating_mul(*size as u64));
+        let count = size(&tensor);
         for (_, total) in elements.iter_mut().filter(|(own, _)| *own == dtype) {
             *total = total.saturating_add(count);
         }

@@ -39,7 +39,7 @@ pub use gguf_model::GgufModel;
 pub use latent::LatentAttention;
 pub use moe::{MoeConfig, SwigluClamp};
 pub use perfect_router::{Balance, PerfectRouter, PerfectRouterError};
-pub use presets::{Preset, preset, presets};
+pub use presets::{Preset, preset, presets, unknown_model};
 pub use router_skew::RouterSkew;
 pub use routing::RoutingMethod;
 pub use safetensors::{SafeTensors, SafeTensorsWriter, TensorSpec, TensorType, TensorView};

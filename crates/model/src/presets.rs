@@ -359,6 +359,51 @@ pub fn preset(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)
 }
 
+/// What to say of the name of a model that is neither a preset nor on this disk: the nearest preset, or how to get the
+/// model of a hub.
+pub fn unknown_model(name: &str) -> String {
+    let own = name.rsplit('/').next().unwrap_or(name).to_lowercase().replace('_', "-");
+    let nearest = PRESETS
+        .iter()
+        .filter(|preset| own.starts_with(preset.name) || edits(&own, preset.name) <= preset.name.len() / 4)
+        .min_by_key(|preset| edits(&own, preset.name));
+    let on_hub =
+        name.split('/').count() == 2 && name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+    match (on_hub, nearest) {
+        (true, nearest) => {
+            let preset = nearest.map_or(String::new(), |preset| {
+                format!(", or use the preset `{}`, which has random weights of the true shapes", preset.name)
+            });
+            format!(
+                "`{name}` is no directory here, and strobe downloads nothing: run `hf download {name} --local-dir {own}` and pass that directory{preset}"
+            )
+        }
+        (false, Some(preset)) => {
+            format!("`{name}` is neither a directory, a GGUF file nor a preset; did you mean `{}`?", preset.name)
+        }
+        (false, None) => {
+            let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
+            format!("`{name}` is neither a directory, a GGUF file nor a preset; presets: {}", names.join(", "))
+        }
+    }
+}
+
+/// How many letters have to be put in, left out or replaced to get from one word to the other.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, letter) in a.chars().enumerate() {
+        let mut next = vec![i + 1];
+        for (j, (other, pair)) in b.iter().zip(row.windows(2)).enumerate() {
+            let &[diagonal, above] = pair else { continue };
+            let left = next.get(j).copied().unwrap_or(usize::MAX - 1);
+            next.push((diagonal + usize::from(letter != *other)).min(above + 1).min(left + 1));
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or(0)
+}
+
 impl Preset {
     /// Its configuration, as a checkpoint of this model would give it.
     pub fn config(&self) -> ModelConfig {
@@ -442,5 +487,36 @@ impl Preset {
     /// A tokenizer that round-trips any text within the preset's vocabulary.
     pub fn tokenizer(&self) -> Tokenizer {
         Tokenizer::byte_level(self.shape.vocab)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{edits, unknown_model};
+
+    #[test]
+    fn edits_are_counted() {
+        for (a, b, count) in
+            [("", "", 0), ("", "abc", 3), ("abc", "", 3), ("kitten", "sitting", 3), ("tiny", "tiny", 0)]
+        {
+            assert_eq!((edits(a, b), edits(b, a)), (count, count), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_nearly_a_preset_gets_that_preset() {
+        for (name, says) in [
+            ("tinyllama-1b", "did you mean `tinyllama-1.1b`?"),
+            ("TinyLlama_1.1B", "did you mean `tinyllama-1.1b`?"),
+            ("gpt-os-20b", "did you mean `gpt-oss-20b`?"),
+            ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "hf download TinyLlama/TinyLlama-1.1B-Chat-v1.0 --local-dir"),
+            ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "preset `tinyllama-1.1b`"),
+            ("some/model", "hf download some/model --local-dir model"),
+            ("./engine", "presets: "),
+            ("nothing-like-it-at-all", "presets: "),
+        ] {
+            assert!(unknown_model(name).contains(says), "{name}: {}", unknown_model(name));
+        }
+        assert!(!unknown_model("some/model").contains("preset"));
     }
 }

@@ -441,6 +441,13 @@ pub struct Meta {
     pub extra: BTreeMap<String, String>,
 }
 
+impl Meta {
+    /// Whether strobe recorded it, or a part of it.
+    pub fn is_own(&self) -> bool {
+        self.producer.split(", ").any(|producer| producer.starts_with("strobe"))
+    }
+}
+
 /// A file that a trace was read from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Source {

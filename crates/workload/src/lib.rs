@@ -23,7 +23,7 @@ pub use anchor_text::anchor_text;
 pub use arrival::{Arrival, ArrivalError, Arrivals, arrival_times_ns};
 pub use dataset::{
     DatasetError, Lengths, NormDist, Prompt, RealOutput, RealSample, Sample, SyntheticSpec, UnifDist, check_ids,
-    read_dataset, read_real_dataset, synthetic, write_dataset,
+    read_dataset, read_prompt_lines, read_real_dataset, synthetic, write_dataset,
 };
 pub use json_lines::{JsonLines, json_lines};
 pub use metrics::{ClientLag, LittleCheck, MetricError, MetricOptions, Metrics, Phase, Phases, SteadyWindow, metrics};

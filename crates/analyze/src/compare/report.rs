@@ -83,7 +83,7 @@ impl Comparison {
         report.sheets.push(self.parts());
         let kernels = |keep: fn(&KernelChange) -> bool| self.kernels(keep);
         let sheets = [
-            (kernels(KernelChange::is_replacement), "replaced", "Kernels that stand in for others"),
+            (kernels(KernelChange::is_replacement), "replaced", "Replaced kernels"),
             (
                 kernels(|k| k.count_changed() && !k.a.is_empty() && !k.b.is_empty()),
                 "counts",
@@ -248,7 +248,7 @@ impl Comparison {
             Column::new("Wall B", Unit::Ns),
             Column::new("Change", Unit::NsChange),
             Column::new("of A", Unit::ShareChange),
-            Column::new("Set aside", Unit::Text),
+            Column::new("Excluded", Unit::Text),
         ];
         let mut sheet = Sheet::new("pairs", columns).title("Iterations one by one");
         for group in &self.groups {

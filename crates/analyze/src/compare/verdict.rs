@@ -61,6 +61,9 @@ pub struct Verdict {
     pub outcome: Outcome,
     /// The headline: how much, how sure, what explains it.
     pub sentence: String,
+    /// Which ops account for a difference, where they were recorded; also the end of the headline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<String>,
     /// On what it rests: the spread between runs, the smallest difference that could have been seen, what would settle it.
     pub evidence: Vec<String>,
     /// How much longer B takes as a whole, as a share; below 0 it is faster.
@@ -263,8 +266,9 @@ pub(super) fn of_runs(runs: &WholeRuns, names: &[String; 2], explained: Option<S
         verdict.reasons.push(why.clone());
     }
     sentence.push('.');
-    if let Some(explained) = explained.filter(|_| runs.outcome.is_difference()) {
-        sentence.push_str(&format!(" {explained}"));
+    verdict.explanation = explained.filter(|_| runs.outcome.is_difference());
+    if let Some(explanation) = &verdict.explanation {
+        sentence.push_str(&format!(" {explanation}"));
     }
     verdict.sentence = sentence;
     verdict
@@ -329,7 +333,7 @@ fn evidence_of_runs(runs: &WholeRuns) -> Vec<String> {
             50.0 * runs.margin
         ));
     }
-    lines.extend(runs.set_aside.iter().map(|text| format!("Set aside: {text}.")));
+    lines.extend(runs.set_aside.iter().map(|text| format!("Excluded: {text}.")));
     lines.extend(runs.notes.iter().map(|text| format!("Note: {text}.")));
     lines
 }
@@ -452,12 +456,14 @@ pub(super) fn of_groups(
         sentence.push_str(&format!("; {:.0} % of the time is in iterations too few to judge", 100.0 * total.unjudged));
     }
     sentence.push('.');
-    if let Some(explained) = explained.filter(|_| outcome.is_difference()) {
-        sentence.push_str(&format!(" {explained}"));
+    let explanation = explained.filter(|_| outcome.is_difference());
+    if let Some(explanation) = &explanation {
+        sentence.push_str(&format!(" {explanation}"));
     }
     Verdict {
         outcome,
         sentence,
+        explanation,
         evidence,
         time_change: total.change,
         interval: total.interval,

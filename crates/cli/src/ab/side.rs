@@ -62,8 +62,8 @@ impl Strobe {
                 bail!("{option}: expected options such as --gemm-plugin auto, found `{word}`");
             };
             let (name, mut value) = match long.split_once('=') {
-                Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
-                None => (long.to_owned(), None),
+                Some((name, value)) => (name.replace('_', "-"), Some(value.to_owned())),
+                None => (long.replace('_', "-"), None),
             };
             if ITS_OWN.contains(&name.as_str()) {
                 bail!("{option}: --{name} is given by `strobe ab` itself; leave it out");
@@ -97,6 +97,9 @@ impl Strobe {
                 "{option}: {given} is decided when an engine is built, and --engine-dir {} is built already; give --model instead",
                 dir.display()
             );
+        }
+        if side.bench.windows(2).any(|pair| pair == ["--dataset", "-"]) {
+            bail!("--dataset -: every run reads the dataset anew; save it to a file and pass that");
         }
         if side.engine_dir.is_none() && side.model.is_none() {
             bail!("give --model PRESET|DIR|FILE or --engine-dir DIR, or --a-cmd and --b-cmd");

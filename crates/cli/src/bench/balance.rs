@@ -530,7 +530,7 @@ impl Answer {
         };
         let ranks = |report: &ExpertReport| report.ranks_in_words().unwrap_or_default();
         format!(
-            "Learned routing. {}. Perfect routing. {}. Computed from rank load alone, if every layer waits for its fullest rank: {} on {} ranks.",
+            "Learned routing. {}. Perfect routing. {}. Computed from rank load alone, if every layer waits for its most loaded rank: {} on {} ranks.",
             ranks(&self.experts[0]),
             ranks(&self.experts[1]),
             signed(computed),

@@ -1,6 +1,6 @@
 //! The client side of a benchmark: when requests are sent, and what is heard of them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use strobe_engine::host::{HostCounters, HostReadings};
@@ -76,7 +76,7 @@ pub fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingPar
     if count == 0 {
         return Ok(None);
     }
-    let spinner = progress::spinner("warming up");
+    let spinner = progress::spinner("warm-up");
     let vocab = engine.info().vocab_size as u64;
     let request = |index: usize| {
         let id = |i: u64| ((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocab;
@@ -110,7 +110,9 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>, kee
     let mut next = 0;
     let mut ended = 0;
     let mut tokens = 0u64;
-    let bar = progress::requests(jobs.len() as u64);
+    let total: u64 = jobs.iter().map(|job| u64::from(job.output_tokens)).sum();
+    let bar = progress::generated(total);
+    let mut said = None;
     let before = HostCounters::read(engine.threads());
     engine.begin_measurement(windows);
     let start = clock.now();
@@ -166,14 +168,19 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>, kee
         ended += take(&mut run, &outbox, &engine.info().limits, load);
         tokens += outbox.tokens.len() as u64;
         keep.tick(&run);
-        bar.set_position(ended as u64);
-        if output::interactive() {
+        if said.is_none_or(|said: Instant| said.elapsed() >= TICK) {
+            said = Some(Instant::now());
             let elapsed = (clock.now() - start) as f64 / 1e9;
             let kv =
                 run.iterations.last().map_or(0.0, |i| f64::from(i.kv_used) / engine.info().limits.kv_blocks as f64);
-            let total: u64 = jobs.iter().map(|j| u64::from(j.output_tokens)).sum();
             let eta = if tokens > 0 { elapsed * (total.saturating_sub(tokens)) as f64 / tokens as f64 } else { 0.0 };
-            bar.set_message(format!("{:.1} tok/s, KV {:.1} %, eta {eta:.0} s", tokens as f64 / elapsed, 100.0 * kv));
+            bar.set_message(format!(
+                "{:.1} tok/s, {ended}/{} requests, KV cache {:.1} %, eta {eta:.0} s",
+                tokens as f64 / elapsed,
+                jobs.len(),
+                100.0 * kv
+            ));
+            bar.set_position(tokens);
         }
         if !alive {
             break;

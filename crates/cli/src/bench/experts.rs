@@ -82,7 +82,7 @@ impl ExpertArgs {
             (None, Some((option, _))) => {
                 let from = if self.perfect_router.is_none() { format!(" (or {VARIABLE}=1)") } else { String::new() };
                 let hint = if option == "--perfect-router" { from } else { String::new() };
-                bail!("{option}{hint} needs a mixture of experts; {} has no experts", model.config.model_name)
+                bail!("{option}{hint} needs an MoE model; {} has no experts", model.config.model_name)
             }
             (Some(moe), _) if ranks == 0 || !moe.num_experts.is_multiple_of(ranks) => {
                 bail!("--assume-ep must divide the {} experts of a layer, found {ranks}", moe.num_experts)
@@ -95,7 +95,7 @@ impl ExpertArgs {
     /// The same with balanced logits made ready, whether they were asked for or not.
     pub fn balanced(&self, model: &LoadedModel) -> Result<ExpertOptions> {
         if model.config.model.moe.is_none() {
-            bail!("moe-balance needs a mixture of experts; {} has no experts", model.config.model_name);
+            bail!("moe-balance needs an MoE model; {} has no experts", model.config.model_name);
         }
         let options = self.options(model)?;
         let plan = self.plan().unwrap_or_default();
@@ -200,14 +200,14 @@ impl ExpertReport {
         let slowdown = self.rank_slowdown?;
         let loads: Vec<String> = loads.iter().map(u64::to_string).collect();
         Some(format!(
-            "Ranks if {} GPUs shared the experts: loads {} (spread {spread}); the fullest rank of an iteration has {slowdown:.3} times the mean",
+            "Ranks if {} GPUs shared the experts: loads {} (spread {spread}); the most loaded rank of an iteration has {slowdown:.3} times the mean",
             self.ranks,
             loads.join(" "),
         ))
     }
 
     pub fn text(&self, text: &mut String, width: usize) {
-        text::heading(text, "LOAD OF THE EXPERTS");
+        text::heading(text, "EXPERT LOAD");
         text.push_str(&sheets::table(&sheet(&self.loads), MOST_LAYERS).render(width));
         text.push_str(&sheets::wrap(NOTE, width));
         text.push('\n');
@@ -222,7 +222,7 @@ impl ExpertReport {
             load.tokens_per_expert.iter().map(|tokens| *tokens as f64 / mean).collect()
         };
         HeatMap {
-            title: "Load of the experts over the whole run".into(),
+            title: "Expert load over the whole run".into(),
             row_label: "layer".into(),
             column_label: "expert".into(),
             value_label: "load over mean load".into(),

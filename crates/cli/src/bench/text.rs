@@ -67,7 +67,7 @@ pub fn report(outcome: &Outcome, width: usize) -> String {
 }
 
 fn details(text: &mut String, outcome: &Outcome, width: usize) {
-    heading(text, "MACHINE, MEMORY AND UTILISATION");
+    heading(text, "MACHINE, MEMORY AND UTILIZATION");
     let build = &outcome.config.build;
     let on = |flag: bool| if flag { "enable" } else { "disable" };
     let memory = &outcome.info.memory;
@@ -383,14 +383,14 @@ fn profile(text: &mut String, outcome: &Outcome, trace: &Trace, width: usize) {
         text.push('\n');
     }
     recorder_cost(text, outcome);
-    text.push_str("Parts add up to the wall time: the means exactly, medians one by one. idle = between ops inside the forward pass; waited for a CPU = longest wait of one thread, taken from the other parts by their share; unknown = covered by no range.\n\n");
+    text.push_str("Means add up to the wall time. idle = between ops inside the forward pass; waited for a CPU = longest wait of one thread, taken from the other parts by share; unknown = covered by no range.\n\n");
     heading(text, "TOP OPS");
     text.push_str(&ops_table(&top_ops(&context), 12).render(width));
     if let Some(peaks) = &trace.meta.peaks {
         let (of_products, of_type) = outcome.peaks.of_products(&outcome.config.build);
         let products = match of_products == peaks.flops_per_s {
             true => String::new(),
-            false => format!(" ({of_type} products {})", human::flops_per_s(of_products)),
+            false => format!(" ({of_type} GEMM {})", human::flops_per_s(of_products)),
         };
         let _ = writeln!(
             text,

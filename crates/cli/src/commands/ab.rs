@@ -251,7 +251,8 @@ pub fn run(args: Args) -> Result<()> {
     if done.stopped == Stopped::Interrupted {
         return Ok(()); // main turns it into 130
     }
-    args.gate.judge(&done.comparison.verdict)
+    let inspect = done.page.as_ref().unwrap_or(&plan.dir).display().to_string();
+    args.gate.judge(&done.comparison.verdict, &inspect)
 }
 
 /// A comparison that has come to its end.

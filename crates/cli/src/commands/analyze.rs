@@ -8,12 +8,13 @@ use strobe_analyze::reports::{self, Entry};
 use strobe_analyze::sheet::Report;
 use strobe_report::human;
 
+use crate::sheets::Format;
 use crate::trace_input::{self, ViewArgs};
 use crate::{explore, output, progress, run_dir, sheets};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe analyze report.sqlite                       an Nsight Systems export (nsys export --type sqlite)
-  strobe analyze trace.json.gz --html trace.html     a PyTorch profiler trace, as a page that can be mailed
+  strobe analyze trace.json.gz --html trace.html     a PyTorch profiler trace, as one HTML file
   strobe analyze RUN --report budget,gaps            a run directory of strobe bench --profile
   strobe analyze rank*.json.gz                       several ranks of one run
   strobe analyze report.sqlite --report kern-sum --format csv
@@ -34,7 +35,7 @@ pub struct Args {
     /// The same as --format json
     #[arg(long, conflicts_with = "format")]
     json: bool,
-    /// Also write all reports and a timeline as one page that can be mailed
+    /// Also write all reports and a timeline as one self-contained HTML file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Rows shown of each table, 0 for all
@@ -46,17 +47,6 @@ pub struct Args {
 
 /// Rows shown of each table when nobody says.
 const DEFAULT_TOP: usize = 12;
-
-/// How reports are printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Format {
-    /// For people
-    Table,
-    /// Plain values; Nsight Systems' summaries exactly as `nsys stats` writes them
-    Csv,
-    /// For programs
-    Json,
-}
 
 /// What is printed when no report was asked for: the first screen.
 const FIRST_SCREEN: [&str; 5] = ["summary", "budget", "categories", "kern-sum", "advice"];

@@ -49,18 +49,18 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Mode {
-    /// As many tokens per second as possible
+    /// Measure throughput: all requests batched
     #[command(before_help = EXAMPLES)]
     Throughput(Box<BenchArgs>),
-    /// One request at a time
+    /// Measure latency: one request at a time
     #[command(before_help = EXAMPLES)]
     Latency(Box<BenchArgs>),
-    /// Is the router of a mixture of experts the bottleneck? Learned against perfectly balanced routing
+    /// Measure the speed-up of perfect expert balance in an MoE model
     #[command(before_help = moe_balance::EXAMPLES, mut_args(moe_balance::in_help))]
     MoeBalance(Box<moe_balance::Args>),
-    /// Where the perfect router would send tokens, for any numbers
+    /// Print the perfect router's token-to-expert plan
     MoePlan(Box<bench::plan::Args>),
-    /// Single kernels: time, rate, share of the roofline, and whether the result is right
+    /// Measure single kernels: time, rate, % of roofline, correctness
     #[command(before_help = KERNEL_EXAMPLES)]
     Kernels(Box<bench::kernels::Args>),
 }
@@ -70,7 +70,7 @@ enum PolicyChoice {
     /// Admit only what can finish
     #[value(name = "guaranteed_no_evict", alias = "guaranteed-no-evict", alias = "GUARANTEED_NO_EVICT")]
     GuaranteedNoEvict,
-    /// Admit what fits the next step; pause and recompute when blocks run out
+    /// Admit what fits the next iteration; preempt and recompute when blocks run out
     #[value(name = "max_utilization", alias = "max-utilization", alias = "MAX_UTILIZATION")]
     MaxUtilization,
     /// Nothing new until the batch ends
@@ -95,11 +95,11 @@ enum ArrivalChoice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum WeightsMemory {
-    /// Copy if that leaves half of the memory free
+    /// Copy where half of the memory stays free
     Auto,
     /// Copy into huge pages, after the warm-up
     Copy,
-    /// Stay with the pages of the file
+    /// Use the mapped file
     Map,
 }
 
@@ -107,20 +107,20 @@ enum WeightsMemory {
 struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Requests: JSONL made by `strobe prepare-dataset` or `trtllm-bench`
+    /// Requests: JSONL of `strobe prepare-dataset` or `trtllm-bench`; - is standard input
     #[arg(long, value_name = "FILE")]
     dataset: PathBuf,
-    /// Use the first N requests; 0 is all
+    /// Use the first N requests; 0 for all
     #[arg(long, value_name = "N", default_value_t = 0)]
     num_requests: usize,
 
-    /// Most requests in flight; -1 is no limit
+    /// Maximum requests in flight; -1 for no limit
     #[arg(long, value_name = "C", help_heading = "Load")]
     concurrency: Option<i64>,
     /// Report time to first token and per-token speed
     #[arg(long, help_heading = "Load")]
     streaming: bool,
-    /// Random requests before the measurement; of PyTorch so many rounds of warming up
+    /// Warm-up requests before the measurement; warm-up rounds for PyTorch
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Load")]
     warmup: usize,
     /// Requests per second (open loop); without it all are sent at once
@@ -135,7 +135,7 @@ struct BenchArgs {
     /// Seed of arrivals and sampling
     #[arg(long, value_name = "S", default_value_t = 420, help_heading = "Load")]
     random_seed: u64,
-    /// Run K times and report the spread; the report is the last run's [default: 1]
+    /// Repeat K times and report the spread; details are the last run's [default: 1]
     #[arg(long, value_name = "K", help_heading = "Load")]
     repeat: Option<usize>,
 
@@ -176,19 +176,19 @@ struct BenchArgs {
     /// Reuse cached prefixes
     #[arg(long, value_enum, default_value = "disable", help_heading = "Engine")]
     kv_cache_reuse: Switch,
-    /// Spread long prompts over several steps
+    /// Chunked prefill
     #[arg(long, value_enum, default_value = "enable", help_heading = "Engine")]
     chunked_context: Switch,
-    /// Most requests in a step [default: the engine's]
+    /// Maximum requests per iteration [default: the engine's]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     max_batch_size: Option<usize>,
-    /// Most tokens in a step; not for --runtime pytorch [default: the engine's]
+    /// Maximum tokens per iteration; not for --runtime pytorch [default: the engine's]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     max_num_tokens: Option<usize>,
-    /// Where the weights of an engine directory are read from: huge pages of their own, or the mapped file
+    /// Keep an engine's weights in huge pages, or in the mapped file
     #[arg(long, value_enum, default_value = "auto", help_heading = "Engine")]
     weights_memory: WeightsMemory,
-    /// What runs the model: strobe, or PyTorch on the same requests for comparison
+    /// Runtime: strobe, or PyTorch on the same requests as a baseline
     #[arg(long, value_enum, default_value = "strobe", help_heading = "Engine")]
     runtime: Runtime,
     /// The Python with torch and transformers for --runtime pytorch and pytorch-graph [default: python3]
@@ -212,15 +212,15 @@ struct BenchArgs {
     /// Also write a Chrome trace of the windows; also TLLM_TORCH_PROFILE_TRACE
     #[arg(long, value_name = "FILE.json", help_heading = "Profiling")]
     trace_out: Option<PathBuf>,
-    /// Record every second iteration (on a GPU, alternate blocks of 16) and print what recording costs
+    /// Record every second iteration (on a GPU, alternate blocks of 16) and print the profiler's overhead
     #[arg(long, conflicts_with = "profile", help_heading = "Profiling")]
     measure_profiler_overhead: bool,
 
-    /// Run directory to write, records while the run goes on: run.json, requests.jsonl, iterations.jsonl, trace.sqlite,
-    /// report.json, report.html [default: none, and a new one in runs/ where --profile records]
+    /// Run directory to write: run.json, requests.jsonl, iterations.jsonl, trace.sqlite, report.json, report.html
+    /// [default: none; with --profile a new one in runs/]
     #[arg(long, value_name = "RUN", help_heading = "Output")]
     output_dir: Option<PathBuf>,
-    /// Replace an existing run directory; it is moved back if nothing is recorded
+    /// Replace an existing run directory; it is restored if nothing is recorded
     #[arg(long, help_heading = "Output")]
     overwrite: bool,
     /// Write the report as JSON, with trtllm-bench's keys
@@ -620,7 +620,7 @@ const MOST_WARMUP: usize = 10_000;
 
 /// The words of this call, for the record.
 pub fn command_line() -> String {
-    crate::shell::line(std::process::Command::new("strobe").args(std::env::args_os().skip(1)))
+    crate::shell::line(std::process::Command::new("strobe").args(crate::words()))
 }
 
 /// Whether mapped weights are to be moved to memory of their own.

@@ -13,7 +13,7 @@ use strobe_report::table::Table;
 
 use crate::build_args::BuildArgs;
 use crate::device::{Device, DeviceArgs, DeviceChoice};
-use crate::model_args::CpuArgs;
+use crate::model_args::{CpuArgs, warn_of_changes};
 use crate::{output, progress};
 
 const EXAMPLES: &str = "EXAMPLES:
@@ -27,19 +27,19 @@ const EXAMPLES: &str = "EXAMPLES:
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// Show the presets with their parameters and bytes
+    /// List presets with parameters and bytes
     #[arg(long)]
     list_presets: bool,
     /// Preset, Hugging Face directory with config.json and *.safetensors, or GGUF file
     #[arg(long, value_name = "PRESET|DIR|FILE", required_unless_present = "list_presets")]
     model: Option<String>,
-    /// Where to write the engine
+    /// Engine directory to write
     #[arg(long, value_name = "DIR", required_unless_present = "list_presets")]
     output_dir: Option<PathBuf>,
-    /// Most requests in a step [default: 64; 2048 when built for a GPU]
+    /// Maximum requests per iteration [default: 64; 2048 for a GPU]
     #[arg(long, value_name = "N")]
     max_batch_size: Option<usize>,
-    /// Most tokens in a step [default: 2048; 8192 when built for a GPU]
+    /// Maximum tokens per iteration [default: 2048; 8192 for a GPU]
     #[arg(long, value_name = "N")]
     max_num_tokens: Option<usize>,
     #[command(flatten)]
@@ -80,6 +80,7 @@ pub fn run(args: Args) -> Result<()> {
     let on_gpu = matches!(device, Device::Cuda(_));
     let build = args.build.config(&model, args.max_batch_size, args.max_num_tokens, on_gpu);
     let config = model.engine_config(build)?;
+    warn_of_changes(&model, &config);
     if on_gpu {
         config.build.check_gpu()?;
     }

@@ -1,6 +1,7 @@
 //! `strobe compare`: what differs between two runs or traces, and why.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -12,12 +13,13 @@ use strobe_trace::{IterationKind, Trace};
 use crate::gate::{GateArgs, percent};
 use crate::run_dir::{self, RunDir};
 use crate::run_facts::{KnownRun, known_run, metric_named, metric_names};
+use crate::sheets::Format;
 use crate::trace_input::{self, ViewArgs};
-use crate::{explore, noise, output, progress, sheets};
+use crate::{explore, noise, output, progress, sheets, shell};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe compare run-a run-b                                two run directories, profiled or not
-  strobe compare before.sqlite after.sqlite --html d.html   two Nsight Systems exports, as a page
+  strobe compare before.sqlite after.sqlite --html d.html   two Nsight Systems exports, as one HTML file
   strobe compare 'base-*' 'new-*' --fail-on-regression 5%   repeats of each side, as a gate in CI
 
 Exit codes: 0 done or passed, 1 a proven regression beyond the limit, 2 bad input or not comparable, 3 the gate cannot tell.
@@ -45,10 +47,13 @@ pub struct Args {
     /// Rows shown of each table, 0 for all
     #[arg(long, value_name = "N", default_value_t = 15)]
     top: usize,
-    /// Print the comparison as JSON
-    #[arg(long)]
+    /// How to print it
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    /// The same as --format json
+    #[arg(long, conflicts_with = "format")]
     json: bool,
-    /// Also write it as one page that can be mailed
+    /// Also write it as one self-contained HTML file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -98,20 +103,29 @@ pub fn run(args: Args) -> Result<()> {
         run_dir::write_whole(path, page.as_bytes())?;
     }
     drop(spinner);
-    if args.json {
-        let document = json!({
-            "strobe": env!("CARGO_PKG_VERSION"),
-            "a": traces[0].iter().map(trace_input::sources).collect::<Vec<_>>(),
-            "b": traces[1].iter().map(trace_input::sources).collect::<Vec<_>>(),
-            "outcome": comparison.verdict.outcome,
-            "comparison": comparison,
-            "gate": args.gate.to_json(&comparison.verdict),
-        });
-        output::line(&format!("{document:#}"));
-    } else {
-        show(&comparison, args.top, args.html.as_deref());
+    match if args.json { Format::Json } else { args.format } {
+        Format::Json => {
+            let document = json!({
+                "strobe": env!("CARGO_PKG_VERSION"),
+                "a": traces[0].iter().map(trace_input::sources).collect::<Vec<_>>(),
+                "b": traces[1].iter().map(trace_input::sources).collect::<Vec<_>>(),
+                "outcome": comparison.verdict.outcome,
+                "comparison": comparison,
+                "gate": args.gate.to_json(&comparison.verdict),
+            });
+            output::line(&format!("{document:#}"));
+        }
+        Format::Csv => {
+            output::print(&sheets::csv(&[comparison.report()]));
+            output::note(&comparison.verdict.sentence);
+        }
+        Format::Table => show(&comparison, args.top, args.html.as_deref()),
     }
-    args.gate.judge(&comparison.verdict)
+    let inspect = match &args.html {
+        Some(page) => page.display().to_string(),
+        None => shell::line(Command::new("strobe").args(["compare", &args.a, &args.b, "--html", "diff.html"])),
+    };
+    args.gate.judge(&comparison.verdict, &inspect)
 }
 
 /// Prints a comparison for people.

@@ -46,7 +46,7 @@ pub struct Args {
     /// Requests of --noise
     #[arg(long, value_name = "FILE", requires = "noise")]
     dataset: Option<PathBuf>,
-    /// Runs of --noise that count, each in a process of its own [default: 10]
+    /// Runs of --noise, each in its own process [default: 10]
     #[arg(long, value_name = "N", requires = "noise")]
     runs: Option<usize>,
     /// Further options of `strobe bench` for --noise
@@ -62,11 +62,11 @@ pub struct Args {
 /// One of the machine's ceilings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Peak {
-    /// Operations per second of float32 multiply-adds
+    /// float32 FLOP/s
     Float32,
-    /// Operations per second of bfloat16 products: those of float32 where the CPU has none of their own
+    /// bfloat16 FLOP/s; float32's where the CPU has no bfloat16 instructions
     Bfloat16,
-    /// Operations per second of 8-bit dot products
+    /// int8 operations per second
     Int8,
     /// Bytes per second of a streaming read
     Read,

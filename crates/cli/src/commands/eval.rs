@@ -17,7 +17,7 @@ use crate::{output, run_dir};
 const EXAMPLES: &str = "EXAMPLES:
   strobe eval logits --model ./tiny-llama --ids 5,9,17 --decode 16 --output logits.json
   strobe eval logits --model micro --ids 1,2,3 --dtype bfloat16 --output logits.json
-  strobe eval logits --model micro --ids 1,2,3 --quantization int8 --output int8.json --against logits.json
+  strobe eval logits --model micro --ids 1,2,3 --quantization int8 --against logits.json
   strobe eval perplexity --engine-dir engine --text book.txt";
 
 #[derive(clap::Args)]
@@ -32,7 +32,7 @@ enum What {
     /// Logits of every prompt position and of N greedy decode steps, as JSON
     #[command(before_help = EXAMPLES)]
     Logits(LogitsArgs),
-    /// Perplexity of a text, and what quantisation costs
+    /// Perplexity of a text, and quantization loss
     #[command(before_help = perplexity::EXAMPLES)]
     Perplexity(perplexity::Args),
 }
@@ -48,9 +48,9 @@ struct LogitsArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     decode: usize,
     /// Where to write {"logits", "greedy", "decode_logits"}; `-` is standard output
-    #[arg(long, value_name = "FILE")]
-    output: PathBuf,
-    /// Also compare the logits of the prompt with those of this file, written by `eval logits` or another implementation
+    #[arg(long, value_name = "FILE", required_unless_present = "against")]
+    output: Option<PathBuf>,
+    /// Compare the logits of the prompt with those of this file, written by `eval logits` or another implementation
     #[arg(long, value_name = "FILE")]
     against: Option<PathBuf>,
     #[command(flatten)]
@@ -79,9 +79,10 @@ fn open_device(device: &DeviceArgs, build: &BuildArgs, cpu: &CpuArgs) -> Result<
 }
 
 fn logits(args: LogitsArgs) -> Result<()> {
-    let to_stdout = args.output.as_os_str() == "-";
-    if !to_stdout {
-        run_dir::check_writable(&args.output)?;
+    let to_stdout = args.output.as_ref().is_some_and(|path| path.as_os_str() == "-");
+    let file = args.output.as_ref().filter(|_| !to_stdout);
+    if let Some(path) = file {
+        run_dir::check_writable(path)?;
     }
     let expected = args.against.as_deref().map(against::Expected::read).transpose()?;
     let mut target = open_device(&args.device, &args.build, &args.cpu)?;
@@ -89,16 +90,18 @@ fn logits(args: LogitsArgs) -> Result<()> {
     let tier = target.describe();
     let result = eval::logits(target, &model, &args.ids, args.decode)?;
     let difference = expected.map(|expected| expected.compare(&result.logits)).transpose()?;
-    let text = serde_json::to_string(&result).context("the logits can't be written as JSON")?;
+    let text = || serde_json::to_string(&result).context("the logits can't be written as JSON");
     if to_stdout {
-        output::line(&text);
+        output::line(&text()?);
         difference.iter().for_each(|line| output::note(line));
         return Ok(());
     }
-    run_dir::write_whole(&args.output, text.as_bytes())?;
+    if let Some(path) = file {
+        run_dir::write_whole(path, text()?.as_bytes())?;
+    }
     output::line(&format!(
-        "{}: logits of {} positions and {} decode steps of {} ({}, weights {}, {tier})",
-        args.output.display(),
+        "{}logits of {} positions and {} decode steps of {} ({}, weights {}, {tier})",
+        file.map_or(String::new(), |path| format!("{}: ", path.display())),
         result.logits.len(),
         result.decode_logits.len(),
         model.config.model_name,

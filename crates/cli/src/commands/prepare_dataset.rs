@@ -6,9 +6,10 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use serde_json::json;
 use strobe_engine::engine_dir::{CONFIG_FILE, WEIGHTS_FILE};
-use strobe_model::{Gguf, GgufModel, ModelConfig, Tokenizer, preset, presets};
+use strobe_model::{Gguf, GgufModel, ModelConfig, Tokenizer, preset, unknown_model};
 use strobe_workload::{
-    Lengths, NormDist, Prompt, RealOutput, Sample, SyntheticSpec, UnifDist, read_real_dataset, synthetic, write_dataset,
+    Lengths, NormDist, Prompt, RealOutput, Sample, SyntheticSpec, UnifDist, read_prompt_lines, read_real_dataset,
+    synthetic, write_dataset,
 };
 
 use crate::{output, run_dir};
@@ -18,7 +19,8 @@ const EXAMPLES: &str = "EXAMPLES:
       token-norm-dist --num-requests 64 --input-mean 128 --input-stdev 0 --output-mean 128 --output-stdev 0
   strobe prepare-dataset --tokenizer ./model --stdout \\
       token-unif-dist --num-requests 10 --input-min 16 --input-max 64 --output-min 8 --output-max 32
-  strobe prepare-dataset --model micro --output d.jsonl real-dataset --file chats.jsonl --prompt-key question --output-key answer";
+  strobe prepare-dataset --model micro --output d.jsonl real-dataset --file chats.jsonl --prompt-key question --output-key answer
+  strobe prepare-dataset --model micro --output d.jsonl real-dataset --file prompts.txt --output-len-dist 128,0";
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
@@ -73,16 +75,16 @@ enum Kind {
         #[arg(long, value_name = "TOKENS")]
         output_max: u32,
     },
-    /// Prompts from a local JSONL file, tokenized here
+    /// Prompts from a local file, tokenized here
     RealDataset {
-        /// JSONL file, one object per line
+        /// JSONL with one object per line, or text with one prompt per line; - is standard input
         #[arg(long, value_name = "FILE")]
         file: PathBuf,
-        /// Field that holds the prompt
+        /// Field that holds the prompt; without it every line is a prompt
         #[arg(long, value_name = "KEY")]
-        prompt_key: String,
+        prompt_key: Option<String>,
         /// Field that holds a reference answer (its tokens are counted) or a number of tokens
-        #[arg(long, value_name = "KEY")]
+        #[arg(long, value_name = "KEY", requires = "prompt_key")]
         output_key: Option<String>,
         /// Draw output lengths from a normal distribution instead
         #[arg(long, value_name = "MEAN,STDEV", conflicts_with = "output_key")]
@@ -123,7 +125,15 @@ pub fn run(args: Args) -> Result<()> {
         }
         Kind::RealDataset { file, prompt_key, output_key, output_len_dist, num_requests } => {
             let dist = output_len_dist.as_deref().map(parse_dist).transpose()?;
-            real(&vocabulary, file, prompt_key, output_key.as_deref(), dist, *num_requests, args.random_seed)?
+            real(
+                &vocabulary,
+                file,
+                prompt_key.as_deref(),
+                output_key.as_deref(),
+                dist,
+                *num_requests,
+                args.random_seed,
+            )?
         }
     };
     let mut bytes = Vec::new();
@@ -179,7 +189,7 @@ fn make(
 fn real(
     vocabulary: &Vocabulary,
     file: &Path,
-    prompt_key: &str,
+    prompt_key: Option<&str>,
     output_key: Option<&str>,
     dist: Option<NormDist>,
     limit: Option<usize>,
@@ -191,7 +201,10 @@ fn real(
     if output_key.is_none() && dist.is_none() {
         bail!("say how long the answers are: --output-key KEY or --output-len-dist MEAN,STDEV");
     }
-    let mut lines = read_real_dataset(file, prompt_key, output_key)?;
+    let mut lines = match prompt_key {
+        Some(key) => read_real_dataset(file, key, output_key)?,
+        None => read_prompt_lines(file)?,
+    };
     lines.truncate(limit.filter(|&n| n > 0).unwrap_or(usize::MAX)); // 0 is all, as in `bench`
     let drawn = match dist {
         Some(dist) => {
@@ -204,7 +217,8 @@ fn real(
         let place = || format!("{} line {}", file.display(), line.line);
         let ids = tokenizer.encode(&line.prompt)?;
         if ids.is_empty() {
-            bail!("{}: field `{prompt_key}`: the prompt has no tokens; remove the line", place());
+            let field = prompt_key.map_or(String::new(), |key| format!(" field `{key}`:"));
+            bail!("{}:{field} the prompt has no tokens; remove the line", place());
         }
         let output_tokens = match &line.output {
             Some(RealOutput::Tokens(tokens)) => *tokens,
@@ -247,8 +261,7 @@ fn vocabulary(args: &Args) -> Result<Vocabulary> {
     } else {
         let dir = Path::new(&name);
         if !dir.is_dir() {
-            let names: Vec<_> = presets().iter().map(|p| p.name).collect();
-            bail!("--model `{name}` is neither a directory, a GGUF file nor a preset; presets: {}", names.join(", "));
+            bail!("--model: {}", unknown_model(&name));
         }
         let config = if dir.join(WEIGHTS_FILE).exists() {
             let path = dir.join(CONFIG_FILE);

@@ -24,8 +24,8 @@ Without nsys, `strobe bench ... --profile A-B` records kernels by itself.";
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// Record these iterations only, a report each: A-B, N, or a comma list. strobe is told with --profile, others with
-    /// TLLM_PROFILE_START_STOP; the command must call cudaProfilerStart and cudaProfilerStop
+    /// Record only these iterations, one report per window: A-B, N, or a comma list. Passed to strobe as --profile, to others
+    /// as TLLM_PROFILE_START_STOP; the command must call cudaProfilerStart and cudaProfilerStop
     #[arg(long, value_name = "SPEC")]
     windows: Option<String>,
     /// The nsys to use

@@ -166,7 +166,7 @@ impl Outcome {
             ("Weights:", format!("{}, {}", self.config.weights.describe(), self.config.build.dtype)),
             ("Scheduling:", format!("{}, at most {} requests in a step", self.policy(), self.batch)),
             ("Arrivals:", self.arrival.clone()),
-            ("Loading, warming up:", format!("{:.1} s, {:.1} s", facts.load_seconds, facts.warmup_seconds)),
+            ("Loading, warm-up:", format!("{:.1} s, {:.1} s", facts.load_seconds, facts.warmup_seconds)),
             ("Device memory, peak:", bytes(self.run.peak_bytes)),
             ("  weights:", human::bytes(facts.weight_bytes)),
             ("  KV cache:", cache),

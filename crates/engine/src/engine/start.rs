@@ -56,7 +56,7 @@ impl Core {
         let unit = build.tokens_per_block.min(build.max_seq_len);
         if options.chunked_context && tokens - (batch - 1) < unit {
             notes.push(format!(
-                "with {batch} requests running, a step of {tokens} tokens leaves less than one chunk of {unit} for prompts: long prompts wait until some have ended; raise --max-num-tokens or lower --max-batch-size"
+                "with {batch} requests running, an iteration of {tokens} tokens leaves less than one chunk of {unit} for prefill: long prompts wait until requests end; raise --max-num-tokens or lower --max-batch-size"
             ));
         }
         if options.prefix_reuse && !build.paged_kv_cache {
@@ -207,7 +207,7 @@ fn perfect_router(
 ) -> Result<Option<PerfectRouter>, EngineError> {
     let Some(asked) = options.perfect_router else { return Ok(None) };
     let Some(moe) = &config.moe else {
-        let problem = format!("needs a mixture of experts; {} has no experts", config.architecture);
+        let problem = format!("needs an MoE model; {} has no experts", config.architecture);
         return Err(EngineError::option("--perfect-router", problem));
     };
     let balance = Balance {

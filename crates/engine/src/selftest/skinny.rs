@@ -277,7 +277,7 @@ fn chain(rig: &mut Rig, skinny: &mut Skinny, precision: Precision) -> Result<Vec
             found.push(hidden.bytes(rig.gpu)?);
         }
         for again in &found[1..] {
-            let case = format!("{m} rows through {turns} pairs of products that overlap");
+            let case = format!("{m} rows through {turns} pairs of overlapping GEMMs");
             outcomes.push(Outcome::exact(("skinny_chain", precision.suffix()), case, again, &found[0]));
         }
     }

@@ -20,7 +20,7 @@ pub(crate) trait PairKernel {
 /// # Safety
 /// The kernel's pointers are valid for what it touches. (`Cpu::new` made sure that the machine has the tier.)
 pub(crate) unsafe fn dispatch_pairs<K: PairKernel>(tier: Tier, kernel: K) {
-    assert!(tier.multiplies_pairs(), "the tier {} has no products of bfloat16 pairs", tier.name());
+    assert!(tier.multiplies_pairs(), "the tier {} cannot multiply bfloat16 pairs", tier.name());
     // SAFETY: the tier was detected, the rest is the caller's promise.
     #[cfg(target_arch = "x86_64")]
     unsafe {

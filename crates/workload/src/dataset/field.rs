@@ -1,6 +1,7 @@
 //! Reading files and fields with errors that name the place.
 
 use std::fs;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -99,13 +100,23 @@ pub(super) fn describe(value: &Value) -> String {
     }
 }
 
+/// The name under which standard input is read.
+pub(super) const STANDARD_INPUT: &str = "-";
+
 /// The file's bytes, without a byte order mark.
 pub(super) fn read_bytes(path: &Path) -> Result<Vec<u8>, DatasetError> {
     const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
     if path.is_dir() {
         return Err(DatasetError::IsDirectory { path: path.to_path_buf() });
     }
-    let mut bytes = fs::read(path).map_err(|source| DatasetError::Io { path: path.to_path_buf(), source })?;
+    let read = || match path.as_os_str() == STANDARD_INPUT {
+        true => {
+            let mut bytes = Vec::new();
+            io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
+        }
+        false => fs::read(path),
+    };
+    let mut bytes = read().map_err(|source| DatasetError::Io { path: path.to_path_buf(), source })?;
     if bytes.starts_with(BYTE_ORDER_MARK) {
         bytes.drain(..BYTE_ORDER_MARK.len());
     }

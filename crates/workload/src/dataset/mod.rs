@@ -11,7 +11,7 @@ use std::path::Path;
 
 pub use error::DatasetError;
 pub use read::read_dataset;
-pub use real::{RealOutput, RealSample, read_real_dataset};
+pub use real::{RealOutput, RealSample, read_prompt_lines, read_real_dataset};
 pub use synthetic::{Lengths, NormDist, SyntheticSpec, UnifDist, synthetic};
 
 /// What a request starts from.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::field::{Place, describe, lines, read_bytes};
+use super::field::{Place, STANDARD_INPUT, describe, lines, read_bytes};
 use super::{DatasetError, Prompt, Sample};
 
 /// Reads a dataset.
@@ -37,6 +37,9 @@ pub fn read_dataset(path: &Path) -> Result<Vec<Sample>, DatasetError> {
 /// keeping a line number for every sample.
 pub(super) fn place_of_sample(path: &Path, index: usize) -> String {
     let whole = || format!("sample {index}");
+    if path.as_os_str() == STANDARD_INPUT {
+        return whole();
+    }
     let Ok(bytes) = read_bytes(path) else { return whole() };
     if !matches!(single_document(path, &bytes), Ok(None)) {
         return whole();

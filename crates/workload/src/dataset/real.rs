@@ -1,4 +1,4 @@
-//! Reads a local JSONL file of real prompts, to be tokenized by the caller.
+//! Reads a local file of real prompts, JSONL or one prompt a line, to be tokenized by the caller.
 
 use std::path::Path;
 
@@ -25,6 +25,19 @@ pub enum RealOutput {
     Text(String),
     /// The output length itself.
     Tokens(u32),
+}
+
+/// Reads a text file with one prompt a line; blank lines are left out.
+pub fn read_prompt_lines(path: &Path) -> Result<Vec<RealSample>, DatasetError> {
+    let bytes = read_bytes(path)?;
+    let sample = |line: Result<(usize, &str), DatasetError>| {
+        line.map(|(line, text)| RealSample { prompt: text.to_owned(), output: None, line })
+    };
+    let samples = lines(path, &bytes).map(sample).collect::<Result<Vec<_>, DatasetError>>()?;
+    if samples.is_empty() {
+        return Err(DatasetError::Empty { path: path.to_path_buf() });
+    }
+    Ok(samples)
 }
 
 /// Reads the prompts under `prompt_key`, and the answers (or their lengths) under `output_key`.

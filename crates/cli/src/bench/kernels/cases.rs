@@ -13,13 +13,13 @@ use crate::device::Device;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Op {
-    /// Matrix products of many rows: prompts and batched decoding
+    /// GEMM of many rows: prefill and batched decode
     Gemm,
-    /// Matrix products of one row: decoding
+    /// GEMV: decode of one request
     Gemv,
-    /// Matrix products of gates and ups with their activation: fused against two steps
+    /// Gate and up projections with their activation, fused and unfused
     GateUp,
-    /// Attention over the paged cache: prompts and decoding, fused against naive
+    /// Attention over the paged KV cache, prefill and decode, fused and naive
     Attention,
     /// Root-mean-square norm
     Norm,
@@ -80,7 +80,7 @@ pub enum Kind {
     #[serde(alias = "f16")]
     #[value(alias = "f16")]
     Float16,
-    /// With quantised activations; of a KV cache with a scale per position and head
+    /// With quantized activations; for a KV cache with a scale per position and head
     Int8,
     /// Weights only
     Int4,
@@ -371,10 +371,13 @@ impl FileEntry {
         };
         match shape {
             Shape::Product { m, .. } if op == Op::Gemv && m != 1 => {
-                bail!("gemv is a product of one row; leave `m` out")
+                bail!("gemv has one row; leave `m` out")
             }
             Shape::Product { n, .. } if op == Op::GateUp && !n.is_multiple_of(2 * PANEL) => {
-                bail!("`n` of gate-up is that of gates and ups, and must be a multiple of {}, found {n}", 2 * PANEL)
+                bail!(
+                    "`n` of gate-up is the width of gate and up together: found {n}, expected a multiple of {}",
+                    2 * PANEL
+                )
             }
             Shape::Attention { q_len, kv_len, .. } if q_len > kv_len => {
                 bail!("`q_len` {q_len} is more than `kv_len` {kv_len}: queries are the last of the positions")

@@ -39,10 +39,10 @@ pub struct Args {
     /// The Python with torch for --versus torch [default: python3]
     #[arg(long, value_name = "PATH", requires = "versus")]
     python: Option<PathBuf>,
-    /// Time matrix products on one thread as well, turn about, and say how many times as fast all threads are
+    /// Also time GEMMs on one thread, interleaved, and print the speed-up of all threads
     #[arg(long)]
     scaling: bool,
-    /// Timed runs of each kernel at least, of which the median counts
+    /// Minimum timed runs per kernel; the median is reported
     #[arg(long, value_name = "N", default_value_t = 7)]
     repeat: usize,
     #[command(flatten)]
@@ -271,7 +271,7 @@ fn on_gpu(args: &Args, index: u32, cases: Vec<Case>) -> Result<Outcome> {
     let (lines, mut notes) = measure_all(args, device, machine::cores(), cases, |case| bench.run(case))?;
     let of_type = |(kind, ops): &(Kind, f64)| format!("{} {}", human::flops_per_s(*ops), kind.name());
     notes.push(format!(
-        "Peaks: {} by large products, {} by a copy in device memory.",
+        "Peaks: {} by a large GEMM, {} by a copy in device memory.",
         ceilings.ops.iter().map(of_type).collect::<Vec<_>>().join(", "),
         human::bytes_per_s(ceilings.copy_bytes_per_s)
     ));

@@ -158,8 +158,8 @@ fn report(outcome: &Outcome) -> Report {
     let name = machine.gpu.as_ref().map_or(&machine.cpu, |gpu| &gpu.name);
     let mut report = Report::new("kernels", format!("Kernels on {name}{tier}{threads}")).sheet(sheet(outcome));
     for (op, title) in [
-        (Op::GateUp, "Gates and ups with their activation: fused against naive, a product and an op over memory"),
-        (Op::Attention, "Fused attention against naive: scores, softmax and values as three ops over memory"),
+        (Op::GateUp, "Gate and up projections with their activation: fused vs unfused (GEMM, then an op over memory)"),
+        (Op::Attention, "Attention: fused vs unfused (scores, softmax and values as three ops over memory)"),
     ] {
         let fused = fused_sheet(outcome, op, title);
         if !fused.rows.is_empty() {

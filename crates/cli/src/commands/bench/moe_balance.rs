@@ -86,7 +86,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     let set = |name: &&&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     for name in WINDOW_VARIABLES.iter().filter(set) {
-        output::warn(&format!("{name} is set but ignored: moe-balance records a pair of its own"));
+        output::warn(&format!("{name} is set but ignored: moe-balance records a separate pair of runs"));
     }
     if args.eos_id >= 0 || !args.stop_ids.is_empty() {
         bail!("moe-balance compares runs with the same outputs' lengths; leave out --eos-id and --stop-ids");

@@ -31,7 +31,7 @@ pub struct Args {
     /// Text to predict, UTF-8
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
-    /// Most tokens of a window [default: 512, or the longest sequence if that is shorter]
+    /// Maximum tokens per window [default: 512, at most the maximum sequence length]
     #[arg(long, value_name = "N")]
     context: Option<usize>,
     /// Tokens that every window after the first scores; each is predicted from at least CONTEXT - STRIDE tokens [default: half
