@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the GPU figures of the README with a built strobe and writes one JSON per section to bench/results, each with
+# Measures the GPU figures of docs/results.md with a built strobe and writes one JSON per section to bench/results, each with
 # machine, commit, commands, medians, the share of the measured ceilings and an iteration budget. All sections take some
 # fifteen minutes on an H200, half of them PyTorch's; leave the GPU alone meanwhile. Needs Python 3; section peers needs one
 # with torch and transformers.
@@ -8,7 +8,7 @@
 #   bench/cuda.sh agree            record the same iterations by strobe and by Nsight Systems, and check that they agree
 #   bench/cuda.sh gemm             time strobe's own matrix products beside cuBLASLt's, shape by shape
 #   bench/cuda.sh selftest         `strobe selftest`, then a few cases of each of its checks under compute-sanitizer
-#   bench/cuda.sh docs             put the results into README.md and docs/
+#   bench/cuda.sh docs             put the results into docs/ (then bench/results_docs.py for the README)
 #
 #   STROBE=target/release/strobe   the program to measure
 #   OUT_DIR=bench/results          where results go

@@ -91,8 +91,8 @@ class Peers:
             for name, entry in file.get("scaling", {}).items():
                 scaling.setdefault(name, []).append(entry)
         if scaling:
-            rows = [f"| {name} | {', '.join(f'{e['median']:.2f}x ({e['min']:.2f}-{e['max']:.2f})' for e in entries)} |"
-                    for name, entries in scaling.items()]
+            cell = lambda entry: f"{entry['median']:.2f}x ({entry['min']:.2f}-{entry['max']:.2f})"  # noqa: E731
+            rows = [f"| {name} | {', '.join(map(cell, entries))} |" for name, entries in scaling.items()]
             yield "GEMM speed-up, 2 threads vs 1; median and range over the shapes, one entry per measurement:"
             yield "\n".join(["| type and rows | speed-up |", "|---|---|", *rows])
 
@@ -161,7 +161,7 @@ def traces():
         def cell(key):
             walls = [run["wall_s"] for run in report[key]["runs"]]
             memory = report[key]["peak_rss_bytes"] / 1e6
-            return f"{form(median(walls))} ({form(min(walls))}-{form(max(walls))}), {memory:,.0f} MB RSS"
+            return f"{form(median(walls))} ({form(min(walls))[:-2]}-{form(max(walls))[:-2]}), {memory:,.0f} MB RSS"
 
         beside = "; ".join(f"{words}: {cell(key)}" for key, words in others)
         yield (f"| {what}, {report['bytes'] / 1e6:,.0f} MB | {cell('strobe analyze')} | {cell('strobe import')} | {beside} | "
@@ -177,7 +177,7 @@ def simulator():
             found = row["requests_per_s"]
             yield (f"| {row['servers']} | {row['rate_per_s']:,} | {row['mean_batch']:.0f} | {number(found['median'])} "
                    f"({number(found['min'])}-{number(found['max'])}) |")
-    yield f"\nMedians of 5, {document['threads']} threads, commit {document['commit'][:7]}, `{document['command']}`."
+    yield f"\nMedians of 5, {document['threads']} thread{'s' * (document['threads'] > 1)}, commit {document['commit'][:7]}, `{document['command']}`."
 
 
 def machines():

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the figures of the README on this machine and writes them to bench/results, each with machine, commit and
+# Measures figures of docs/results.md on this machine and writes them to bench/results, each with machine, commit and
 # command. Takes about 6 minutes on 2 cores; leave the machine alone meanwhile. Prompts and decoding by themselves are
 # measured by bench/peers/run.py.
 #
