@@ -157,7 +157,7 @@ fn gemm_plugin(value: &str) -> Result<Vec<String>, String> {
     let own = match value.to_lowercase().as_str() {
         "auto" | "enable" | "float16" | "bfloat16" | "float32" => "auto",
         "disable" | "none" => "disable",
-        "fp8" => return Err("pass --quantization fp8".into()),
+        "fp8" => return Err("expected auto or disable; for FP8 weights pass --quantization fp8".into()),
         _ => return Err("expected auto or disable".into()),
     };
     Ok(vec!["--gemm-plugin".into(), own.into()])
@@ -391,12 +391,15 @@ fn choose_model(words: &mut Vec<OsString>, engine_wins: bool, notes: &mut Vec<St
 fn take(words: &mut Vec<OsString>, name: &str) -> Option<OsString> {
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
     let place = words[..end].iter().position(|word| long_name(word).is_some_and(|(own, _)| own == name))?;
-    let word = words.remove(place);
-    match word.to_str().and_then(|word| word.split_once('=')) {
-        Some((_, value)) => Some(value.into()),
-        None if place < words.len() => Some(words.remove(place)),
-        None => None,
+    if let Some((_, value)) = words[place].to_str().and_then(|word| word.split_once('=')) {
+        let value = value.into();
+        words.remove(place);
+        return Some(value);
     }
+    // An option without its value stays, for the parser to refuse.
+    words.get(place + 1).filter(|next| long_name(next).is_none())?;
+    words.remove(place);
+    Some(words.remove(place))
 }
 
 /// The name of a long option with hyphens, and the value behind `=`.
@@ -458,7 +461,7 @@ fn flags_of(command: &clap::Command) -> HashSet<String> {
 /// Does to each option what its fate is; other words stay.
 fn apply(fates: Fates, words: Vec<OsString>, notes: &mut Vec<String>) -> Result<Vec<OsString>, String> {
     let mut made = Vec::new();
-    let mut words = words.into_iter();
+    let mut words = words.into_iter().peekable();
     while let Some(word) = words.next() {
         if word == "--" {
             made.push(word);
@@ -473,7 +476,7 @@ fn apply(fates: Fates, words: Vec<OsString>, notes: &mut Vec<String>) -> Result<
         };
         let inline = long_name(&word).and_then(|(_, value)| value.map(OsString::from));
         let mut value = || {
-            let value = inline.clone().or_else(|| words.next());
+            let value = inline.clone().or_else(|| words.next_if(|next| long_name(next).is_none()));
             value.ok_or_else(|| format!("--{name}: a value is missing"))
         };
         match fate {
@@ -581,7 +584,7 @@ mod tests {
         for (typed, said_in_answer) in [
             ("trtllm-bench --model M throughput --dataset F --tp 2", "--tp 2: strobe runs on one device; leave it out"),
             ("trtllm-bench --model M throughput --extra_llm_api_options y.yaml", "strobe reads no YAML"),
-            ("trtllm-build --checkpoint_dir C --gemm_plugin fp8", "--gemm-plugin fp8: pass --quantization fp8"),
+            ("trtllm-build --checkpoint_dir C --gemm_plugin fp8", "--gemm-plugin fp8: expected auto or disable; for FP8 weights pass --quantization fp8"),
             ("trtllm-bench --model M throughput --backend", "--backend: a value is missing"),
             ("trtllm-bench --model M", "expected throughput, latency, build or prepare-dataset"),
             (

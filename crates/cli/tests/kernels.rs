@@ -78,7 +78,7 @@ fn a_table_for_people_and_csv_for_programs() {
          [[kernel]]\nop = \"gemm\"\nm = 2\nn = 32\nk = 32\ndtype = \"float16\"\n",
     );
     let done = sandbox.ok_with(&[("COLUMNS", "100")], "bench kernels --shapes s.toml --dtype float32 --repeat 5");
-    assert_names(&done.stdout, &["roofline", "2x32x32", "float16", "Fused attention against naive", "Peaks were read"]);
+    assert_names(&done.stdout, &["roofline", "2x32x32", "float16", "Attention: fused vs unfused", "Peaks were read"]);
     assert!(done.stdout.lines().all(|line| line.chars().count() <= 100), "{}", done.stdout);
     let csv = sandbox.ok("bench kernels --shapes s.toml --op gemm --repeat 5 --csv").stdout;
     assert_eq!(csv.lines().count(), 2, "{csv}");
@@ -91,7 +91,7 @@ fn gates_and_ups_are_measured_where_a_product_activates_them() {
     sandbox.write("s.json", r#"[{"op": "gate-up", "m": 2, "n": 64, "k": 9, "dtype": "int8"}]"#);
     if Tier::from_env().unwrap().activated_multiple().is_some() {
         let text = sandbox.ok("bench kernels --shapes s.json --repeat 5").stdout;
-        assert_names(&text, &["gate-up", "2x64x9", "Gates and ups with their activation", "pass"]);
+        assert_names(&text, &["gate-up", "2x64x9", "Gate and up projections", "pass"]);
     }
     let message = sandbox.refused_with(&[("STROBE_CPU", "scalar")], "bench kernels --shapes s.json");
     assert_names(&message, &["gate-up", "scalar"]);

@@ -290,7 +290,7 @@ fn attention_plot(outcome: &Outcome) -> Svg {
         (format!("{} {}", line.case.kernel, line.case.shape_text()), series, gain)
     });
     grouped(
-        "Fused attention against naive: how many times as fast, by KV cache type",
+        "Speed-up of fused over unfused attention, by KV cache type",
         svg::Unit::Plain("x".into()),
         bars,
     )
