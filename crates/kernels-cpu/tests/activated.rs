@@ -272,7 +272,7 @@ fn widths_and_tiers_without_such_a_product_are_named() {
         let run = || fused(&mut Cpu::new(tier, 1), &[0.0; 3], 1, weight.matrix(), None, Activation::Silu);
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
         let message = panic.downcast_ref::<String>().unwrap();
-        assert!(message.contains("no activated product") && message.contains(tier.name()), "{message}");
+        assert!(message.contains("no fused activation") && message.contains(tier.name()), "{message}");
     };
     refused(Tier::Scalar, 64, Layout::Packed);
     for tier in simd_tiers() {
