@@ -1,9 +1,10 @@
-// The tracks of one side on a canvas. Many events in one pixel are drawn as one: its colour is that of the longest,
+// The tracks of one side on a canvas. Many events in one pixel are drawn as one: its color is that of the longest,
 // its strength the share of the pixel that is busy. A frame thus costs pixels, not events.
 const RULER = 22, BAND = 16, GROUP = 22, FOLDED = 12, GAP = 5;
 const ROW = { ops: 18, calls: 15, ranges: 16, counter: 38 };
 const LETTER = 6.1; // average width of a letter at 11 px
 const STRENGTHS = 8;
+const NARROW = 760; // as in the style sheet
 
 class Timeline {
   constructor(side, app) {
@@ -28,7 +29,7 @@ class Timeline {
     this.listen();
     const height = Math.min(this.height + 2, Math.max(260, innerHeight * (app.sides.length > 1 ? 0.38 : 0.62)));
     this.body.style.height = height + 'px';
-    const resized = new ResizeObserver(() => { this.mapBase = null; app.draw(); });
+    const resized = new ResizeObserver(() => { this.mapBase = null; if (this.narrow !== innerWidth <= NARROW) this.layout(); app.draw(); });
     resized.observe(this.body);
     // Also when the window moves to a screen with other pixels, where the browser can tell.
     try { resized.observe(this.canvas, { box: 'device-pixel-content-box' }); } catch { resized.observe(this.canvas); }
@@ -37,6 +38,7 @@ class Timeline {
   // Where every track stands, and its name beside it.
   layout() {
     let y = this.top + 2, group = null;
+    this.narrow = innerWidth <= NARROW;
     this.items = [];
     const labels = [el('div', { class: 'corner', style: `height:${this.top}px` })];
     for (const track of this.side.tracks) {
@@ -49,7 +51,8 @@ class Timeline {
       }
       const folded = this.folded.has(track);
       const row = folded ? FOLDED : ROW[track.kind];
-      const height = track.kind === 'counter' || folded ? row : row * track.lanes.length;
+      // Beside a narrow timeline names take two lines.
+      const height = Math.max(this.narrow ? 26 : 0, track.kind === 'counter' || folded ? row : row * track.lanes.length);
       labels.push(el('button', {
         type: 'button', class: 'track', style: `top:${y}px;height:${height}px`, 'aria-expanded': String(!folded),
         title: `${track.name}: ${count(track.length)} ${track.kind === 'counter' ? 'samples' : 'events'}`,
