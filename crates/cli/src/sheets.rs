@@ -262,7 +262,7 @@ pub fn table(sheet: &Sheet, top: usize) -> Table {
 
 /// A sheet as a table with all its rows and full names, for a page.
 pub fn page_table(sheet: &Sheet) -> Table {
-    table_of(&without_zeros(sheet), 0, false)
+    table_of(sheet, 0, false)
 }
 
 /// A sheet for people: without the columns that say nothing but zero, where they may be hidden.
@@ -694,13 +694,13 @@ mod tests {
     fn zeros_are_hidden_from_people_alone() {
         let columns = [Column::new("name", Unit::Text), Column::new("copies", Unit::Count).may_hide()];
         let mut sheet = Sheet::new("s", columns);
-        sheet.push(["a".into(), 0.into()]);
+        sheet.push(["a".into(), 0_i64.into()]);
         let report = |sheet: &Sheet| Report { sheets: vec![sheet.clone()], ..Report::new("x", "X") };
         assert!(!super::text(&report(&sheet), 80, 0).contains("copies"));
         assert_eq!(without_zeros(&sheet).columns.len(), 1);
         assert_eq!(json(&report(&sheet))["tables"][0]["rows"][0]["copies"], 0);
         assert_eq!(plain_csv(&sheet), "name,copies\na,0\n");
-        sheet.push(["b".into(), 2.into()]);
+        sheet.push(["b".into(), 2_i64.into()]);
         assert!(super::text(&report(&sheet), 80, 0).contains("copies"));
     }
 

@@ -147,6 +147,14 @@ impl Canvas {
         y + 14.0
     }
 
+    /// The same where there are several; a single one has the title to itself.
+    pub(super) fn legend_of_several<'a, C: Display>(&mut self, names: &[(&'a str, C)]) -> f64 {
+        match names {
+            [] | [_] => self.below_title + 14.0,
+            names => self.legend(names.iter().map(|(name, color)| (*name, color))),
+        }
+    }
+
     /// The same for names that have one color on the whole page.
     pub(super) fn named_legend(&mut self, names: &[(&str, Named)]) -> f64 {
         self.names.extend(names.iter().map(|(name, _)| (*name).to_owned()));

@@ -63,7 +63,8 @@ fn draw(chart: &CdfChart, width: f64) -> Drawn {
     let (Some(low), Some(high)) = (values().reduce(f64::min), values().reduce(f64::max)) else {
         return canvas.nothing();
     };
-    let top = canvas.legend(curves.iter().map(|(name, color, _)| (*name, *color))) + 6.0;
+    let legend: Vec<(&str, Color)> = curves.iter().map(|(name, color, _)| (*name, *color)).collect();
+    let top = canvas.legend_of_several(&legend) + 6.0;
     // A narrow distribution far from 0 would be a vertical line on an axis from 0.
     let from = if low > 0.0 && low < high / 2.0 { 0.0 } else { low };
     let axis = Axis::new(from, high, &chart.unit, if canvas.is_narrow() { 4 } else { 8 });
