@@ -35,7 +35,7 @@ pub fn trace_page(context: &Context, links: Vec<Link>) -> String {
     Explorer {
         title: title(context),
         subtitle: subtitle(context),
-        verdict: Some(headline(&found, &cards)).filter(|text| !text.is_empty()),
+        verdict: Some(headline(&found, &cards)),
         links,
         cards,
         findings: found.into_iter().map(shown_finding).collect(),
@@ -62,11 +62,11 @@ fn headline(found: &[advice::Finding], cards: &[Card]) -> String {
             let severity = human::capitalized(finding.severity.as_str());
             format!("{severity}: {}{gain}. {}.", finding.title, human::capitalized(&finding.sentence))
         }
-        None => match cards.iter().map(Card::in_words).collect::<Vec<_>>().as_slice() {
-            [] => String::new(),
-            [first, ..] if cards.len() == 1 => format!("No rule found anything to gain. {first}."),
-            [first, second, ..] => format!("No rule found anything to gain. {first}; {second}."),
-        },
+        None => {
+            let figures: Vec<String> = cards.iter().take(2).map(Card::in_words).collect();
+            let figures = if figures.is_empty() { String::new() } else { format!(" {}.", figures.join("; ")) };
+            format!("No rule found anything to gain.{figures}")
+        }
     }
 }
 
