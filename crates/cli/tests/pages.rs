@@ -59,7 +59,9 @@ mod tests {
         assert_eq!(links, 1, "to the trace");
         let throughput = num(&sandbox.json("run/report.json"), "/performance/system_output_throughput_tok_s");
         let words = answer(&mut page);
-        let said = words.split(' ').next().unwrap().replace(',', "").parse::<f64>().unwrap();
+        // Words about a busy machine come before.
+        let said = words.split(" output tok/s").next().unwrap().split(' ').next_back().unwrap();
+        let said = said.replace(',', "").parse::<f64>().unwrap();
         assert!((said / throughput - 1.0).abs() < 0.01, "{words}: {throughput}");
         assert!(words.contains("output tok/s") && words.contains("of the measured peak ("), "{words}");
 
@@ -75,6 +77,7 @@ mod tests {
         let folded = page.text("document.querySelector('details summary').textContent");
         assert!(folded.contains("more recorded iterations"), "{folded}");
         assert_eq!(page.eval("document.querySelector('details').open"), false);
+        drop(page); // there is one browser at a time
 
         let Some((mut page, links)) = open(&sandbox, "run/trace.html", "trace") else { return };
         assert_eq!(links, 1, "to the report");
@@ -150,6 +153,7 @@ mod tests {
         let Some((mut page, _)) = open(&sandbox, "run/report.html", "simulate") else { return };
         let words = answer(&mut page);
         assert!(words.starts_with("Simulated: ") && words.contains("req/s"), "{words}");
+        drop(page);
         sandbox.ok(&format!(
             "simulate sweep --vary rate=5,10,20 --vary max-batch-size=1,2,4,8,16,32,64,128,256,512 {load} {COST} --output-csv s.csv --html s.html"
         ));
@@ -165,7 +169,9 @@ mod tests {
         sandbox.ok(
             "bench throughput --model moe-tiny --router-skew zipf:1.5 --dataset d.jsonl --assume-ep 2 --output-dir run",
         );
-        let Some(_) = open(&sandbox, "run/report.html", "experts") else { return };
+        if open(&sandbox, "run/report.html", "experts").is_none() {
+            return;
+        }
         sandbox.ok("bench moe-balance --model moe-tiny --router-skew zipf:1.5 --dataset d.jsonl --repeat 2 --output-dir out");
         let Some((mut page, _)) = open(&sandbox, "out/compare.html", "balance") else { return };
         let words = answer(&mut page);
@@ -180,15 +186,18 @@ mod tests {
         sandbox.ok("bench throughput --model micro --dataset d.jsonl --warmup 1 --profile 0-3 --output-dir run");
         let document: Value =
             serde_json::from_str(&sandbox.ok("analyze run --report summary,iterations --json").stdout).unwrap();
-        let row = |report: usize| document["reports"][report]["tables"][0]["rows"][0].clone();
-        let (devices, iteration) = (row(0), row(1));
+        let row = |report: usize, table: &str| {
+            let tables = document["reports"][report]["tables"].as_array().unwrap();
+            tables.iter().find(|one| one["name"] == table).unwrap()["rows"][0].clone()
+        };
+        let (devices, iteration) = (row(0, "devices"), row(1, "iterations"));
         for name in ["kernels", "copies", "fills", "graphs"] {
             assert_eq!(devices[name], 0, "{devices}");
         }
         assert_eq!([&iteration["kernels"], &iteration["launches"]], [&json!(0), &json!(0)], "{iteration}");
         let csv = sandbox.ok("analyze run --report summary --format csv").stdout;
-        assert!(csv.lines().next().unwrap().contains("kernels,copies,fills,graphs"), "{csv}");
+        assert!(csv.lines().any(|line| line.contains("kernels,copies,fills,graphs")), "{csv}");
         let screen = sandbox.ok("analyze run --report summary").stdout;
-        assert!(!screen.contains("copies  ") && !screen.contains("graphs"), "{screen}");
+        assert!(!screen.contains("kernels") && !screen.contains("graphs"), "{screen}");
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt::{Display, Write};
 
 use super::palette::{Named, STYLE};
+use super::scale::Axis;
 use crate::escape::escape;
 use crate::explorer::base64;
 use crate::table::{shorten, wrap};
@@ -40,7 +41,7 @@ pub(super) struct Drawn {
 impl Canvas {
     /// A canvas with its title drawn in the top left corner, on as many lines as it needs.
     pub(super) fn new(title: &str, width: f64) -> Self {
-        const LETTER: f64 = 7.7;
+        const LETTER: f64 = 8.6;
         let mut canvas = Self { body: String::new(), title: title.to_owned(), width, below_title: 16.0, names: Vec::new() };
         let letters = (width / LETTER) as usize;
         for (index, line) in wrap(title, letters).iter().enumerate() {
@@ -184,7 +185,12 @@ impl Canvas {
     }
 }
 
+/// Room that the last label of a scale needs beyond the scale's end.
+pub(super) fn last_label(axis: &Axis) -> f64 {
+    axis.ticks.last().map_or(0.0, |(_, label)| text_width(label) / 2.0)
+}
+
 /// About how wide a text of the plot's font is.
 pub(super) fn text_width(text: &str) -> f64 {
-    text.chars().count() as f64 * 6.9
+    text.chars().count() as f64 * 7.4
 }

@@ -1,6 +1,6 @@
 //! Cumulative distributions: what share of the values lies at or below x.
 
-use super::canvas::{Anchor, Canvas, Drawn};
+use super::canvas::{Anchor, Canvas, Drawn, last_label};
 use super::palette::{Color, series};
 use super::scale::Axis;
 use super::{Svg, Unit};
@@ -47,7 +47,6 @@ pub fn cdf(chart: &CdfChart) -> Svg {
 
 fn draw(chart: &CdfChart, width: f64) -> Drawn {
     let mut canvas = Canvas::new(&chart.title, width);
-    let right = width - RIGHT_MARGIN;
     let curves: Vec<(&str, Color, Vec<f64>)> = chart
         .series
         .iter()
@@ -68,6 +67,7 @@ fn draw(chart: &CdfChart, width: f64) -> Drawn {
     // A narrow distribution far from 0 would be a vertical line on an axis from 0.
     let from = if low > 0.0 && low < high / 2.0 { 0.0 } else { low };
     let axis = Axis::new(from, high, &chart.unit, if canvas.is_narrow() { 4 } else { 8 });
+    let right = width - last_label(&axis).max(RIGHT_MARGIN);
     let x = |value: f64| LEFT + (right - LEFT) * axis.place(value);
     let y = |share: f64| top + HEIGHT * (1.0 - share);
 

@@ -1,6 +1,6 @@
 //! Curves through points: a quantity against another, with intervals where they are known.
 
-use super::canvas::{Anchor, Canvas, Drawn, text_width};
+use super::canvas::{Anchor, Canvas, Drawn, last_label, text_width};
 use super::palette::series;
 use super::scale::Axis;
 use super::{Svg, Unit};
@@ -69,7 +69,7 @@ fn draw(chart: &LineChart, width: f64) -> Drawn {
     let y_axis = Axis::new(0.0, y_high, &chart.unit, 5);
     let label_of = |label: &str| format!("{label} {}", y_axis.unit).trim_end().to_owned();
     let left = y_axis.ticks.iter().map(|(_, label)| text_width(&label_of(label))).fold(0.0, f64::max) + 8.0;
-    let right = width - RIGHT_MARGIN;
+    let right = width - last_label(&x_axis).max(RIGHT_MARGIN);
     let x = |value: f64| left + (right - left) * x_axis.place(value);
     let y = |value: f64| top + HEIGHT * (1.0 - y_axis.place(value));
     for (value, label) in &y_axis.ticks {

@@ -4,6 +4,7 @@ use super::canvas::{Anchor, Canvas, Drawn, text_width};
 use super::palette::{Named, by_name};
 use super::scale::Axis;
 use super::{Svg, Unit, apart};
+use crate::table::wrap;
 
 /// A strip of iterations in their order.
 #[derive(Clone, Debug)]
@@ -47,7 +48,7 @@ fn draw(chart: &IterationStrip, width: f64) -> Drawn {
     kinds.sort_unstable();
     kinds.dedup();
     let of_kind = |kind: &str| cells.iter().filter(|c| c.kind == kind).map(|c| c.value).collect::<Vec<f64>>();
-    let split = kinds.len() > 1 && apart(kinds.iter().map(|kind| top_of(of_kind(kind))));
+    let split = kinds.len() > 1 && apart(kinds.iter().map(|kind| middle_of(of_kind(kind))));
     let own = if split { ", each kind on its own scale" } else { "" };
     let mut canvas = Canvas::new(&format!("{}{own}", chart.title), width);
     if cells.is_empty() {
@@ -113,8 +114,13 @@ fn draw(chart: &IterationStrip, width: f64) -> Drawn {
     }
     let thinned = if per_bar > 1 { format!("; each bar is the largest of {per_bar}") } else { String::new() };
     let cut = if cut { "; bars under a line are cut" } else { "" };
-    canvas.text((left + right) / 2.0, floor + 32.0, "", Anchor::Middle, &format!("iteration{thinned}{cut}"));
-    canvas.finish(floor + 42.0)
+    let caption = wrap(&format!("iteration{thinned}{cut}"), (right / text_width("x")) as usize);
+    let mut y = floor + 14.0;
+    for line in &caption {
+        y += 18.0;
+        canvas.text(right / 2.0, y, "", Anchor::Middle, line);
+    }
+    canvas.finish(y + 10.0)
 }
 
 /// What a scale must reach: all values, but for those many times larger than most.
@@ -123,6 +129,12 @@ fn top_of(mut values: Vec<f64>) -> f64 {
     let at = |share: f64| values.get(((values.len() as f64 * share) as usize).min(values.len().saturating_sub(1)));
     let [middle, high, largest] = [0.5, 0.9, 1.0].map(|share| at(share).copied().unwrap_or(0.0));
     largest.min((4.0 * middle).max(1.2 * high))
+}
+
+/// What most of them are near: one slow one must not hide that another kind is faster.
+fn middle_of(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
 fn tooltip(cell: &StripCell, unit: &Unit, among: usize) -> String {

@@ -40,10 +40,10 @@ class Strip {
       const at = share => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] || 1;
       // One very slow iteration must not flatten all others: it is cut and marked.
       const scale = Math.min(at(1), Math.max(4 * at(0.5), 1.2 * at(0.9))) || 1;
-      return { only, scale, cut: at(1) > scale, largest: new Largest(only === null ? wall : wall.map((ns, i) => kind[i] === only ? ns : -1)) };
+      return { only, scale, middle: at(0.5), cut: at(1) > scale, largest: new Largest(only === null ? wall : wall.map((ns, i) => kind[i] === only ? ns : -1)) };
     };
-    const each = kinds.map((_, only) => lane(only)), scales = each.map(one => one.scale);
-    return each.length > 1 && Math.max(...scales) > FAR_APART * Math.min(...scales) ? each : [lane(null)];
+    const each = kinds.map((_, only) => lane(only)), usual = each.map(one => one.middle);
+    return each.length > 1 && Math.max(...usual) > FAR_APART * Math.min(...usual) ? each : [lane(null)];
   }
 
   // The iterations that share a pixel, and how wide one is.

@@ -25,6 +25,7 @@ class Timeline {
       el('div', { class: 'overview' }, el('span', {}, 'busy'), this.map), this.body);
     this.top = RULER + (side.iterations.count ? BAND : 0);
     this.longestWall = side.iterations.wall.reduce((a, b) => Math.max(a, b), 0);
+    this.widen();
     this.layout();
     this.listen();
     const height = Math.min(this.height + 2, Math.max(260, innerHeight * (app.sides.length > 1 ? 0.38 : 0.62)));
@@ -33,6 +34,17 @@ class Timeline {
     resized.observe(this.body);
     // Also when the window moves to a screen with other pixels, where the browser can tell.
     try { resized.observe(this.canvas, { box: 'device-pixel-content-box' }); } catch { resized.observe(this.canvas); }
+  }
+
+  // Makes room for the names of the tracks, as far as it does not take too much from the timeline.
+  widen() {
+    const font = weight => { this.context.font = `${weight} 12px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif`; };
+    const widest = (names, room) => names.reduce((most, name) => Math.max(most, this.context.measureText(name).width + room), 0);
+    font(400);
+    const tracks = widest(this.side.tracks.map(track => track.name), 34);
+    font(650);
+    const groups = widest(this.side.tracks.map(track => track.group), 24);
+    this.element.style.setProperty('--gutter', Math.ceil(Math.min(340, Math.max(190, tracks, groups))) + 'px');
   }
 
   // Where every track stands, and its name beside it.
