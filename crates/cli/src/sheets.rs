@@ -268,7 +268,8 @@ pub fn page_table(sheet: &Sheet) -> Table {
 /// A sheet for people: without the columns that say nothing but zero, where they may be hidden.
 pub fn without_zeros(sheet: &Sheet) -> Sheet {
     let mut sheet = sheet.clone();
-    let zero = |value: &Value| matches!(value, Value::Int(0)) || matches!(value, Value::Float(number) if *number == 0.0);
+    let zero =
+        |value: &Value| matches!(value, Value::Int(0)) || matches!(value, Value::Float(number) if *number == 0.0);
     for place in (0..sheet.columns.len()).rev() {
         let mut values = sheet.rows.iter().map(|row| &row[place]);
         if sheet.columns[place].may_hide && values.all(zero) {

@@ -42,7 +42,9 @@ fn the_demo_runs_the_whole_loop() {
 fn look_at_the_pages(sandbox: &Sandbox, verdict: &str) {
     for (file, links) in [("index.html", 5), ("compare.html", 5)] {
         let name = format!("demo-{file}");
-        let Some(mut page) = browser::Browser::open(&name, &sandbox.read(&format!("x/{file}")), "light") else { return };
+        let Some(mut page) = browser::Browser::open(&name, &sandbox.read(&format!("x/{file}")), "light") else {
+            return;
+        };
         page.looks_right(&name);
         assert_eq!(page.links_lead_to_files(&sandbox.path("x")), links, "{file}");
         assert_eq!(page.text("document.querySelector('h1').innerText").trim(), verdict.trim());

@@ -126,7 +126,10 @@ mod tests {
             );
             let [severity, title] = [0, 1].map(|at| first[at].as_str().unwrap().to_owned());
             let words = answer(&mut page);
-            assert!(words.to_lowercase().starts_with(&format!("{severity}: {}", title.to_lowercase())), "{words}: {first}");
+            assert!(
+                words.to_lowercase().starts_with(&format!("{severity}: {}", title.to_lowercase())),
+                "{words}: {first}"
+            );
         }
     }
 
@@ -135,12 +138,15 @@ mod tests {
         let sandbox = Sandbox::new();
         for (other, name) in [(MIXED_GRAPH, "unlike"), (MIXED_NODE, "alike")] {
             let screen = sandbox.run(&format!("compare {MIXED_NODE} {other} --html {name}.html"));
-            let Some((mut page, _)) = open(&sandbox, &format!("{name}.html"), &format!("compare-{name}")) else { return };
+            let Some((mut page, _)) = open(&sandbox, &format!("{name}.html"), &format!("compare-{name}")) else {
+                return;
+            };
             let words = answer(&mut page);
             let flat = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(flat(&screen.stdout).contains(&flat(&words)), "{words}\n{}", screen.stdout);
             // Both bars of a category are named, as their color says the category.
-            let letters = page.eval("[...new Set([...document.querySelectorAll('.amount em')].map(e => e.textContent))]");
+            let letters =
+                page.eval("[...new Set([...document.querySelectorAll('.amount em')].map(e => e.textContent))]");
             assert_eq!(letters, json!(["A", "B"]));
         }
     }
@@ -172,10 +178,15 @@ mod tests {
         if open(&sandbox, "run/report.html", "experts").is_none() {
             return;
         }
-        sandbox.ok("bench moe-balance --model moe-tiny --router-skew zipf:1.5 --dataset d.jsonl --repeat 2 --output-dir out");
+        sandbox.ok(
+            "bench moe-balance --model moe-tiny --router-skew zipf:1.5 --dataset d.jsonl --repeat 2 --output-dir out",
+        );
         let Some((mut page, _)) = open(&sandbox, "out/compare.html", "balance") else { return };
         let words = answer(&mut page);
-        assert!(["Significant", "Not significant", "Undecided"].iter().any(|begin| words.starts_with(begin)), "{words}");
+        assert!(
+            ["Significant", "Not significant", "Undecided"].iter().any(|begin| words.starts_with(begin)),
+            "{words}"
+        );
     }
 
     /// Programs get every column, also those of which a terminal says nothing because all is zero.

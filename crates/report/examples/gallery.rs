@@ -14,7 +14,11 @@ fn main() {
         groups: vec!["output".into(), "input".into(), "total".into()],
         series: vec![
             BarSeries::new("context-fmha enable", [1834.2, 3621.0, 5455.2]),
-            BarSeries { name: "context-fmha disable".into(), values: vec![Some(1490.7), Some(2943.9), None], ..BarSeries::default() },
+            BarSeries {
+                name: "context-fmha disable".into(),
+                values: vec![Some(1490.7), Some(2943.9), None],
+                ..BarSeries::default()
+            },
         ],
     });
     // Two skewed distributions, without a random number generator.

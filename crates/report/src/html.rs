@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::escape::escape;
-use crate::svg::palette::{by_name, shared};
 use crate::svg::Svg;
+use crate::svg::palette::{by_name, shared};
 use crate::table::{Align, Table};
 
 pub(crate) const STYLE: &str = include_str!("page.css");
@@ -126,15 +126,7 @@ impl Page {
     pub fn prose(self, text: &str) -> Self {
         let mut html = String::new();
         for paragraph in text.split("\n\n").filter(|p| !p.trim().is_empty()) {
-            html.push_str("<p>");
-            for (i, piece) in paragraph.trim().split('`').enumerate() {
-                let safe = escape(piece);
-                match i % 2 {
-                    0 => html.push_str(&safe),
-                    _ => put(&mut html, format_args!("<code>{safe}</code>")),
-                }
-            }
-            html.push_str("</p>\n");
+            put(&mut html, format_args!("<p>{}</p>\n", with_code(paragraph.trim())));
         }
         self.add(&html)
     }
@@ -192,6 +184,15 @@ impl Page {
         }
         self
     }
+}
+
+/// Text as markup, `code` between backticks.
+pub(crate) fn with_code(text: &str) -> String {
+    let pieces = text.split('`').enumerate().map(|(i, piece)| match i % 2 {
+        0 => escape(piece).into_owned(),
+        _ => format!("<code>{}</code>", escape(piece)),
+    });
+    pieces.collect()
 }
 
 /// The first lines of a page: the answer where there is one, then what it is the answer for, then the ways to other pages.
@@ -257,7 +258,11 @@ fn table_html(table: &Table) -> String {
     };
     // Where there is no room for many columns, a row becomes a block of names and values.
     let many = table.headers.len() > FEW_COLUMNS;
-    let mut html = String::from(if many { "<div class=\"scroll\"><table class=\"many\">" } else { "<div class=\"scroll\"><table>" });
+    let mut html = String::from(if many {
+        "<div class=\"scroll\"><table class=\"many\">"
+    } else {
+        "<div class=\"scroll\"><table>"
+    });
     if let Some(title) = &table.title {
         put(&mut html, format_args!("<caption>{}</caption>", escape(title)));
     }

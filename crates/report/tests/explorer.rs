@@ -1,6 +1,7 @@
 //! The explorer page in a real browser: it comes up in silence, zooms, searches, and shows the numbers it was given.
 
 #[cfg(unix)]
+#[allow(dead_code)] // every test uses its own part of the browser
 mod browser;
 #[cfg(unix)]
 mod sample;

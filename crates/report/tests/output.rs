@@ -122,8 +122,7 @@ fn kinds_far_apart_have_scales_of_their_own() {
 fn a_bar_has_a_dozen_parts_at_most() {
     let parts = (0..30).map(|part| (format!("part {part}"), f64::from(part + 1)));
     let rows = vec![StackedRow::new("a", parts.clone()), StackedRow::new("b", parts)];
-    let plot =
-        svg::stacked(&StackedChart { title: "t".into(), unit: Unit::Time, rows, normalize: false });
+    let plot = svg::stacked(&StackedChart { title: "t".into(), unit: Unit::Time, rows, normalize: false });
     assert_eq!(count(&check(&plot), "rect"), 12 + 2 * 12);
     assert!(plot.as_str().contains("part 29") && plot.as_str().contains("smaller parts"));
     assert!(!plot.as_str().contains("part 3:"));

@@ -21,7 +21,8 @@ use crate::{recording, run_dir};
 /// The page of one run. `trace_page` says whether a page of its trace lies beside it.
 pub fn page(outcome: &Outcome, report: &Value, trace_page: bool) -> String {
     let config = &outcome.config;
-    let mut page = Page::new(format!("strobe: {}", config.model_name)).subtitle(subtitle(outcome)).verdict(headline(outcome));
+    let mut page =
+        Page::new(format!("strobe: {}", config.model_name)).subtitle(subtitle(outcome)).verdict(headline(outcome));
     if trace_page {
         page = page.link(Link::new("Trace: timeline, iterations, kernels", run_dir::TRACE_HTML));
     }
@@ -41,16 +42,12 @@ pub fn page(outcome: &Outcome, report: &Value, trace_page: bool) -> String {
     page.details("report.json", &format!("{report:#}")).finish()
 }
 
-/// What the run found, in a line: what its figures are worth, how fast it was, and what held it back.
+/// What the run found, in a line: how fast it was, what held it back, and what its figures are worth.
 fn headline(outcome: &Outcome) -> String {
     let mut parts = Vec::new();
     if outcome.run.partial {
         parts.push("Partial run: interrupted before all requests had ended.".to_owned());
     }
-    if outcome.info.perfect_router.is_some() {
-        parts.push(format!("{}.", experts::WRONG.trim_end_matches('.')));
-    }
-    parts.extend(outcome.run.host.as_ref().and_then(host::warning).map(|warning| format!("{warning}.")));
     match &outcome.metrics {
         Ok(m) => parts.push(format!(
             "{} output tok/s, {} per request (median), {} to the first token.",
@@ -61,6 +58,10 @@ fn headline(outcome: &Outcome) -> String {
         Err(error) => parts.push(format!("No figures: {error:#}.")),
     }
     parts.extend(nearest_limit(&outcome.utilization));
+    if outcome.info.perfect_router.is_some() {
+        parts.push(format!("{}.", experts::WRONG));
+    }
+    parts.extend(outcome.run.host.as_ref().and_then(host::warning).map(|warning| format!("{warning}.")));
     parts.join(" ")
 }
 
@@ -72,12 +73,12 @@ fn nearest_limit(rows: &[Utilization]) -> Option<String> {
         true => ("memory bandwidth", row.mbu, "MBU"),
         false => ("FLOP/s", row.mfu, "MFU"),
     };
-    let kind = row.kind;
-    let begin = format!("{} takes {} of the time", human::capitalized(kind), human::percent(row.share_of_time));
+    let kind = human::capitalized(row.kind);
+    let begin = format!("{kind} iterations take {} of the time", human::percent(row.share_of_time));
     let share = format!("{} of the measured peak ({formula})", human::percent(share));
     Some(match row.mbu.max(row.mfu) >= NEAR {
-        true => format!("{begin} and is limited by {limit}: {share}."),
-        false => format!("{begin}; its nearest limit, {limit}, is far: {share}."),
+        true => format!("{begin} and are limited by {limit}: {share}."),
+        false => format!("{begin}; their nearest limit, {limit}, is far: {share}."),
     })
 }
 
@@ -193,7 +194,7 @@ fn budget_plots(page: Page, trace: &Trace) -> Page {
         .prose(
             "Where the wall time of the recorded iterations went. The parts of an iteration add up to its wall time.",
         )
-        .svg(&stacked("Mean recorded iteration by kind", rows.collect()));
+        .svg(&stacked("Mean recorded iteration", rows.collect()));
     let (first, others) = some_of_each(&budgets, SHOWN);
     let page = page.svg(&stacked("Recorded iterations", first.into_iter().map(budget_row).collect()));
     if others.is_empty() {

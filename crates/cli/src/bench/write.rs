@@ -120,7 +120,8 @@ pub fn results(outcome: &Outcome, report: &Value, dir: &Path, problems: &mut Pro
             problems.keep(run_dir::write_whole(&file(&format!("{}.{ending}", experts::HEAT_MAP)), &content));
         }
     }
-    problems.keep(run_dir::write_whole(&file(run_dir::REPORT_HTML), html::page(outcome, report, trace_page).as_bytes()));
+    problems
+        .keep(run_dir::write_whole(&file(run_dir::REPORT_HTML), html::page(outcome, report, trace_page).as_bytes()));
 }
 
 /// Write the single files; one that fails does not stop the others.

@@ -110,7 +110,10 @@ pub fn run(args: Args) -> Result<()> {
         }
     };
     let place = args.output_dir.join(PAGE);
-    let mut links: Vec<Link> = explore::to_file(&place, "Both timelines side by side", &args.output_dir.join(COMPARISON)).into_iter().collect();
+    let mut links: Vec<Link> =
+        explore::to_file(&place, "Both timelines side by side", &args.output_dir.join(COMPARISON))
+            .into_iter()
+            .collect();
     links.extend(recorded.iter().flatten().zip(NAMES).flat_map(|(run, name)| explore::pages_of_run(&place, name, run)));
     let page = page(&sides, &throughputs, &done, links);
     run_dir::write_whole(&place, page.as_bytes())?;

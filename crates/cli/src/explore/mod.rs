@@ -58,9 +58,8 @@ pub fn trace_page(context: &Context, links: Vec<Link>) -> String {
 fn headline(found: &[advice::Finding], cards: &[Card]) -> String {
     match found.first() {
         Some(finding) => {
-            let gain = finding.gain.as_ref().map_or(String::new(), |gain| format!(" ({})", gain_in_words(gain)));
             let severity = human::capitalized(finding.severity.as_str());
-            format!("{severity}: {}{gain}. {}.", finding.title, human::capitalized(&finding.sentence))
+            format!("{severity}: {}. {}.", finding.title, human::capitalized(&finding.sentence))
         }
         None => {
             let figures: Vec<String> = cards.iter().take(2).map(Card::in_words).collect();

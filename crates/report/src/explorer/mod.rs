@@ -378,7 +378,7 @@ impl Explorer {
                         "<span class=\"amount side{side}\">{}<i style=\"width:{:.2}%;background:var({color})\"></i>\
                          <b>{}</b></span>",
                         letter(row.values.len(), side),
-                        share.clamp(0.0, 1.0) * 60.0,
+                        share.clamp(0.0, 1.0) * 100.0,
                         escape(&cell.text)
                     ),
                 );
@@ -407,7 +407,7 @@ impl Explorer {
         }
         if !self.notes.is_empty() {
             page.push_str("<section id=\"notes\"><h2>Notes</h2>\n<ul>\n");
-            self.notes.iter().for_each(|note| put(page, format_args!("<li>{}</li>\n", escape(note))));
+            self.notes.iter().for_each(|note| put(page, format_args!("<li>{}</li>\n", html::with_code(note))));
             page.push_str("</ul></section>\n");
         }
     }
@@ -442,7 +442,7 @@ fn finding_html(page: &mut String, finding: &Finding) {
     page.push_str("</div>");
     for text in [second, &finding.detail] {
         if !text.is_empty() {
-            put(page, format_args!("<p>{}</p>", escape(text)));
+            put(page, format_args!("<p>{}</p>", html::with_code(text)));
         }
     }
     page.push_str("</li>\n");

@@ -94,7 +94,8 @@ fn draw(chart: &BarChart, width: f64) -> Drawn {
                 _ => label,
             };
             if text_width(&label) * 0.92 <= bar_width {
-                let highest = own_runs.iter().copied().filter(|v| v.is_finite()).fold(value.unwrap_or(0.0).max(0.0), f64::max);
+                let highest =
+                    own_runs.iter().copied().filter(|v| v.is_finite()).fold(value.unwrap_or(0.0).max(0.0), f64::max);
                 let above = y(highest) - if own_runs.is_empty() { 4.0 } else { 9.0 };
                 canvas.text(x + bar_width / 2.0, above, "muted", Anchor::Middle, &label);
             }

@@ -42,7 +42,8 @@ impl Canvas {
     /// A canvas with its title drawn in the top left corner, on as many lines as it needs.
     pub(super) fn new(title: &str, width: f64) -> Self {
         const LETTER: f64 = 8.6;
-        let mut canvas = Self { body: String::new(), title: title.to_owned(), width, below_title: 16.0, names: Vec::new() };
+        let mut canvas =
+            Self { body: String::new(), title: title.to_owned(), width, below_title: 16.0, names: Vec::new() };
         let letters = (width / LETTER) as usize;
         for (index, line) in wrap(title, letters).iter().enumerate() {
             canvas.below_title = 16.0 + 18.0 * index as f64;

@@ -65,7 +65,12 @@ fn draw(chart: &LineChart, width: f64) -> Drawn {
     };
     let names: Vec<_> = chart.series.iter().enumerate().map(|(i, s)| (s.name.as_str(), series(i))).collect();
     let top = canvas.legend_of_several(&names) + 6.0;
-    let x_axis = Axis::new(if x_low > 0.0 && x_low < x_high / 2.0 { 0.0 } else { x_low }, x_high, &chart.x_unit, if canvas.is_narrow() { 4 } else { 8 });
+    let x_axis = Axis::new(
+        if x_low > 0.0 && x_low < x_high / 2.0 { 0.0 } else { x_low },
+        x_high,
+        &chart.x_unit,
+        if canvas.is_narrow() { 4 } else { 8 },
+    );
     let y_axis = Axis::new(0.0, y_high, &chart.unit, 5);
     let label_of = |label: &str| format!("{label} {}", y_axis.unit).trim_end().to_owned();
     let left = y_axis.ticks.iter().map(|(_, label)| text_width(&label_of(label))).fold(0.0, f64::max) + 8.0;

@@ -14,7 +14,7 @@ struct Theme {
     unknown: &'static str,
 }
 
-const MARKS: usize = 21;
+const MARKS: usize = 27;
 
 #[rustfmt::skip]
 const LIGHT: Theme = Theme {
@@ -25,8 +25,10 @@ const LIGHT: Theme = Theme {
         "#5f7fb0", "#a07f52", "#9a73b5", // causes of waiting
         "#a23b72", "#4b5fc4", "#5f8a1f", // kinds of iteration
         "#1f3a5f", "#d6336c", // the two sides of a comparison
+        "#8c6d62", "#55808a", "#84845a", // more waiting, and what is too small for a color of its own
+        "#3d5a80", "#94618e", "#5f8a4e", // more names
     ],
-    idle: "#7a828c",
+    idle: "#68727e",
     unknown: "#8a8a8a",
 };
 
@@ -36,9 +38,11 @@ const DARK: Theme = Theme {
     marks: [
         "#4aa8e0", "#ff8a3d", "#2fc79a", "#e09bc4", "#f2b632", "#9fd8f7", "#d6c94a",
         "#4fae6e", "#c9659a", "#9d8ff0", "#b8936b", "#6cc0cf", "#d98a9e",
-        "#7f9fd0", "#c2a176", "#b08fcb",
+        "#7f9fd0", "#d1b37a", "#b08fcb",
         "#e070d0", "#6f86f0", "#a9c45c",
         "#d5dde8", "#ff6f9f",
+        "#c9a79b", "#93b8bd", "#b5b57c",
+        "#8fb3e0", "#c48ad8", "#a5d68a",
     ],
     idle: "#8b95a0",
     unknown: "#7a7a7a",
@@ -184,7 +188,7 @@ pub(crate) fn shared(colors: &HashMap<&str, Color>) -> String {
 }
 
 /// Slots that names without a fixed color may get.
-const SLOTS: usize = 13;
+const FREE: [usize; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 24, 25, 26];
 
 /// Names that always have the same color, in every plot of every report.
 const KNOWN: &[(&str, usize)] = &[
@@ -204,6 +208,9 @@ const KNOWN: &[(&str, usize)] = &[
     ("prefill", 16),
     ("decode", 17),
     ("mixed", 18),
+    ("waited for a CPU", 21),
+    ("between iterations", 22),
+    ("smaller parts", 23),
 ];
 
 /// The color of a series that stands for a run: by its place, so that neighbors differ most. The first two are those of the
@@ -231,11 +238,10 @@ pub(crate) fn by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<&
         if colors.contains_key(name) {
             continue;
         }
-        let wanted = hash(name) as usize % SLOTS;
-        let free = (0..SLOTS)
-            .map(|step| (wanted + step) % SLOTS)
+        let wanted = hash(name) as usize % FREE.len();
+        let free = (FREE.iter().cycle().skip(wanted).take(FREE.len()).copied())
             .find(|slot| !colors.values().any(|c| *c == Color::Slot(*slot)));
-        colors.insert(name, Color::Slot(free.unwrap_or(wanted)));
+        colors.insert(name, Color::Slot(free.unwrap_or(FREE[wanted])));
     }
     colors
 }

@@ -48,7 +48,7 @@
     if (found < 4.5) wrong.push(`hard to read (contrast ${found.toFixed(2)}): ${said(e)}`);
   }
 
-  // A name has one color on the whole page, and no two of a few names share one.
+  // A name has one color on the whole page, and no two share one unless they are very many.
   const colors = new Map();
   const note = (name, color) => { name = name.trim(); if (!colors.has(name)) colors.set(name, new Set()); colors.get(name).add(color); };
   const series = new Set(); // curves and bars of options, by their place in each plot
@@ -64,7 +64,7 @@
   for (const [name, found] of colors) if (found.size > 1) wrong.push(`${name} has several colors: ${[...found].join(', ')}`);
   const names = new Map();
   for (const [name, found] of colors) for (const color of found) names.set(color, [...(names.get(color) || []), name]);
-  if (colors.size <= 12 && !series.size) for (const [color, same] of names) if (same.length > 1) wrong.push(`${same.join(' and ')} share ${color}`);
+  if (colors.size <= 16 && !series.size) for (const [color, same] of names) if (same.length > 1) wrong.push(`${same.join(' and ')} share ${color}`);
   for (const color of names.keys()) {
     const found = contrast(rgb(color), behind(document.querySelector('section')));
     if (found < 3) wrong.push(`hard to see (contrast ${found.toFixed(2)}): ${names.get(color).join(', ')}`);

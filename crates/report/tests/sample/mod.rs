@@ -302,8 +302,7 @@ pub fn hostile() -> Explorer {
     let mut page = one_trace();
     (page.title, page.subtitle, page.verdict) = (text(), text(), Some(text()));
     page.cards = vec![Card::new(text(), text()).unit(text()).note(text())];
-    page.findings =
-        vec![Finding { severity: text(), name: text(), title: text(), detail: text(), gain: text() }];
+    page.findings = vec![Finding { severity: text(), name: text(), title: text(), detail: text(), gain: text() }];
     page.links = vec![Link::new(text(), text())];
     page.notes = vec![text()];
     let bar = CategoryBar { name: text(), values: vec![table::Cell::number(text(), 1.0)] };

@@ -30,12 +30,11 @@ pub fn page(
         None => headline(built, found),
     });
     let throughput = &found.throughput;
-    page =
-        page.card(Card::new("Output throughput", human::number(throughput.output_tokens_per_s)).unit("tok/s")).card(
-            Card::new("Request throughput", human::number(throughput.requests_per_s))
-                .unit("req/s")
-                .note(format!("{} requests", found.num_requests)),
-        );
+    page = page.card(Card::new("Output throughput", human::number(throughput.output_tokens_per_s)).unit("tok/s")).card(
+        Card::new("Request throughput", human::number(throughput.requests_per_s))
+            .unit("req/s")
+            .note(format!("{} requests", found.num_requests)),
+    );
     if !built.scenario.slos.is_empty() {
         let goodput = &found.goodput;
         let note = format!("{} of those offered", human::percent(goodput.attainment));
@@ -116,7 +115,10 @@ fn strip(steps: &[StepRecord]) -> svg::Svg {
                 _ => "mixed",
             }
             .into(),
-            note: format!("{context} prefill and {decode} decode requests, {} prefill tokens", step.load.context_tokens),
+            note: format!(
+                "{context} prefill and {decode} decode requests, {} prefill tokens",
+                step.load.context_tokens
+            ),
         }
     };
     svg::strip(&IterationStrip {

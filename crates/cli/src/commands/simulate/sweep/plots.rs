@@ -147,7 +147,9 @@ impl<'a> Plots<'a> {
             0 => format!("{} points", self.points.len()),
             n => format!("{} points, of which {n} are unstable", self.points.len()),
         };
-        format!("Most {what}: {} per second at {} ({among}).", human::number(mean(best)), self.name(best, &[]))
+        let p99: Vec<f64> = best.answers.iter().filter_map(|answer| Some(answer.e2e_ms?.p99)).collect();
+        let p99 = strobe_stats::mean(&p99).map_or(String::new(), |ms| format!(", p99 latency {}", human::ns(ms * 1e6)));
+        format!("Most {what}: {} per second at {}{p99} ({among}).", human::number(mean(best)), self.name(best, &[]))
     }
 
     pub fn all(&self) -> Vec<Plot> {
@@ -157,15 +159,15 @@ impl<'a> Plots<'a> {
             0 => String::new(),
             n => format!(" ({n} unstable points are left out)"),
         };
-        let mut plots = Vec::new();
+        let mut plots = self.goodput_maps();
         for name in LATENCIES {
             for (at, pick) in [("p50", (|s| s.p50) as fn(&Summary) -> f64), ("p99", |s| s.p99)] {
-                let title = format!("{}, {at}{left_out}", name.to_uppercase());
+                let section = in_words(name).to_owned();
+                let title = format!("{section}, {at}{left_out}");
                 let svg = self.against(&title, Unit::Time, &stable, &|a| latency(a, name).map(|s| pick(s) * 1e6));
-                plots.push(Plot { name: format!("{name}-{at}"), section: name.to_uppercase(), svg });
+                plots.push(Plot { name: format!("{name}-{at}"), section, svg });
             }
         }
-        plots.extend(self.goodput_maps());
         let distributions: [(&str, &str, Samples); 2] = [
             ("ttft-cdf", "Share of requests with their first token within a time", |p| &p.ttft_ms),
             ("e2e-cdf", "Share of requests done within a time", |p| &p.e2e_ms),
@@ -188,9 +190,21 @@ impl<'a> Plots<'a> {
     }
 }
 
+/// What a latency is, for people.
+fn in_words(latency: &str) -> &'static str {
+    match latency {
+        "queue" => "Time in the queue",
+        "ttft" => "Time to first token (TTFT)",
+        "tpot" => "Time per output token (TPOT)",
+        "itl" => "Time between tokens (ITL)",
+        _ => "Request latency (E2E)",
+    }
+}
+
 /// The plots as one page.
 pub fn page(plots: &[Plot], headline: &str) -> String {
-    let mut page = Page::new("Simulated sweep").verdict(headline).subtitle(std::env::args().skip(1).collect::<Vec<_>>().join(" "));
+    let mut page =
+        Page::new("Simulated sweep").verdict(headline).subtitle(std::env::args().skip(1).collect::<Vec<_>>().join(" "));
     let mut section = "";
     for plot in plots {
         if plot.section != section {
