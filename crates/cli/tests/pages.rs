@@ -12,7 +12,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::browser::Browser;
-    use super::common::traces::{KINETO, MIXED_GRAPH, MIXED_NODE};
+    use super::common::traces::{KINETO, MIXED_GRAPH, MIXED_NODE, real};
     use super::common::{Sandbox, num};
 
     const COST: &str = "--cost linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns";
@@ -131,6 +131,27 @@ mod tests {
                 "{words}: {first}"
             );
         }
+    }
+
+    #[test]
+    fn traces_of_serving_engines_look_right() {
+        let sandbox = Sandbox::new();
+        let traces = [
+            ("kineto/tracelens/sglang_prefilldecode/sglang_Qwen3-8B_prefilldecode.json.gz", "sglang"),
+            ("nsys/nsys-ai/h100_2gpu_1s.sqlite", "two-gpus"),
+            ("nsys/h200/gpum.sqlite", "metrics"),
+        ];
+        for (trace, name) in traces {
+            let Some(path) = real(trace) else { return };
+            sandbox.ok(&format!("analyze {} --html {name}.html", path.display()));
+            if open(&sandbox, &format!("{name}.html"), name).is_none() {
+                return;
+            }
+        }
+        let pair = ["before", "after"].map(|side| real(&format!("nsys/nsys-ai/mfu_2gpu_{side}.sqlite")));
+        let [Some(a), Some(b)] = pair else { return };
+        sandbox.run(&format!("compare {} {} --html pair.html", a.display(), b.display()));
+        open(&sandbox, "pair.html", "two-gpus-compared");
     }
 
     #[test]

@@ -342,7 +342,8 @@ fn page(sides: &[Recorded; 2], throughputs: &[Vec<f64>; 2], done: &Concluded, li
             .interval
             .map_or(String::new(), |i| format!("99 % CI {:.2}x to {:.2}x", 1.0 / (1.0 + i.high), 1.0 / (1.0 + i.low)));
         page = page.card(
-            Card::new("fmha enable is faster by", format!("{:.2}x", 1.0 / (1.0 + figure.time_change))).note(interval),
+            Card::new("Throughput, enable over disable", format!("{:.2}x", 1.0 / (1.0 + figure.time_change)))
+                .note(interval),
         );
     }
     let means = first.map(|figure| [figure.a, figure.b]);

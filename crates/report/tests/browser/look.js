@@ -12,6 +12,7 @@
     const box = e.getBoundingClientRect();
     if (box.left < -1 || box.right > wide + 1) wrong.push(`beyond the edge (${Math.round(box.left)} to ${Math.round(box.right)}): ${said(e)}`);
     const style = getComputedStyle(e);
+    if (style.overflowY === 'hidden' && e.scrollHeight > e.clientHeight + 2 && !e.matches('.view')) wrong.push(`cut off, ${e.scrollHeight} in ${e.clientHeight} px of height: ${said(e)}`);
     if (style.overflowX !== 'visible' && e.scrollWidth > e.clientWidth + 1 && e.namespaceURI.endsWith('xhtml')) wrong.push(`cut off, ${e.scrollWidth} in ${e.clientWidth} px: ${said(e)}`);
   }
 

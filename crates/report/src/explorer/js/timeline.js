@@ -4,7 +4,7 @@ const RULER = 22, BAND = 16, GROUP = 22, FOLDED = 12, GAP = 5;
 const ROW = { ops: 18, calls: 15, ranges: 16, counter: 38 };
 const LETTER = 6.1; // average width of a letter at 11 px
 const STRENGTHS = 8;
-const NARROW = 760; // as in the style sheet
+const NARROW = 760, NARROW_GUTTER = 96, TRACK_PADDING = 30; // as in the style sheet
 
 class Timeline {
   constructor(side, app) {
@@ -38,13 +38,20 @@ class Timeline {
 
   // Makes room for the names of the tracks, as far as it does not take too much from the timeline.
   widen() {
-    const font = weight => { this.context.font = `${weight} 12px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif`; };
-    const widest = (names, room) => names.reduce((most, name) => Math.max(most, this.context.measureText(name).width + room), 0);
-    font(400);
-    const tracks = widest(this.side.tracks.map(track => track.name), 34);
-    font(650);
-    const groups = widest(this.side.tracks.map(track => track.group), 24);
-    this.element.style.setProperty('--gutter', Math.ceil(Math.min(340, Math.max(190, tracks, groups))) + 'px');
+    const widest = (names, weight, room) => names.reduce((most, name) => Math.max(most, this.textWidth(name, weight) + room), 0);
+    const tracks = widest(this.side.tracks.map(track => track.name), 400, TRACK_PADDING + 4), groups = widest(this.side.tracks.map(track => track.group), 650, 24);
+    this.gutterWidth = Math.ceil(Math.min(340, Math.max(190, tracks, groups)));
+    this.element.style.setProperty('--gutter', this.gutterWidth + 'px');
+  }
+  textWidth(text, weight) {
+    this.context.font = `${weight} 12px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif`;
+    return this.context.measureText(text).width;
+  }
+  // How high a name is that takes several lines; 0 where one line is enough.
+  nameHeight(name) {
+    const [room, line] = this.narrow ? [(NARROW_GUTTER - 18) * 12 / 10.5, 12] : [this.gutterWidth - TRACK_PADDING, 17], width = this.textWidth(name, 400);
+    // Lines break between words: they are not all full.
+    return width <= room ? 0 : (Math.ceil(width * 1.25 / room) + (width * 1.25 > 2 * room ? 1 : 0)) * line;
   }
 
   // Where every track stands, and its name beside it.
@@ -63,8 +70,7 @@ class Timeline {
       }
       const folded = this.folded.has(track);
       const row = folded ? FOLDED : ROW[track.kind];
-      // Beside a narrow timeline names take two lines.
-      const height = Math.max(this.narrow ? 26 : 0, track.kind === 'counter' || folded ? row : row * track.lanes.length);
+      const height = Math.max(this.nameHeight(track.name), track.kind === 'counter' || folded ? row : row * track.lanes.length);
       labels.push(el('button', {
         type: 'button', class: 'track', style: `top:${y}px;height:${height}px`, 'aria-expanded': String(!folded),
         title: `${track.name}: ${count(track.length)} ${track.kind === 'counter' ? 'samples' : 'events'}`,
