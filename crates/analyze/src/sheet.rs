@@ -86,12 +86,21 @@ pub struct Column {
     pub name: String,
     /// What its values are.
     pub unit: Unit,
+    /// Whether people are spared it where all its values are zero. Programs always get it.
+    #[serde(skip)]
+    pub may_hide: bool,
 }
 
 impl Column {
     /// A column.
     pub fn new(name: impl Into<String>, unit: Unit) -> Self {
-        Self { name: name.into(), unit }
+        Self { name: name.into(), unit, may_hide: false }
+    }
+
+    /// Spares people the column where all its values are zero.
+    #[must_use]
+    pub fn may_hide(self) -> Self {
+        Self { may_hide: true, ..self }
     }
 }
 

@@ -168,7 +168,12 @@ fn devices(context: &Context, times: &[DeviceTime]) -> Sheet {
         ("exposed copies", Unit::Share),
         ("idle", Unit::Share),
     ];
-    let mut sheet = Sheet::new("devices", columns.map(|(name, unit)| Column::new(name, unit)));
+    // Kinds of op that do not occur only take room.
+    let column = |(name, unit)| match unit {
+        Unit::Count => Column::new(name, unit).may_hide(),
+        _ => Column::new(name, unit),
+    };
+    let mut sheet = Sheet::new("devices", columns.map(column));
     for time in times {
         let share = |part: i64| (time.span_ns > 0).then(|| part as f64 / time.span_ns as f64);
         let mut row: Vec<Value> = vec![device_name(context, time.device).into()];
@@ -177,13 +182,6 @@ fn devices(context: &Context, times: &[DeviceTime]) -> Sheet {
         let parts = [time.compute_ns, time.exposed_comm_ns, time.exposed_memory_ns, time.idle_ns];
         row.extend(parts.map(|part| Value::from(share(part))));
         sheet.push(row);
-    }
-    // Columns of kinds that do not occur only take room.
-    for column in (1..=5).rev() {
-        if times.iter().all(|t| t.counts[column - 1] == 0) {
-            sheet.columns.remove(column);
-            sheet.rows.iter_mut().for_each(|row| drop(row.remove(column)));
-        }
     }
     sheet
 }

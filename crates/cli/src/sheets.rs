@@ -120,7 +120,7 @@ const INTERVAL: &str = "an interval";
 
 /// The table of a sheet with as many columns as leave room for names, and the headers of those left out.
 fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
-    let mut sheet = sheet.clone();
+    let mut sheet = without_zeros(sheet);
     sheet.title.clear();
     same_names_once(&mut sheet);
     let mut left_out = Vec::new();
@@ -274,6 +274,20 @@ pub fn table(sheet: &Sheet, top: usize) -> Table {
 /// A sheet as a table with all its rows and full names, for a page.
 pub fn page_table(sheet: &Sheet) -> Table {
     table_of(sheet, 0, false)
+}
+
+/// A sheet for people: without the columns that say nothing but zero, where they may be hidden.
+pub fn without_zeros(sheet: &Sheet) -> Sheet {
+    let mut sheet = sheet.clone();
+    let zero =
+        |value: &Value| matches!(value, Value::Int(0)) || matches!(value, Value::Float(number) if *number == 0.0);
+    for place in (0..sheet.columns.len()).rev() {
+        let mut values = sheet.rows.iter().map(|row| &row[place]);
+        if sheet.columns[place].may_hide && values.all(zero) {
+            drop_column(&mut sheet, place);
+        }
+    }
+    sheet
 }
 
 fn table_of(sheet: &Sheet, top: usize, short_names: bool) -> Table {
@@ -686,6 +700,20 @@ mod tests {
         let row = &document["tables"][0]["rows"][0];
         assert_eq!([&row["Total (MB)"], &row["Time (%)"], &row["share"]], [2.5, 25.0, 0.25]);
         assert_eq!(document["tables"][0]["units"]["Time (%)"], "percent");
+    }
+
+    #[test]
+    fn zeros_are_hidden_from_people_alone() {
+        let columns = [Column::new("name", Unit::Text), Column::new("copies", Unit::Count).may_hide()];
+        let mut sheet = Sheet::new("s", columns);
+        sheet.push(["a".into(), 0_i64.into()]);
+        let report = |sheet: &Sheet| Report { sheets: vec![sheet.clone()], ..Report::new("x", "X") };
+        assert!(!super::text(&report(&sheet), 80, 0).contains("copies"));
+        assert_eq!(without_zeros(&sheet).columns.len(), 1);
+        assert_eq!(json(&report(&sheet))["tables"][0]["rows"][0]["copies"], 0);
+        assert_eq!(plain_csv(&sheet), "name,copies\na,0\n");
+        sheet.push(["b".into(), 2_i64.into()]);
+        assert!(super::text(&report(&sheet), 80, 0).contains("copies"));
     }
 
     #[test]

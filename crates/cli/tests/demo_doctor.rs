@@ -1,5 +1,9 @@
 //! The verbs a new user meets first: `demo`, `doctor`, `--help`, `--version`.
 
+#[cfg(unix)]
+#[path = "../../report/tests/browser/mod.rs"]
+#[allow(dead_code)] // every test uses its own part of the browser
+mod browser;
 mod common;
 
 use common::{Sandbox, assert_names, finish, num};
@@ -22,6 +26,8 @@ fn the_demo_runs_the_whole_loop() {
     for page in ["x/index.html", "x/compare.html"] {
         assert_names(&sandbox.read(page), &["<html", "<svg", "fmha enable", "fmha disable", escaped]);
     }
+    #[cfg(unix)]
+    look_at_the_pages(&sandbox, verdict);
     for (run, fused) in [("recorded-b", true), ("recorded-a", false)] {
         let report = sandbox.json(&format!("x/runs/{run}/report.json"));
         assert_eq!(report["strobe"]["build_config"]["plugin_config"]["context_fmha"], fused);
@@ -29,6 +35,27 @@ fn the_demo_runs_the_whole_loop() {
         assert!(!report["strobe"]["profile"]["top_ops"].as_array().unwrap().is_empty());
     }
     assert_names(&sandbox.refused("demo --output-dir x"), &["`x` exists already", "--overwrite"]);
+}
+
+/// Both pages in a real browser: the verdict first, a color per option whatever the number of pairs, links between all pages.
+#[cfg(unix)]
+fn look_at_the_pages(sandbox: &Sandbox, verdict: &str) {
+    for (file, links) in [("index.html", 5), ("compare.html", 5)] {
+        let name = format!("demo-{file}");
+        let Some(mut page) = browser::Browser::open(&name, &sandbox.read(&format!("x/{file}")), "light") else {
+            return;
+        };
+        page.looks_right(&name);
+        assert_eq!(page.links_lead_to_files(&sandbox.path("x")), links, "{file}");
+        assert_eq!(page.text("document.querySelector('h1').innerText").trim(), verdict.trim());
+        page.silent();
+        if file == "index.html" {
+            let bars = "(svg => { const fills = what => [...new Set([...svg.querySelectorAll(what)].map(e => e.style.fill))].sort().join(); \
+                        return [svg.querySelectorAll('rect.hit').length, fills('rect.hit') === fills('circle'), fills('rect.hit') === fills('.key')]; })\
+                        (document.querySelector('section .wide svg'))";
+            assert_eq!(page.eval(bars), serde_json::json!([2, true, true]));
+        }
+    }
 }
 
 #[test]

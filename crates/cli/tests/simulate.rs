@@ -54,7 +54,7 @@ fn the_same_seed_gives_the_same_bytes_and_another_does_not() {
     assert!((num(&report, "/e2e_ms/mean") - num(&report, "/performance/avg_request_latency_ms")).abs() < 1e-9);
 
     let page = sandbox.read("a/report.html");
-    assert!(page.matches("<svg").count() == 2 && page.contains("Share of requests done"));
+    assert!(page.matches("<svg").count() == 2 * 3 && page.contains("Share of requests done"));
 
     // Later verbs open it.
     let analyzed = sandbox.ok("analyze a");

@@ -14,7 +14,11 @@ fn main() {
         groups: vec!["output".into(), "input".into(), "total".into()],
         series: vec![
             BarSeries::new("context-fmha enable", [1834.2, 3621.0, 5455.2]),
-            BarSeries { name: "context-fmha disable".into(), values: vec![Some(1490.7), Some(2943.9), None] },
+            BarSeries {
+                name: "context-fmha disable".into(),
+                values: vec![Some(1490.7), Some(2943.9), None],
+                ..BarSeries::default()
+            },
         ],
     });
     // Two skewed distributions, without a random number generator.
@@ -69,7 +73,7 @@ fn main() {
                 iter,
                 value: if iter % 17 == 2 { 9.1e6 } else { 2.3e6 + (iter % 5) as f64 * 1e5 },
                 kind: if iter % 17 == 2 { "mixed" } else { "decode" }.into(),
-                note: "8 gen reqs".into(),
+                note: "8 decode requests".into(),
             })
             .collect(),
     });

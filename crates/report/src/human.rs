@@ -56,6 +56,12 @@ fn unsigned_zero(text: &str) -> String {
     if is_zero { text.trim_start_matches(['+', '-']).to_owned() } else { text.to_owned() }
 }
 
+/// Text that begins a sentence: its first letter large.
+pub fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
 /// An amount of memory or data: `512 B`, `1.50 GiB` (powers of 1024).
 pub fn bytes(bytes: u64) -> String {
     if bytes < 1024 {
@@ -138,7 +144,8 @@ fn three_digits(value: f64) -> String {
     }
 }
 
-fn group_thousands(digits: &str) -> String {
+/// Thousands separators in a whole number given as text.
+pub(crate) fn group_thousands(digits: &str) -> String {
     let (sign, digits) = match digits.strip_prefix('-') {
         Some(rest) => ("-", rest),
         None => ("", digits),

@@ -42,22 +42,22 @@ impl Picture {
     }
 
     /// Fills a rectangle; what lies outside of the picture is left out.
-    pub(crate) fn fill(&mut self, at: (usize, usize), size: (usize, usize), colour: [u8; 3]) {
+    pub(crate) fn fill(&mut self, at: (usize, usize), size: (usize, usize), color: [u8; 3]) {
         for y in at.1..(at.1 + size.1).min(self.height) {
             for x in at.0..(at.0 + size.0).min(self.width) {
-                self.pixels[(y * self.width + x) * 3..][..3].copy_from_slice(&colour);
+                self.pixels[(y * self.width + x) * 3..][..3].copy_from_slice(&color);
             }
         }
     }
 
     /// Writes a number; other letters leave a gap.
-    pub(crate) fn text(&mut self, at: (usize, usize), text: &str, scale: usize, colour: [u8; 3]) {
+    pub(crate) fn text(&mut self, at: (usize, usize), text: &str, scale: usize, color: [u8; 3]) {
         for (place, letter) in text.chars().enumerate() {
             let Some((_, rows)) = GLYPHS.iter().find(|(known, _)| *known == letter) else { continue };
             for (row, bits) in rows.iter().enumerate() {
                 for column in (0..GLYPH_WIDTH).filter(|column| bits >> (GLYPH_WIDTH - 1 - column) & 1 == 1) {
                     let x = at.0 + (place * (GLYPH_WIDTH + 1) + column) * scale;
-                    self.fill((x, at.1 + row * scale), (scale, scale), colour);
+                    self.fill((x, at.1 + row * scale), (scale, scale), color);
                 }
             }
         }
@@ -76,7 +76,7 @@ pub(crate) fn encode(picture: &Picture) -> Vec<u8> {
     let _ = packed.write_all(&scanlines);
     let packed = packed.finish().unwrap_or_default();
     let mut header = [picture.width as u32, picture.height as u32].map(u32::to_be_bytes).concat();
-    header.extend([8, 2, 0, 0, 0]); // bits, colours, compression, filter, interlace
+    header.extend([8, 2, 0, 0, 0]); // bits, colors, compression, filter, interlace
     let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
     for (kind, data) in [(b"IHDR", header.as_slice()), (b"IDAT", &packed), (b"IEND", &[])] {
         file.extend((data.len() as u32).to_be_bytes());

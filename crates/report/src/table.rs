@@ -234,7 +234,7 @@ impl Table {
 }
 
 /// Breaks a text between words where it is wider than `width`.
-fn wrap(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     if length(text) <= width {
         return vec![text.to_owned()];
     }

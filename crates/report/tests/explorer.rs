@@ -1,6 +1,7 @@
 //! The explorer page in a real browser: it comes up in silence, zooms, searches, and shows the numbers it was given.
 
 #[cfg(unix)]
+#[allow(dead_code)] // every test uses its own part of the browser
 mod browser;
 #[cfg(unix)]
 mod sample;
@@ -8,6 +9,7 @@ mod sample;
 #[cfg(unix)]
 mod tests {
     use serde_json::json;
+    use strobe_report::explorer::CategoryBar;
     use strobe_report::human;
 
     use super::browser::Browser;
@@ -42,6 +44,29 @@ mod tests {
         let sharp = "new Promise(done => { const canvas = document.querySelector('canvas.tracks'); \
                      const look = () => canvas.width === 2 * canvas.clientWidth ? done(true) : setTimeout(look, 20); look(); })";
         assert_eq!(page.eval(sharp), true, "drawn in the screen's own pixels");
+        page.silent();
+    }
+
+    #[test]
+    fn it_looks_right_at_any_size() {
+        let Some(mut page) = Browser::open("look", &sample::one_trace().finish(), "light") else { return };
+        page.looks_right("explorer");
+        let strip = page.place(".strip", 0.0, 0.5);
+        page.click((strip.0 + 3.0, strip.1));
+        page.eval("document.querySelector('canvas.tracks').focus()");
+        page.key(".");
+        page.looks_right("explorer-chosen");
+        // Thirteen categories and more: the rest is folded, and can be opened.
+        let mut many = sample::comparison();
+        let bars = many.categories.as_mut().unwrap();
+        let row = bars.rows[0].clone();
+        bars.rows.extend((0..20).map(|i| CategoryBar { name: format!("other {i}"), ..row.clone() }));
+        drop(page);
+        let Some(mut page) = Browser::open("many", &many.finish(), "light") else { return };
+        page.looks_right("explorer-many");
+        assert_eq!(page.text("document.querySelector('.more summary').textContent"), "13 more");
+        page.eval("document.querySelector('.more').open = true");
+        assert_eq!(page.eval("[...document.querySelectorAll('.category')].every(e => e.checkVisibility())"), true);
         page.silent();
     }
 

@@ -1,6 +1,6 @@
 //! Plots and pages are well-formed, self-contained, and safe whatever the labels and values are.
 
-use strobe_report::html::{Card, Page};
+use strobe_report::html::{Card, Link, Page};
 use strobe_report::svg::{
     self, BarChart, BarSeries, CdfChart, CdfSeries, IterationStrip, StackedChart, StackedRow, StripCell, Svg, Unit,
 };
@@ -59,7 +59,7 @@ fn bar_chart(values: Vec<Option<f64>>) -> Svg {
         title: HOSTILE.into(),
         unit: Unit::Plain(HOSTILE.into()),
         groups: vec![HOSTILE.into(), "b".into()],
-        series: vec![BarSeries { name: HOSTILE.into(), values }],
+        series: vec![BarSeries { name: HOSTILE.into(), values, runs: Vec::new() }],
     })
 }
 
@@ -71,6 +71,61 @@ fn bars_draw_what_is_known() {
     assert_eq!(count(&check(&partial), "rect"), 2);
     assert!(partial.as_str().contains(">n/a<"));
     assert!(bar_chart(vec![None]).as_str().contains("no values"));
+}
+
+#[test]
+fn runs_are_dots_on_their_option() {
+    let series = |name: &str, runs: &[f64]| BarSeries { runs: vec![runs.to_vec()], ..BarSeries::new(name, [2.0]) };
+    let plot = svg::bars(&BarChart {
+        title: "t".into(),
+        unit: Unit::Plain("tok/s".into()),
+        groups: vec!["g".into()],
+        series: vec![series("a", &[1.0, 3.0]), series("b", &[2.0, f64::NAN, 5.0])],
+    });
+    let seen = check(&plot);
+    assert_eq!((count(&seen, "rect"), count(&seen, "circle")), (4, 4));
+}
+
+#[test]
+fn kinds_far_apart_have_scales_of_their_own() {
+    let strip = |slow: f64| {
+        let cell = |iter: u64| {
+            let kind = if iter < 4 { "prefill" } else { "decode" };
+            StripCell { iter, value: if iter < 4 { slow } else { 1e6 }, kind: kind.into(), note: String::new() }
+        };
+        svg::strip(&IterationStrip { title: "t".into(), unit: Unit::Time, cells: (0..20).map(cell).collect() })
+    };
+    let bars = |slow: f64| {
+        let rows = [("prefill", slow), ("decode", 1e6)]
+            .map(|(kind, ns)| StackedRow::new(kind, [("gemm", ns / 2.0), ("idle", ns / 2.0)]).group(kind));
+        svg::stacked(&StackedChart { title: "t".into(), unit: Unit::Time, rows: rows.to_vec(), normalize: false })
+    };
+    let own = "each kind on its own scale";
+    for plot in [strip(40e6), bars(40e6)] {
+        check(&plot);
+        assert!(plot.as_str().contains(own), "{plot}");
+    }
+    for plot in [strip(2e6), bars(2e6)] {
+        assert!(!plot.as_str().contains(own), "{plot}");
+    }
+    // The part of the faster kind is as wide as that of the slower one.
+    let widths = |plot: &Svg| -> Vec<f64> {
+        let parts = plot.as_str().split("<rect ").filter(|part| part.contains("· gemm"));
+        let width = |part: &str| part.split("width=\"").nth(1)?.split('"').next()?.parse().ok();
+        parts.filter_map(width).collect()
+    };
+    let widths = widths(&bars(40e6));
+    assert!((widths[0] / widths[1] - 1.0).abs() < 0.3, "{widths:?}");
+}
+
+#[test]
+fn a_bar_has_a_dozen_parts_at_most() {
+    let parts = (0..30).map(|part| (format!("part {part}"), f64::from(part + 1)));
+    let rows = vec![StackedRow::new("a", parts.clone()), StackedRow::new("b", parts)];
+    let plot = svg::stacked(&StackedChart { title: "t".into(), unit: Unit::Time, rows, normalize: false });
+    assert_eq!(count(&check(&plot), "rect"), 12 + 2 * 12);
+    assert!(plot.as_str().contains("part 29") && plot.as_str().contains("smaller parts"));
+    assert!(!plot.as_str().contains("part 3:"));
 }
 
 #[test]
@@ -180,6 +235,41 @@ fn a_grid_shows_every_known_value() {
 }
 
 #[test]
+fn all_plots_of_a_page_give_a_name_one_color() {
+    // By themselves these two would have the same color, and make way in different order.
+    let plot = |names: [&str; 2]| {
+        let rows = vec![StackedRow::new("a", names.map(|name| (name, 1.0)))];
+        svg::stacked(&StackedChart { title: "t".into(), unit: Unit::Time, rows, normalize: false })
+    };
+    let page = Page::new("t").svg(&plot(["moe", "copy"])).svg(&plot(["copy", "moe"])).finish();
+    let fills = |name: &str| -> Vec<String> {
+        let marks = page.split("<rect ").filter(|part| part.contains(&format!("· {name}:")));
+        marks.filter_map(|part| Some(part.split("fill:var(").nth(1)?.split(',').next()?.to_owned())).collect()
+    };
+    let [moe, copy] = ["moe", "copy"].map(fills);
+    assert_eq!(moe.len(), 4, "two plots, wide and narrow");
+    assert!(moe.iter().all(|fill| *fill == moe[0]) && copy.iter().all(|fill| *fill == copy[0]) && moe[0] != copy[0]);
+    let of_page = |variable: &str| {
+        let rule = page.split(&format!("{variable}:")).nth(1).unwrap_or_else(|| panic!("{variable} is not set"));
+        rule.split(';').next().unwrap().to_owned()
+    };
+    assert_ne!(of_page(&moe[0]), of_page(&copy[0]));
+}
+
+#[test]
+fn the_answer_is_the_first_line_and_links_are_escaped() {
+    let page = Page::new("title").subtitle("what").verdict("the answer").link(Link::new(HOSTILE, HOSTILE));
+    let page = page.card(Card::new("label", "value")).section("s").prose("p").finish();
+    let body = page.split("<body").nth(1).unwrap();
+    let place = |text: &str| body.find(text).unwrap_or_else(|| panic!("{text}"));
+    assert!(place("the answer") < place("title") && place("title") < place("what"), "{body}");
+    assert!(place("<section>") < place("value"), "a picture before figures");
+    tags(&page);
+    assert!(!page.contains("alert('x')"));
+    assert!(Page::new("title").finish().contains("<h1>title</h1>"));
+}
+
+#[test]
 fn a_page_is_whole_safe_and_needs_no_network() {
     let table = Table::new([HOSTILE, "n"])
         .title(HOSTILE)
@@ -197,11 +287,11 @@ fn a_page_is_whole_safe_and_needs_no_network() {
         .details(HOSTILE, HOSTILE)
         .finish();
     let seen = tags(&page);
-    assert_eq!((count(&seen, "section"), count(&seen, "p")), (2, 5));
-    assert_eq!((count(&seen, "tfoot"), count(&seen, "svg")), (1, 1));
+    assert_eq!((count(&seen, "section"), count(&seen, "p")), (2, 4));
+    assert_eq!((count(&seen, "tfoot"), count(&seen, "svg")), (1, 2), "each plot for wide and for narrow places");
     assert!(page.contains("<p>first <code>code</code></p>"));
     assert!(page.contains("data-v=\"1500000\""));
     assert!(!page.contains("alert('x')"), "escaped everywhere");
     assert!(!page.contains("src="), "nothing is loaded");
-    assert_eq!(page.matches("http").count(), 2, "the SVG namespace and the policy header only");
+    assert_eq!(page.matches("http").count(), 3, "the SVG namespace and the policy header only");
 }

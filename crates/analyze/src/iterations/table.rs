@@ -79,8 +79,7 @@ pub fn report(context: &Context) -> Report {
         let why = "no markers of a known engine, no repeated graph launches and no repeating sequence of kernels were found; name the ranges that are iterations with --iteration-range";
         return Report::absent("iterations", TITLE, why);
     };
-    let on_cpu = trace.ops.kind.contains(&OpKind::CpuOp);
-    let mut columns = vec![
+    let columns = [
         Column::new("number", Unit::Id),
         Column::new("label", Unit::Text),
         Column::new("kind", Unit::Text),
@@ -94,11 +93,11 @@ pub fn report(context: &Context) -> Report {
         Column::new("device idle", Unit::Ns),
         Column::new("op time", Unit::Ns),
         Column::new("ops", Unit::Count),
+        Column::new("kernels", Unit::Count).may_hide(),
+        Column::new("launches", Unit::Count).may_hide(),
+        Column::new("device start", Unit::Moment),
+        Column::new("device end", Unit::Moment),
     ];
-    if !on_cpu {
-        columns.extend([Column::new("kernels", Unit::Count), Column::new("launches", Unit::Count)]);
-    }
-    columns.extend([Column::new("device start", Unit::Moment), Column::new("device end", Unit::Moment)]);
     let mut sheet = Sheet::new("iterations", columns);
     let all = figures(trace, detected);
     for (found, figure) in detected.list.iter().zip(&all) {
@@ -117,9 +116,7 @@ pub fn report(context: &Context) -> Report {
         let has_ops = figure.ops > 0;
         let known = |value: i64| if has_ops { Value::Int(value) } else { Value::Unknown };
         row.extend([known(figure.busy_ns), known(figure.idle_ns), known(figure.sum_ns), figure.ops.into()]);
-        if !on_cpu {
-            row.extend([figure.kernels.into(), figure.launches.into()]);
-        }
+        row.extend([figure.kernels.into(), figure.launches.into()]);
         row.extend([found.device.map(|d| d.start).into(), found.device.map(|d| d.end).into()]);
         sheet.push(row);
     }

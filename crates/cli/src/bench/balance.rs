@@ -482,7 +482,7 @@ impl Answer {
             );
             Card::new(f.name, signed(f.gain)).note(note)
         }));
-        let headline = Headline { verdict: self.answer(), cards, report: self.attribution() };
+        let headline = Headline { verdict: self.answer(), links: Vec::new(), cards, report: self.attribution() };
         let contexts = self.traces.each_ref().map(|trace| vec![recording::context(trace)]);
         explore::pair_page(&self.comparison, &contexts, headline)
     }

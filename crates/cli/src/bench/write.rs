@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use strobe_engine::{EngineConfig, EngineInfo};
 use strobe_model::Tokenizer;
+use strobe_report::html::Link;
 use strobe_trace::export::{self, Format};
 use strobe_trace::{Trace, nsys};
 use strobe_workload::{RequestRecord, anchor_requests_with_text};
@@ -107,17 +108,20 @@ pub fn results(outcome: &Outcome, report: &Value, dir: &Path, problems: &mut Pro
     let file = |name: &str| dir.join(name);
     // The smallest first: it is the likeliest to fit.
     problems.keep(run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{report:#}\n").as_bytes()));
+    let mut trace_page = false;
     if let Some(trace) = &outcome.trace {
         problems.keep(nsys::write(trace, &file(run_dir::TRACE)).map_err(Into::into));
-        let page = explore::trace_page(&recording::context(trace));
-        problems.keep(run_dir::write_whole(&file(run_dir::TRACE_HTML), page.as_bytes()));
+        let links = vec![Link::new("Report of the run", run_dir::REPORT_HTML)];
+        let page = explore::trace_page(&recording::context(trace), links);
+        trace_page = problems.keep(run_dir::write_whole(&file(run_dir::TRACE_HTML), page.as_bytes()));
     }
     if let Some(report) = ExpertReport::of(outcome) {
         for (ending, content) in report.plots() {
             problems.keep(run_dir::write_whole(&file(&format!("{}.{ending}", experts::HEAT_MAP)), &content));
         }
     }
-    problems.keep(run_dir::write_whole(&file(run_dir::REPORT_HTML), html::page(outcome, report).as_bytes()));
+    problems
+        .keep(run_dir::write_whole(&file(run_dir::REPORT_HTML), html::page(outcome, report, trace_page).as_bytes()));
 }
 
 /// Write the single files; one that fails does not stop the others.

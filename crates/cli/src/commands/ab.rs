@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use strobe_analyze::compare::runs::WholeRuns;
 use strobe_analyze::compare::{self, BETWEEN_RUNS, CompareOptions, Comparison};
+use strobe_report::html::Link;
 use strobe_report::human;
 
 use crate::ab::side::{self, Side, Strobe};
@@ -240,7 +241,7 @@ pub fn run(args: Args) -> Result<()> {
         }
         bail!("fewer than 2 pairs ended ({}); give it more --budget", found.stopped.in_words(plan.half_width));
     }
-    let done = conclude(&plan, found, names, args.top)?;
+    let done = conclude(&plan, found, names, args.top, None)?;
     if args.json {
         output::line(&format!("{:#}", done.to_json(&args.gate)));
     } else {
@@ -282,8 +283,14 @@ impl Concluded {
     }
 }
 
-/// Verdict, explanation and page of what ran.
-pub fn conclude(plan: &Plan, found: Found, names: [String; 2], rows: usize) -> Result<Concluded> {
+/// Verdict, explanation and page of what ran. `overview` leads from that page to one that stands above it.
+pub fn conclude(
+    plan: &Plan,
+    found: Found,
+    names: [String; 2],
+    rows: usize,
+    overview: Option<Link>,
+) -> Result<Concluded> {
     let Found { known, paths, recorded, stopped, failures, resumed } = found;
     let pairs = known[0].len();
     let stopped_in_words = stopped.in_words(plan.half_width);
@@ -322,7 +329,9 @@ pub fn conclude(plan: &Plan, found: Found, names: [String; 2], rows: usize) -> R
     let mut page = None;
     if contexts.iter().all(|side| !side.is_empty()) {
         let path = plan.dir.join("compare.html");
-        run_dir::write_whole(&path, explore::comparison_page(&comparison, &contexts).as_bytes())?;
+        let mut links = explore::run_links(&path, &explained);
+        links.extend(overview);
+        run_dir::write_whole(&path, explore::comparison_page(&comparison, &contexts, links).as_bytes())?;
         page = Some(path);
     }
     plan.write(

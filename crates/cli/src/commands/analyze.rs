@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use serde_json::json;
 use strobe_analyze::reports::{self, Entry};
 use strobe_analyze::sheet::Report;
+use strobe_report::html::Link;
 use strobe_report::human;
 
 use crate::sheets::Format;
@@ -91,6 +92,14 @@ fn without_evidence(report: &mut Report) {
     }
 }
 
+/// Links from a page to those of the run directory that it shows.
+fn page_links(page: &Path, traces: &[PathBuf]) -> Vec<Link> {
+    match traces {
+        [run] => explore::pages_of_run(page, "the run", run),
+        _ => Vec::new(),
+    }
+}
+
 /// Print what `strobe analyze PATH` prints.
 pub fn first_screen(path: &Path) -> Result<()> {
     run(Args {
@@ -114,7 +123,7 @@ pub fn run(args: Args) -> Result<()> {
     let spinner = progress::Waiting::new("analysing");
     let context = trace_input::context(&trace, &options)?;
     let mut reports = reports::run_all(&entries, &context);
-    let page = args.html.as_ref().map(|path| (path, explore::trace_page(&context)));
+    let page = args.html.as_ref().map(|path| (path, explore::trace_page(&context, page_links(path, &args.traces))));
     drop(spinner);
     if let Some((path, page)) = &page {
         run_dir::write_whole(path, page.as_bytes())?;

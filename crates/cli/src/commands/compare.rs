@@ -99,7 +99,7 @@ pub fn run(args: Args) -> Result<()> {
     };
     let comparison = compare::compare(&contexts[0], &contexts[1], &options);
     if let Some(path) = &args.html {
-        let page = explore::comparison_page(&comparison, &contexts);
+        let page = explore::comparison_page(&comparison, &contexts, explore::run_links(path, &paths));
         run_dir::write_whole(path, page.as_bytes())?;
     }
     drop(spinner);

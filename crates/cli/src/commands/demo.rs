@@ -12,7 +12,7 @@ use strobe_analyze::compare::{Comparison, MARGIN, Outcome};
 use strobe_analyze::top_ops::{top_ops, top_ops_by_kind};
 use strobe_engine::staged_dir;
 use strobe_engine::{BuildConfig, KvCacheType, ModelRef, Quantization, engine_dir};
-use strobe_report::html::{Card, Page};
+use strobe_report::html::{Card, Link, Page};
 use strobe_report::human;
 use strobe_report::svg::{self, BarChart, BarSeries, StackedChart, StackedRow, Unit};
 use strobe_report::table::{Cell, Table};
@@ -28,7 +28,7 @@ use crate::machine;
 use crate::model_args::CpuArgs;
 use crate::run_dir::RunDir;
 use crate::run_facts::KnownRun;
-use crate::{interrupt, output, recording, run_dir, trace_input};
+use crate::{explore, interrupt, output, recording, run_dir, trace_input};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe demo
@@ -102,15 +102,21 @@ pub fn run(args: Args) -> Result<()> {
     }
     let throughputs = found.known.each_ref().map(|side| throughputs(side));
     let recorded = found.recorded.clone();
-    let done = conclude(&plan, found, NAMES.map(str::to_owned), 12)?;
+    let done = conclude(&plan, found, NAMES.map(str::to_owned), 12, Some(Link::new("Overview of the demo", PAGE)))?;
     let sides = match &recorded {
         Some(paths) => [Recorded::read(0, &paths[0])?, Recorded::read(1, &paths[1])?],
         None => {
             anyhow::bail!("the recorded pair failed; run `strobe demo` again, or see {}", args.output_dir.display())
         }
     };
-    let page = page(&sides, &throughputs, &done);
-    run_dir::write_whole(&args.output_dir.join(PAGE), page.as_bytes())?;
+    let place = args.output_dir.join(PAGE);
+    let mut links: Vec<Link> =
+        explore::to_file(&place, "Both timelines side by side", &args.output_dir.join(COMPARISON))
+            .into_iter()
+            .collect();
+    links.extend(recorded.iter().flatten().zip(NAMES).flat_map(|(run, name)| explore::pages_of_run(&place, name, run)));
+    let page = page(&sides, &throughputs, &done, links);
+    run_dir::write_whole(&place, page.as_bytes())?;
 
     let seconds = start.elapsed().as_secs_f64();
     let dir = args.output_dir.display();
@@ -299,25 +305,27 @@ fn signed(ns: f64) -> String {
     format!("{}{}", if ns < 0.0 { "-" } else { "+" }, human::ns(ns.abs()))
 }
 
-/// One bar per pair, so that the noise shows as well.
-fn throughput_bars(throughputs: &[Vec<f64>; 2]) -> svg::Svg {
-    let pairs = throughputs.iter().map(Vec::len).max().unwrap_or(0);
-    let series = (0..pairs).map(|pair| BarSeries {
-        name: format!("pair {}", pair + 1),
-        values: throughputs.iter().map(|side| side.get(pair).copied()).collect(),
+/// One bar per option, and a dot per pair, so that the noise shows as well.
+fn throughput_bars(throughputs: &[Vec<f64>; 2], means: Option<[f64; 2]>) -> svg::Svg {
+    let series = throughputs.iter().zip(NAMES).enumerate().map(|(side, (runs, name))| BarSeries {
+        name: name.to_owned(),
+        values: vec![means.map(|means| means[side])],
+        runs: vec![runs.clone()],
     });
     svg::bars(&BarChart {
-        title: "Output tokens per second".into(),
+        title: "Output tokens per second: means, and a dot for every pair".into(),
         unit: Unit::Plain("tok/s".into()),
-        groups: NAMES.map(String::from).to_vec(),
+        groups: vec!["output throughput".to_owned()],
         series: series.collect(),
     })
 }
 
-fn page(sides: &[Recorded; 2], throughputs: &[Vec<f64>; 2], done: &Concluded) -> String {
+fn page(sides: &[Recorded; 2], throughputs: &[Vec<f64>; 2], done: &Concluded, links: Vec<Link>) -> String {
     let comparison = &done.comparison;
     let verdict = &comparison.verdict;
     let mut page = Page::new("strobe demo: fused attention on and off").verdict(&verdict.sentence);
+    page = links.into_iter().fold(page, Page::link);
+    let first = comparison.runs.as_ref().and_then(|runs| runs.figures.first());
     let about = |pointer: &str| sides[0].about.pointer(pointer).and_then(serde_json::Value::as_str).unwrap_or_default();
     page = page.subtitle(format!(
         "{MODEL}, seeded random weights, {REQUESTS} requests of {INPUT_TOKENS}/{OUTPUT_TOKENS} tokens, {} {}",
@@ -325,7 +333,7 @@ fn page(sides: &[Recorded; 2], throughputs: &[Vec<f64>; 2], done: &Concluded) ->
         about("/machine/simd_tier")
     ));
     // Cards, table and verdict have one definition: geometric means over the pairs that count.
-    if let Some(figure) = comparison.runs.as_ref().and_then(|runs| runs.figures.first()) {
+    if let Some(figure) = first {
         let note = format!("mean of {} pairs", figure.runs[0]);
         for (name, value) in NAMES.iter().zip([figure.a, figure.b]) {
             page = page.card(Card::new(*name, human::number(value)).unit(&figure.unit).note(note.clone()));
@@ -334,23 +342,26 @@ fn page(sides: &[Recorded; 2], throughputs: &[Vec<f64>; 2], done: &Concluded) ->
             .interval
             .map_or(String::new(), |i| format!("99 % CI {:.2}x to {:.2}x", 1.0 / (1.0 + i.high), 1.0 / (1.0 + i.low)));
         page = page.card(
-            Card::new("fmha enable is faster by", format!("{:.2}x", 1.0 / (1.0 + figure.time_change))).note(interval),
+            Card::new("Throughput, enable over disable", format!("{:.2}x", 1.0 / (1.0 + figure.time_change)))
+                .note(interval),
         );
     }
-    page = page.section("Throughput").svg(&throughput_bars(throughputs)).table(&figures_table(comparison));
+    let means = first.map(|figure| [figure.a, figure.b]);
+    page = page.section("Throughput").svg(&throughput_bars(throughputs, means)).table(&figures_table(comparison));
     for line in &verdict.evidence {
         page = page.prose(line);
     }
     let requests: Vec<(&str, &[RequestRecord])> =
         sides.iter().map(|side| (side.name, side.requests.as_slice())).collect();
-    page = page.section("Latency of the recorded pair").svg(&html::latency_cdf(&requests));
+    page = html::latency_cdfs(&requests).iter().fold(page.section("Latency of the recorded pair"), Page::svg);
     let mut rows = Vec::new();
     let contexts: Vec<(&str, Context)> =
         sides.iter().map(|side| (side.name, recording::context(&side.trace))).collect();
     for (name, context) in &contexts {
         for kind in budget_by_kind(&budgets(context)) {
             let parts: Vec<_> = kind.parts.iter().map(|p| (p.part.to_string(), p.mean_ns)).collect();
-            rows.push(StackedRow::new(format!("{}, {name}", text::kind_name(kind.kind)), parts));
+            let of = text::kind_name(kind.kind);
+            rows.push(StackedRow::new(format!("{of}, {name}"), parts).group(of));
         }
     }
     rows.sort_by(|x, y| x.label.cmp(&y.label));

@@ -1,5 +1,6 @@
 //! Traces and comparisons as one page that can be mailed.
 
+mod links;
 mod timeline;
 
 use strobe_analyze::budget::{self, IterationBudget, Part};
@@ -10,7 +11,7 @@ use strobe_analyze::{Context, advice, categories, reports};
 use strobe_report::explorer::{
     CategoryBar, CategoryBars, Explorer, Finding, IterationCell, Iterations, ReportTab, Side, Table,
 };
-use strobe_report::html::Card;
+use strobe_report::html::{Card, Link};
 use strobe_report::human;
 use strobe_report::svg::{self, StackedChart, StackedRow, Svg};
 use strobe_report::table::{self, Cell};
@@ -18,8 +19,10 @@ use strobe_report::table::{self, Cell};
 use crate::bench::outcome::OUTPUT_THROUGHPUT;
 use crate::sheets;
 
-/// The page of one trace.
-pub fn trace_page(context: &Context) -> String {
+pub use links::{pages_of_run, run_links, to_file};
+
+/// The page of one trace. Its first line is the gravest finding.
+pub fn trace_page(context: &Context, links: Vec<Link>) -> String {
     let drawn = timeline::draw(context);
     let budgets = budget::budgets(context);
     let origin = context.trace.extent().map_or(0, |(start, _)| start);
@@ -27,13 +30,15 @@ pub fn trace_page(context: &Context) -> String {
     let all: Vec<Report> = all.map(|report| sheets::relative_to(report, origin)).collect();
     let kernels = all.iter().find(|report| report.name == "kern-sum").and_then(|report| report.sheets.first());
     let summary = all.iter().find(|report| report.name == "summary");
+    let (found, cards) = (advice::findings(context), cards(context, &budgets));
     let notes = context.trace.meta.notices.iter().chain(summary.into_iter().flat_map(|report| &report.notes));
     Explorer {
         title: title(context),
         subtitle: subtitle(context),
-        verdict: None,
-        cards: cards(context, &budgets),
-        findings: findings(context),
+        verdict: Some(headline(&found, &cards)),
+        links,
+        cards,
+        findings: found.into_iter().map(shown_finding).collect(),
         charts: budget_chart(&[("", &budgets)]).into_iter().collect(),
         categories: category_bars(&[context]),
         sides: vec![Side {
@@ -49,18 +54,35 @@ pub fn trace_page(context: &Context) -> String {
     .finish()
 }
 
+/// The answer of a trace's page: what matters most, or how busy the device was where no rule found anything.
+fn headline(found: &[advice::Finding], cards: &[Card]) -> String {
+    match found.first() {
+        Some(finding) => {
+            let severity = human::capitalized(finding.severity.as_str());
+            format!("{severity}: {}. {}.", finding.title, human::capitalized(&finding.sentence))
+        }
+        None => {
+            let figures: Vec<String> = cards.iter().take(2).map(Card::in_words).collect();
+            let figures = if figures.is_empty() { String::new() } else { format!(" {}.", figures.join("; ")) };
+            format!("No rule found anything to gain.{figures}")
+        }
+    }
+}
+
 /// What a page of two sides says first.
 pub struct Headline {
     pub verdict: String,
+    pub links: Vec<Link>,
     pub cards: Vec<Card>,
     /// The tables of the comparison.
     pub report: Report,
 }
 
 /// Returns the page of a comparison. The timelines are those of the first repeat of each side.
-pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2]) -> String {
+pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], links: Vec<Link>) -> String {
     let headline = Headline {
         verdict: comparison.verdict.sentence.clone(),
+        links,
         cards: comparison_cards(comparison),
         report: comparison.report(),
     };
@@ -95,6 +117,7 @@ pub fn pair_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], headline
         title: format!("{} against {}", comparison.names[1], comparison.names[0]),
         subtitle: shown.iter().map(|(name, c)| format!("{name}: {}", subtitle(c))).collect::<Vec<_>>().join(" — "),
         verdict: Some(headline.verdict),
+        links: headline.links,
         cards: headline.cards,
         findings: Vec::new(),
         charts: budget_chart(&budgets).into_iter().collect(),
@@ -150,7 +173,7 @@ fn cards(context: &Context, budgets: &[IterationBudget]) -> Vec<Card> {
         let name = kind.kind.map_or("Iteration".to_owned(), |kind| format!("{kind} iteration"));
         let idle: f64 = kind.parts.iter().filter(|p| p.part.is_idle()).map(|p| p.share_of_wall).sum();
         let note = format!("median of {}, {} of the wall idle", kind.iterations, human::percent(idle));
-        cards.push(Card::new(capitalised(&name), human::ns(kind.wall_ns.median)).note(note));
+        cards.push(Card::new(human::capitalized(&name), human::ns(kind.wall_ns.median)).note(note));
     }
     let kernels = times.iter().map(|t| t.counts[0] + t.counts[4]).sum::<u64>();
     cards.push(Card::new("Kernels", human::count(kernels)).note("in the whole trace"));
@@ -158,14 +181,9 @@ fn cards(context: &Context, budgets: &[IterationBudget]) -> Vec<Card> {
     if let Some(top) = categories::category_times(context).first().filter(|_| total > 0) {
         let note = format!("{} of the op time, the most of all categories", human::ns(top.time_ns as f64));
         let name = context.categories.list.get(top.category).map_or("", |c| c.name.as_str());
-        cards.push(Card::new(capitalised(name), human::percent(top.time_ns as f64 / total as f64)).note(note));
+        cards.push(Card::new(human::capitalized(name), human::percent(top.time_ns as f64 / total as f64)).note(note));
     }
     cards
-}
-
-fn capitalised(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// How much of a side's name a chart's label has room for, beside the kind of iteration.
@@ -181,7 +199,7 @@ fn comparison_cards(comparison: &Comparison) -> Vec<Card> {
         other => other.as_str(),
     };
     let mut cards = vec![
-        Card::new("Verdict", capitalised(verdict))
+        Card::new("Verdict", human::capitalized(verdict))
             .note(format!("A = {}, B = {}", comparison.names[0], comparison.names[1])),
     ];
     let signed = |change: Option<f64>| {
@@ -211,15 +229,18 @@ fn comparison_cards(comparison: &Comparison) -> Vec<Card> {
     cards
 }
 
-fn findings(context: &Context) -> Vec<Finding> {
-    let shown = advice::findings(context).into_iter().map(|finding| Finding {
-        title: finding.sentence,
+fn shown_finding(finding: advice::Finding) -> Finding {
+    Finding {
+        severity: finding.severity.as_str().to_owned(),
+        name: finding.title.to_owned(),
+        title: format!("{}.", human::capitalized(&finding.sentence)),
         detail: finding.remedy.to_owned(),
-        gain: finding.gain.map_or(String::new(), |gain| {
-            format!("up to {} of {} {}", human::ns(gain.ns as f64), human::ns(gain.of_ns as f64), gain.of)
-        }),
-    });
-    shown.collect()
+        gain: finding.gain.as_ref().map_or(String::new(), gain_in_words),
+    }
+}
+
+fn gain_in_words(gain: &advice::Gain) -> String {
+    format!("up to {} of {} {}", human::ns(gain.ns as f64), human::ns(gain.of_ns as f64), gain.of)
 }
 
 /// The mean iteration of each kind, split; one row per kind and side.
@@ -230,7 +251,8 @@ fn budget_chart(sides: &[(&str, &[IterationBudget])]) -> Option<Svg> {
             let name = kind.kind.map_or("iteration".to_owned(), |kind| kind.to_string());
             let label =
                 if side.is_empty() { format!("{name} ({})", kind.iterations) } else { format!("{name}, {side}") };
-            rows.push(StackedRow::new(label, kind.parts.iter().map(|p| (p.part.to_string(), p.mean_ns))));
+            let parts = kind.parts.iter().map(|p| (p.part.to_string(), p.mean_ns));
+            rows.push(StackedRow::new(label, parts).group(name));
         }
     }
     rows.sort_by(|a, b| a.label.cmp(&b.label));
@@ -302,7 +324,7 @@ fn iterations(context: &Context, budgets: &[IterationBudget]) -> Iterations {
     Iterations {
         note: format!("{method}The parts of an iteration add up to its wall time."),
         part_names: parts.iter().map(|part| part.to_string()).collect(),
-        fact_names: ["marker", "ctx requests", "gen requests", "ctx tokens", "gen tokens", "devices"]
+        fact_names: ["marker", "prefill requests", "decode requests", "prefill tokens", "decode tokens", "devices"]
             .map(str::to_owned)
             .to_vec(),
         cells,
@@ -367,16 +389,36 @@ fn kernel_row(group: &str, change: &KernelChange) -> Vec<Cell> {
 
 /// A sheet whose names can be found in the timeline.
 fn event_table(sheet: &Sheet) -> Table {
+    let sheet = sheets::without_zeros(sheet);
     let names = sheet.columns.iter().enumerate().filter(|(_, column)| column.unit == Unit::Text).map(|(i, _)| i);
-    Table { table: sheets::page_table(sheet), event_names: names.collect() }
+    Table { event_names: names.collect(), table: sheets::page_table(&sheet) }
 }
 
 fn tab(report: &Report) -> ReportTab {
     ReportTab {
-        name: report.name.to_owned(),
+        name: plain_name(report.name),
         title: report.title.clone(),
         notes: report.notes.clone(),
         absent: report.not_applicable.clone(),
         tables: report.sheets.iter().filter(|sheet| !sheet.rows.is_empty()).map(event_table).collect(),
     }
+}
+
+/// What a report is called where nobody has to type it.
+fn plain_name(report: &str) -> String {
+    let known = [
+        ("launch", "Launches"),
+        ("metrics", "GPU metrics"),
+        ("api-sum", "CUDA calls"),
+        ("mem-time-sum", "Copies by time"),
+        ("mem-size-sum", "Copies by size"),
+        ("gpu-sum", "All device work"),
+        ("nvtx-sum", "Ranges"),
+        ("nvtx-gpu-proj-sum", "Ranges on the device"),
+        ("nvtx-kern-sum", "Kernels by range"),
+        ("osrt-sum", "System calls"),
+        ("compare", "Comparison"),
+    ];
+    let name = known.iter().find(|(name, _)| *name == report);
+    name.map_or_else(|| human::capitalized(&report.replace('-', " ")), |(_, plain)| (*plain).to_owned())
 }

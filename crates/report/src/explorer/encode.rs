@@ -10,7 +10,7 @@ use std::io::Write;
 use serde::Serialize;
 
 use super::{Explorer, NONE, ReportTab, Side, Table, Track, TrackKind};
-use crate::svg::palette::{Colour, by_name};
+use crate::svg::palette::Color;
 use crate::table::{Align, Cell};
 
 /// JavaScript counts exactly up to here: 104 days in nanoseconds.
@@ -38,7 +38,7 @@ struct SideHead<'a> {
 #[derive(Serialize)]
 struct Named<'a> {
     name: &'a str,
-    /// The CSS variable of its colour.
+    /// The CSS variable of its color.
     color: String,
 }
 
@@ -95,9 +95,9 @@ enum CellData<'a> {
 /// All data of a page.
 pub(super) fn encode(page: &Explorer) -> String {
     let mut columns = Columns::default();
-    let colours = page.colours();
+    let colors = page.colors();
     let head = Head {
-        sides: page.sides.iter().map(|side| put_side(side, &colours, &mut columns)).collect(),
+        sides: page.sides.iter().map(|side| put_side(side, &colors, &mut columns)).collect(),
         pairs: &page.pairs,
         kernels: page.kernels.as_ref().map(table_data),
         reports: page.reports.iter().map(tab_data).collect(),
@@ -144,7 +144,7 @@ fn cell_data(cell: &Cell) -> CellData<'_> {
     }
 }
 
-fn put_side<'a>(side: &'a Side, colours: &HashMap<&str, Colour>, columns: &mut Columns) -> SideHead<'a> {
+fn put_side<'a>(side: &'a Side, colors: &HashMap<&str, Color>, columns: &mut Columns) -> SideHead<'a> {
     let tracks: &[Track] = side.timeline.as_ref().map_or(&[], |timeline| &timeline.tracks);
     let origin = origin(side, tracks);
     let ordered: Vec<Ordered> = tracks.iter().map(Ordered::of).collect();
@@ -155,19 +155,19 @@ fn put_side<'a>(side: &'a Side, colours: &HashMap<&str, Colour>, columns: &mut C
         Some(timeline) => (&timeline.strings, &timeline.categories),
         None => (&[], &[]),
     };
-    let named = |names: &'a [String]| names.iter().map(|name| named(name, colours)).collect::<Vec<_>>();
+    let named = |names: &'a [String]| names.iter().map(|name| named(name, colors)).collect::<Vec<_>>();
     SideHead {
         name: &side.name,
         origin: origin.to_string(),
         strings,
         categories: named(names),
         tracks,
-        iterations: put_iterations(side, named(&side.iterations.part_names), origin, columns),
+        iterations: put_iterations(side, named(&side.iterations.part_names), colors, origin, columns),
     }
 }
 
-fn named<'a>(name: &'a str, colours: &HashMap<&str, Colour>) -> Named<'a> {
-    Named { name, color: colours.get(name).unwrap_or(&Colour::Unknown).variable() }
+fn named<'a>(name: &'a str, colors: &HashMap<&str, Color>) -> Named<'a> {
+    Named { name, color: colors.get(name).unwrap_or(&Color::Unknown).variable() }
 }
 
 /// The earliest moment of a side.
@@ -281,7 +281,13 @@ fn put_track<'a>(
     head
 }
 
-fn put_iterations<'a>(side: &'a Side, parts: Vec<Named<'a>>, origin: i64, columns: &mut Columns) -> IterationsHead<'a> {
+fn put_iterations<'a>(
+    side: &'a Side,
+    parts: Vec<Named<'a>>,
+    colors: &HashMap<&str, Color>,
+    origin: i64,
+    columns: &mut Columns,
+) -> IterationsHead<'a> {
     let iterations = &side.iterations;
     let cells = &iterations.cells;
     let mut kinds = Numbered::default();
@@ -298,11 +304,10 @@ fn put_iterations<'a>(side: &'a Side, parts: Vec<Named<'a>>, origin: i64, column
         let text = |cell: &'a super::IterationCell| cell.facts.get(fact).map_or("", String::as_str);
         cells.iter().for_each(|cell| columns.number(texts.number(text(cell))));
     }
-    let colours = by_name(kinds.values.iter().copied());
     IterationsHead {
         count: cells.len(),
         note: &iterations.note,
-        kinds: kinds.values.iter().map(|&name| named(name, &colours)).collect(),
+        kinds: kinds.values.iter().map(|&name| named(name, colors)).collect(),
         parts,
         facts: &iterations.fact_names,
         texts: texts.values,

@@ -30,14 +30,15 @@ mod encode;
 
 pub(crate) use encode::base64;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
 use crate::escape::escape;
-use crate::html::{self, Card, put};
+use crate::html::{self, Card, Link, put};
+use crate::human;
 use crate::svg::Svg;
-use crate::svg::palette::{Colour, DARK, LIGHT, by_name};
+use crate::svg::palette::{Color, by_name, dark, light, shared};
 use crate::table;
 
 const STYLE: &str = include_str!("explorer.css");
@@ -61,8 +62,10 @@ pub struct Explorer {
     pub title: String,
     /// The line below the title: machine, producer, span.
     pub subtitle: String,
-    /// The sentence that answers the question, above all figures.
+    /// The sentence that answers the question: the first line of the page.
     pub verdict: Option<String>,
+    /// Ways to other pages of the same run.
+    pub links: Vec<Link>,
     /// Key figures.
     pub cards: Vec<Card>,
     /// What was found, the most important first.
@@ -87,6 +90,10 @@ pub struct Explorer {
 /// Something worth knowing.
 #[derive(Clone, Debug, Default)]
 pub struct Finding {
+    /// How much it matters, e.g. `high`; may be empty.
+    pub severity: String,
+    /// What it is about, in plain words; may be empty.
+    pub name: String,
     /// It in a sentence.
     pub title: String,
     /// More about it, and what to do; may be empty.
@@ -142,7 +149,7 @@ pub struct Iterations {
 pub struct IterationCell {
     /// What it is called, e.g. `#12`.
     pub label: String,
-    /// What it worked on, e.g. `decode`; sets its colour.
+    /// What it worked on, e.g. `decode`; sets its color.
     pub kind: String,
     /// When it began, on the clock of the timeline.
     pub start: i64,
@@ -161,7 +168,7 @@ pub struct Timeline {
     pub tracks: Vec<Track>,
     /// Names and details of events.
     pub strings: Vec<String>,
-    /// What events are coloured by.
+    /// What events are colored by.
     pub categories: Vec<String>,
 }
 
@@ -196,7 +203,7 @@ pub struct Track {
     pub duration: Vec<i64>,
     /// Index into [`Timeline::strings`], or [`NONE`].
     pub name_ids: Vec<u32>,
-    /// Index into [`Timeline::categories`]. When empty, events are coloured by name.
+    /// Index into [`Timeline::categories`]. When empty, events are colored by name.
     pub category_ids: Vec<u16>,
     /// Index into [`Timeline::strings`] of more to say about an event, e.g. its launch shape, or [`NONE`].
     pub detail_ids: Vec<u32>,
@@ -262,13 +269,9 @@ impl Explorer {
              <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n\
              <title>{title}</title>\n<style>\n{}{}{STYLE}</style>\n</head>\n<body>\n",
             html::STYLE,
-            theme()
+            theme(&self.colors())
         );
-        put(&mut page, format_args!("<nav class=\"bar\"><span class=\"brand\">{title}</span>{}", self.links()));
-        page.push_str(
-            "<button type=\"button\" id=\"help-open\" title=\"Keys and mouse (?)\">Keys</button>\
-             <button type=\"button\" id=\"theme\" title=\"Light or dark\">Theme</button></nav>\n<main>\n",
-        );
+        page.push_str("<main>\n");
         self.overview(&mut page);
         self.panels(&mut page);
         put(
@@ -293,19 +296,25 @@ impl Explorer {
         tracks.flat_map(|timeline| &timeline.tracks).any(|track| !track.start.is_empty())
     }
 
-    /// One set of colours for the page: gemm is the same blue on both sides, in the timeline, in bars and in budgets.
-    fn colours(&self) -> HashMap<&str, Colour> {
+    /// One set of colors for the page: gemm is the same blue on both sides, in the timeline, in bars, in budgets and in plots.
+    fn colors(&self) -> HashMap<&str, Color> {
         let timelines = self.sides.iter().filter_map(|side| side.timeline.as_ref());
-        let events = timelines.flat_map(|timeline| &timeline.categories);
-        let parts = self.sides.iter().flat_map(|side| &side.iterations.part_names);
-        let bars = self.categories.iter().flat_map(|bars| &bars.rows).map(|row| &row.name);
-        by_name(events.chain(parts).chain(bars).map(String::as_str))
+        let events = timelines.flat_map(|timeline| &timeline.categories).map(String::as_str);
+        let iterations = || self.sides.iter().map(|side| &side.iterations);
+        let parts = iterations().flat_map(|iterations| &iterations.part_names).map(String::as_str);
+        let kinds = iterations().flat_map(|iterations| &iterations.cells).map(|cell| cell.kind.as_str());
+        let bars = self.categories.iter().flat_map(|bars| &bars.rows).map(|row| row.name.as_str());
+        let plots = self.charts.iter().flat_map(Svg::names);
+        let mut seen = HashSet::new();
+        by_name(events.chain(parts).chain(bars).chain(plots).chain(kinds).filter(|name| seen.insert(*name)))
     }
 
-    fn links(&self) -> String {
+    /// Ways to the parts of the page.
+    fn sections(&self) -> String {
         let present = [
             ("overview", "Overview", true),
             ("time", "Time", !self.charts.is_empty() || self.categories.is_some()),
+            ("findings", "Findings", !self.findings.is_empty()),
             ("iterations", "Iterations", self.has_iterations()),
             ("timeline", "Timeline", self.has_timeline()),
             ("kernels", "Kernels", self.kernels.is_some()),
@@ -318,36 +327,21 @@ impl Explorer {
 
     /// What stands there without a script.
     fn overview(&self, page: &mut String) {
-        put(page, format_args!("<header id=\"overview\"><h1>{}</h1>\n", escape(&self.title)));
-        for (class, text) in
-            [("subtitle", &self.subtitle), ("verdict", self.verdict.as_ref().unwrap_or(&String::new()))]
-        {
-            if !text.is_empty() {
-                put(page, format_args!("<p class=\"{class}\">{}</p>\n", escape(text)));
-            }
-        }
-        page.push_str("</header>\n");
-        if !self.cards.is_empty() {
-            page.push_str("<div class=\"cards\">\n");
-            self.cards.iter().for_each(|card| html::card_html(page, card));
-            page.push_str("</div>\n");
-        }
-        if !self.findings.is_empty() {
-            page.push_str("<section id=\"findings\"><h2>Findings</h2>\n<ol class=\"findings\">\n");
-            for finding in &self.findings {
-                put(page, format_args!("<li><div class=\"what\"><strong>{}</strong>", escape(&finding.title)));
-                if !finding.gain.is_empty() {
-                    put(page, format_args!("<span class=\"gain\">{}</span>", escape(&finding.gain)));
-                }
-                put(page, format_args!("</div><p>{}</p></li>\n", escape(&finding.detail)));
-            }
-            page.push_str("</ol></section>\n");
-        }
+        page.push_str("<header id=\"overview\">");
+        html::header(page, &self.title, self.verdict.as_deref().unwrap_or_default(), &self.subtitle, &self.links);
+        put(
+            page,
+            format_args!(
+                "</header>\n<nav class=\"bar\">{}<button type=\"button\" id=\"help-open\" title=\"Keys and mouse (?)\">Keys</button>\
+                 <button type=\"button\" id=\"theme\" title=\"Light or dark\">Theme</button></nav>\n",
+                self.sections()
+            ),
+        );
         if !self.charts.is_empty() || self.categories.is_some() {
             page.push_str("<section id=\"time\"><h2>Where the time went</h2>\n<div class=\"columns\">\n");
             if !self.charts.is_empty() {
                 page.push_str("<div>");
-                self.charts.iter().for_each(|svg| put(page, format_args!("<figure>{svg}</figure>\n")));
+                self.charts.iter().for_each(|svg| page.push_str(&html::figure(svg)));
                 page.push_str("</div>\n");
             }
             if let Some(bars) = &self.categories {
@@ -355,15 +349,25 @@ impl Explorer {
             }
             page.push_str("</div></section>\n");
         }
+        if !self.findings.is_empty() {
+            page.push_str("<section id=\"findings\"><h2>Findings</h2>\n<ol class=\"findings\">\n");
+            self.findings.iter().for_each(|finding| finding_html(page, finding));
+            page.push_str("</ol></section>\n");
+        }
+        html::cards_html(page, &self.cards);
     }
 
     fn category_bars(&self, bars: &CategoryBars, page: &mut String) {
         put(page, format_args!("<div class=\"categories\"><p class=\"note\">{}</p>\n", escape(&bars.note)));
         let values = |row: &CategoryBar| row.values.iter().filter_map(|cell| cell.sort).fold(0.0, f64::max);
         let largest = bars.rows.iter().map(values).fold(0.0, f64::max);
-        let colours = self.colours();
-        for row in &bars.rows {
-            let color = colours.get(row.name.as_str()).map(|color| color.variable()).unwrap_or_default();
+        let colors = self.colors();
+        for (index, row) in bars.rows.iter().enumerate() {
+            if index == MOST_BARS {
+                let more = human::count((bars.rows.len() - MOST_BARS) as u64);
+                put(page, format_args!("<details class=\"more\"><summary>{more} more</summary>\n"));
+            }
+            let color = colors.get(row.name.as_str()).map(|color| color.variable()).unwrap_or_default();
             put(page, format_args!("<button type=\"button\" class=\"category\" data-find=\"{}\">", escape(&row.name)));
             put(page, format_args!("<span class=\"name\">{}</span><span class=\"bars\">", escape(&row.name)));
             for (cell, side) in row.values.iter().zip(0..) {
@@ -371,14 +375,18 @@ impl Explorer {
                 put(
                     page,
                     format_args!(
-                        "<span class=\"amount side{side}\"><i style=\"width:{:.2}%;background:var({color})\"></i>\
+                        "<span class=\"amount side{side}\">{}<i style=\"width:{:.2}%;background:var({color})\"></i>\
                          <b>{}</b></span>",
-                        share.clamp(0.0, 1.0) * 70.0,
+                        letter(row.values.len(), side),
+                        share.clamp(0.0, 1.0) * 100.0,
                         escape(&cell.text)
                     ),
                 );
             }
             page.push_str("</span></button>\n");
+        }
+        if bars.rows.len() > MOST_BARS {
+            page.push_str("</details>\n");
         }
         page.push_str("</div>\n");
     }
@@ -399,17 +407,53 @@ impl Explorer {
         }
         if !self.notes.is_empty() {
             page.push_str("<section id=\"notes\"><h2>Notes</h2>\n<ul>\n");
-            self.notes.iter().for_each(|note| put(page, format_args!("<li>{}</li>\n", escape(note))));
+            self.notes.iter().for_each(|note| put(page, format_args!("<li>{}</li>\n", html::with_code(note))));
             page.push_str("</ul></section>\n");
         }
     }
 }
 
-/// The colours of plots for the whole page, and for the theme that a reader chose.
-fn theme() -> String {
+/// Bars beyond this many are folded away.
+const MOST_BARS: usize = 12;
+
+/// Which side of a comparison a bar is of: color says the category.
+fn letter(sides: usize, side: usize) -> &'static str {
+    match (sides, side) {
+        (2, 0) => "<em>A</em>",
+        (2, 1) => "<em>B</em>",
+        _ => "",
+    }
+}
+
+fn finding_html(page: &mut String, finding: &Finding) {
+    page.push_str("<li><div class=\"what\">");
+    if !finding.severity.is_empty() {
+        let severity = escape(&finding.severity);
+        put(page, format_args!("<span class=\"severity\" data-severity=\"{severity}\">{severity}</span>"));
+    }
+    let [first, second] = match finding.name.is_empty() {
+        true => [finding.title.as_str(), ""],
+        false => [finding.name.as_str(), finding.title.as_str()],
+    };
+    put(page, format_args!("<strong>{}</strong>", escape(first)));
+    if !finding.gain.is_empty() {
+        put(page, format_args!("<span class=\"gain\">{}</span>", escape(&finding.gain)));
+    }
+    page.push_str("</div>");
+    for text in [second, &finding.detail] {
+        if !text.is_empty() {
+            put(page, format_args!("<p>{}</p>", html::with_code(text)));
+        }
+    }
+    page.push_str("</li>\n");
+}
+
+/// The colors of plots for the whole page, and for the theme that a reader chose.
+fn theme(colors: &HashMap<&str, Color>) -> String {
+    let (light, dark, shared) = (light(), dark(), shared(colors));
     format!(
-        ":root{{{LIGHT}}}\n@media (prefers-color-scheme:dark){{:root{{{DARK}}}}}\n\
-         :root[data-theme=light],:root[data-theme=light] .strobe-chart{{{LIGHT}}}\n\
-         :root[data-theme=dark],:root[data-theme=dark] .strobe-chart{{{DARK}}}\n"
+        ":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n\
+         :root[data-theme=light],:root[data-theme=light] .strobe-chart{{{light}}}\n\
+         :root[data-theme=dark],:root[data-theme=dark] .strobe-chart{{{dark}}}\n{shared}"
     )
 }

@@ -1,7 +1,7 @@
 //! Cumulative distributions: what share of the values lies at or below x.
 
-use super::canvas::{Anchor, Canvas, WIDTH};
-use super::palette::{Colour, series};
+use super::canvas::{Anchor, Canvas, Drawn, last_label};
+use super::palette::{Color, series};
 use super::scale::Axis;
 use super::{Svg, Unit};
 
@@ -36,14 +36,18 @@ impl CdfSeries {
 
 const HEIGHT: f64 = 240.0;
 const LEFT: f64 = 48.0;
-const RIGHT: f64 = WIDTH - 14.0;
+const RIGHT_MARGIN: f64 = 14.0;
 /// Finer steps than this cannot be seen, and would only make the file larger.
 const MOST_POINTS: usize = 400;
 
 /// Draws the distributions, with the 50th, 90th and 99th percentile marked.
 pub fn cdf(chart: &CdfChart) -> Svg {
-    let mut canvas = Canvas::new(&chart.title);
-    let curves: Vec<(&str, Colour, Vec<f64>)> = chart
+    Svg::drawn(|width| draw(chart, width))
+}
+
+fn draw(chart: &CdfChart, width: f64) -> Drawn {
+    let mut canvas = Canvas::new(&chart.title, width);
+    let curves: Vec<(&str, Color, Vec<f64>)> = chart
         .series
         .iter()
         .enumerate()
@@ -58,15 +62,17 @@ pub fn cdf(chart: &CdfChart) -> Svg {
     let (Some(low), Some(high)) = (values().reduce(f64::min), values().reduce(f64::max)) else {
         return canvas.nothing();
     };
-    let top = canvas.legend(curves.iter().map(|(name, colour, _)| (*name, *colour))) + 6.0;
+    let legend: Vec<(&str, Color)> = curves.iter().map(|(name, color, _)| (*name, *color)).collect();
+    let top = canvas.legend_of_several(&legend) + 6.0;
     // A narrow distribution far from 0 would be a vertical line on an axis from 0.
     let from = if low > 0.0 && low < high / 2.0 { 0.0 } else { low };
-    let axis = Axis::new(from, high, &chart.unit, 8);
-    let x = |value: f64| LEFT + (RIGHT - LEFT) * axis.place(value);
+    let axis = Axis::new(from, high, &chart.unit, if canvas.is_narrow() { 4 } else { 8 });
+    let right = width - last_label(&axis).max(RIGHT_MARGIN);
+    let x = |value: f64| LEFT + (right - LEFT) * axis.place(value);
     let y = |share: f64| top + HEIGHT * (1.0 - share);
 
     for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
-        canvas.line(LEFT, y(share), RIGHT, y(share), "grid");
+        canvas.line(LEFT, y(share), right, y(share), "grid");
         let label = format!("{:.0} %", share * 100.0);
         canvas.text(LEFT - 6.0, y(share) + 4.0, "muted", Anchor::End, &label);
     }
@@ -74,21 +80,21 @@ pub fn cdf(chart: &CdfChart) -> Svg {
         canvas.line(x(*value), y(0.0), x(*value), y(0.0) + 4.0, "axis");
         canvas.text(x(*value), y(0.0) + 17.0, "muted", Anchor::Middle, label);
     }
-    canvas.line(LEFT, y(0.0), RIGHT, y(0.0), "axis");
+    canvas.line(LEFT, y(0.0), right, y(0.0), "axis");
     let label = match axis.unit.as_str() {
         "" => chart.x_label.clone(),
         unit => format!("{} ({unit})", chart.x_label),
     };
-    canvas.text((LEFT + RIGHT) / 2.0, y(0.0) + 36.0, "", Anchor::Middle, &label);
+    canvas.text((LEFT + right) / 2.0, y(0.0) + 36.0, "", Anchor::Middle, &label);
 
-    for (_, colour, sorted) in &curves {
-        canvas.curve(&steps(sorted, &x, &y), *colour);
+    for (_, color, sorted) in &curves {
+        canvas.curve(&steps(sorted, &x, &y), *color);
     }
-    for (name, colour, sorted) in &curves {
+    for (name, color, sorted) in &curves {
         for percent in [50, 90, 99] {
             let value = percentile(sorted, f64::from(percent) / 100.0);
             let tip = format!("{name} · p{percent}: {}", chart.unit.format(value));
-            canvas.dot(x(value), y(f64::from(percent) / 100.0), *colour, &tip);
+            canvas.dot(x(value), y(f64::from(percent) / 100.0), *color, &tip);
         }
     }
     canvas.finish(top + HEIGHT + 46.0)

@@ -1,7 +1,7 @@
-//! A heat map: one cell per row and column, coloured by how far its value is from an even share.
+//! A heat map: one cell per row and column, colored by how far its value is from an even share.
 
 use super::Svg;
-use super::canvas::{Anchor, Canvas, WIDTH, text_width};
+use super::canvas::{Anchor, Canvas, Drawn, text_width};
 use crate::png::{self, Picture};
 
 /// A table of values around 1: below is blue, 1 is white, above is red.
@@ -36,8 +36,8 @@ impl HeatMap {
     }
 }
 
-/// The colour of a value on a scale up to `hottest`.
-fn colour(value: f64, hottest: f64) -> [u8; 3] {
+/// The color of a value on a scale up to `hottest`.
+fn color(value: f64, hottest: f64) -> [u8; 3] {
     const COLD: [f64; 3] = [33.0, 102.0, 172.0];
     const EVEN: [f64; 3] = [247.0, 247.0, 247.0];
     const HOT: [f64; 3] = [178.0, 24.0, 43.0];
@@ -51,7 +51,11 @@ fn colour(value: f64, hottest: f64) -> [u8; 3] {
 
 /// Draws the map.
 pub fn heat_map(chart: &HeatMap) -> Svg {
-    let mut canvas = Canvas::new(&chart.title);
+    Svg::drawn(|width| draw(chart, width))
+}
+
+fn draw(chart: &HeatMap, full: f64) -> Drawn {
+    let mut canvas = Canvas::new(&chart.title, full);
     let (rows, columns) = (chart.values.len(), chart.columns());
     if rows == 0 || columns == 0 {
         return canvas.nothing();
@@ -59,7 +63,7 @@ pub fn heat_map(chart: &HeatMap) -> Svg {
     let hottest = chart.hottest();
     let top = scale(&mut canvas, chart, hottest);
     let left = chart.rows.iter().map(|row| text_width(&row.to_string())).fold(0.0, f64::max) + 26.0;
-    let width = (WIDTH - left) / columns as f64;
+    let width = (full - left) / columns as f64;
     let height = (360.0 / rows as f64).clamp(5.0, 22.0);
     let y = |row: usize| top + height * row as f64;
     if rows * columns <= MOST_CELLS {
@@ -72,13 +76,13 @@ pub fn heat_map(chart: &HeatMap) -> Svg {
                     chart.row_label, chart.column_label, chart.value_label
                 );
                 let x = left + width * column as f64;
-                canvas.cell(x, y(row), width - gap, height - gap, colour(*value, hottest), &tip);
+                canvas.cell(x, y(row), width - gap, height - gap, color(*value, hottest), &tip);
             }
         }
     } else {
         let mut picture = Picture::new(columns, rows, [255; 3]);
         draw_cells(&mut picture, chart, 1, (0, 0));
-        canvas.picture(left, top, WIDTH - left, height * rows as f64, &png::encode(&picture));
+        canvas.picture(left, top, full - left, height * rows as f64, &png::encode(&picture));
     }
     let every = (14.0 / height).ceil().max(1.0) as usize;
     for (row, number) in chart.rows.iter().enumerate().step_by(every) {
@@ -89,18 +93,19 @@ pub fn heat_map(chart: &HeatMap) -> Svg {
         let x = left + width * (column as f64 + 0.5);
         canvas.text(x, y(rows) + 14.0, "muted", Anchor::Middle, &column.to_string());
     }
-    canvas.text((left + WIDTH) / 2.0, y(rows) + 32.0, "", Anchor::Middle, &chart.column_label);
+    canvas.text((left + full) / 2.0, y(rows) + 32.0, "", Anchor::Middle, &chart.column_label);
     canvas.text(0.0, top - 6.0, "", Anchor::Start, &chart.row_label);
     canvas.finish(y(rows) + 42.0)
 }
 
-/// The colour scale below the title; returns where the plot begins.
+/// The color scale below the title; returns where the plot begins.
 fn scale(canvas: &mut Canvas, chart: &HeatMap, hottest: f64) -> f64 {
-    let (left, top, width) = (WIDTH - 240.0, 28.0, 240.0);
+    let (width, top) = (canvas.width * 0.28, canvas.below_title() + 12.0);
+    let left = canvas.width - width;
     let value_at = |part: f64| if part <= 0.5 { 2.0 * part } else { hottest.powf(2.0 * part - 1.0) };
     for step in 0..SCALE_STEPS {
         let (x, w) = (left + width * step as f64 / SCALE_STEPS as f64, width / SCALE_STEPS as f64 + 0.3);
-        canvas.cell(x, top, w, 10.0, colour(value_at((step as f64 + 0.5) / SCALE_STEPS as f64), hottest), "");
+        canvas.cell(x, top, w, 10.0, color(value_at((step as f64 + 0.5) / SCALE_STEPS as f64), hottest), "");
     }
     for (part, label) in [(0.0, "0".to_string()), (0.5, "1".to_string()), (1.0, format!("{hottest:.1}"))] {
         let anchor = [Anchor::Start, Anchor::Middle, Anchor::End][(part * 2.0) as usize];
@@ -115,7 +120,7 @@ fn draw_cells(picture: &mut Picture, chart: &HeatMap, size: usize, at: (usize, u
     for (row, values) in chart.values.iter().enumerate() {
         for (column, value) in values.iter().enumerate().filter(|(_, value)| value.is_finite()) {
             let place = (at.0 + column * size, at.1 + row * size);
-            picture.fill(place, (size, size), colour(*value, hottest));
+            picture.fill(place, (size, size), color(*value, hottest));
         }
     }
 }
@@ -137,7 +142,7 @@ pub fn heat_map_png(chart: &HeatMap) -> Vec<u8> {
     for step in 0..steps {
         let part = (step as f64 + 0.5) / steps as f64;
         let value = if part <= 0.5 { 2.0 * part } else { hottest.powf(2.0 * part - 1.0) };
-        picture.fill((left + step, 4), (1, 8), colour(value, hottest));
+        picture.fill((left + step, 4), (1, 8), color(value, hottest));
     }
     let end = format!("{hottest:.1}");
     for (x, label) in [(left, "0"), (left + steps / 2, "1"), (left + steps, end.as_str())] {

@@ -1,43 +1,117 @@
-//! Colours: told apart with colour-blind eyes (Okabe-Ito, extended), one set for light and one for dark.
+//! Colors: told apart with color-blind eyes (after Okabe and Ito), one set for light and one for dark, each with a contrast of
+//! at least 3:1 to what it is drawn on, and with the text color that reads best on it.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
-macro_rules! light {
-    () => {
-        "--ink:#1c2733;--muted:#5d6b7a;--grid:#dfe5ec;--paper:#ffffff;\
---c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#cc79a7;--c4:#e69f00;--c5:#56b4e9;--c6:#a6961b;\
---c7:#117733;--c8:#882255;--c9:#5b4ba8;--c10:#7a5c3e;--c11:#3d7f8c;--c12:#a3566b;\
---c13:#8693a1;--c14:#a7b1bc;--c15:#c3a79b;--idle:#b4bdc8;--unknown:#dde2e8;"
-    };
+/// A set of colors.
+struct Theme {
+    /// Text, quiet text, grid lines, and what marks are drawn on.
+    words: [&'static str; 4],
+    /// What marks are filled with: one per slot.
+    marks: [&'static str; MARKS],
+    idle: &'static str,
+    unknown: &'static str,
 }
 
-macro_rules! dark {
-    () => {
-        "--ink:#e6ebf0;--muted:#9aa7b4;--grid:#33404d;--paper:#19222c;\
---c0:#4aa8e0;--c1:#ff8a3d;--c2:#2fc79a;--c3:#e09bc4;--c4:#f2b632;--c5:#9fd8f7;--c6:#d6c94a;\
---c7:#4fae6e;--c8:#c9659a;--c9:#9d8ff0;--c10:#b8936b;--c11:#6cc0cf;--c12:#d98a9e;\
---c13:#8492a0;--c14:#5f6c79;--c15:#8d7468;--idle:#66727f;--unknown:#3d4854;"
-    };
+const MARKS: usize = 27;
+
+#[rustfmt::skip]
+const LIGHT: Theme = Theme {
+    words: ["#1c2733", "#5d6b7a", "#dfe5ec", "#ffffff"],
+    marks: [
+        "#0072b2", "#d55e00", "#008f68", "#b8558f", "#a87400", "#2b8cc4", "#857a00",
+        "#117733", "#882255", "#5b4ba8", "#7a5c3e", "#2f7f8c", "#a8444f",
+        "#5f7fb0", "#a07f52", "#9a73b5", // causes of waiting
+        "#a23b72", "#4b5fc4", "#5f8a1f", // kinds of iteration
+        "#1f3a5f", "#d6336c", // the two sides of a comparison
+        "#8c6d62", "#55808a", "#84845a", // more waiting, and what is too small for a color of its own
+        "#3d5a80", "#94618e", "#5f8a4e", // more names
+    ],
+    idle: "#68727e",
+    unknown: "#8a8a8a",
+};
+
+#[rustfmt::skip]
+const DARK: Theme = Theme {
+    words: ["#e6ebf0", "#9aa7b4", "#33404d", "#19222c"],
+    marks: [
+        "#4aa8e0", "#ff8a3d", "#2fc79a", "#e09bc4", "#f2b632", "#9fd8f7", "#d6c94a",
+        "#4fae6e", "#c9659a", "#9d8ff0", "#b8936b", "#6cc0cf", "#d98a9e",
+        "#7f9fd0", "#d1b37a", "#b08fcb",
+        "#e070d0", "#6f86f0", "#a9c45c",
+        "#d5dde8", "#ff6f9f",
+        "#c9a79b", "#93b8bd", "#b5b57c",
+        "#8fb3e0", "#c48ad8", "#a5d68a",
+    ],
+    idle: "#8b95a0",
+    unknown: "#7a7a7a",
+};
+
+impl Theme {
+    /// Every mark with the suffix of its variables.
+    fn marks(&self) -> impl Iterator<Item = (String, &'static str)> {
+        let slots = self.marks.iter().enumerate().map(|(slot, hex)| (format!("c{slot}"), *hex));
+        slots.chain([("idle".to_owned(), self.idle), ("unknown".to_owned(), self.unknown)])
+    }
+
+    /// The theme as CSS variables: `--c0` is a fill, `--on-c0` the text on it.
+    fn variables(&self) -> String {
+        let [ink, muted, grid, paper] = self.words;
+        let mut css = format!("--ink:{ink};--muted:{muted};--grid:{grid};--paper:{paper};");
+        for (name, hex) in self.marks() {
+            css.push_str(&format!("--{name}:{hex};--on-{name}:{};", ink_on(hex)));
+        }
+        css
+    }
 }
 
-/// The colours on a light page, as CSS variables.
-pub(crate) const LIGHT: &str = light!();
+/// Black or white, whichever reads better on a color: the better one has a contrast of at least 4.5:1 to any.
+fn ink_on(hex: &str) -> &'static str {
+    if contrast(hex, "#000000") >= contrast(hex, "#ffffff") { "#000" } else { "#fff" }
+}
 
-/// The colours on a dark page, as CSS variables.
-pub(crate) const DARK: &str = dark!();
+/// The contrast of two colors as WCAG 2 defines it: 1 to 21.
+fn contrast(a: &str, b: &str) -> f64 {
+    let (a, b) = (luminance(a), luminance(b));
+    (a.max(b) + 0.05) / (a.min(b) + 0.05)
+}
+
+/// The relative luminance of `#rrggbb`.
+fn luminance(hex: &str) -> f64 {
+    let channel = |from: usize| {
+        let value = hex.get(from..from + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok()).unwrap_or(0);
+        let value = f64::from(value) / 255.0;
+        if value <= 0.03928 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+    };
+    0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
+}
+
+/// The colors on a light page, as CSS variables.
+pub(crate) fn light() -> String {
+    LIGHT.variables()
+}
+
+/// The colors on a dark page, as CSS variables.
+pub(crate) fn dark() -> String {
+    DARK.variables()
+}
 
 /// The CSS that every plot carries. Rules are confined to `.strobe-chart`, so several plots share a page.
-pub(super) const STYLE: &str = concat!(
-    "\n.strobe-chart{",
-    light!(),
-    "font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;font-size:12px}\n\
-@media (prefers-color-scheme:dark){.strobe-chart{",
-    dark!(),
-    "}}\n\
+pub(super) static STYLE: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "\n.strobe-chart{{{}font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;font-size:12px}}\n\
+         @media (prefers-color-scheme:dark){{.strobe-chart{{{}}}}}\n{RULES}",
+        light(),
+        dark()
+    )
+});
+
+const RULES: &str = "\
 .strobe-chart text{fill:var(--ink)}
 .strobe-chart .title{font-size:14px;font-weight:600}
 .strobe-chart .muted{fill:var(--muted);font-size:11px}
-.strobe-chart .inside{fill:#fff;font-size:11px;font-weight:600;pointer-events:none;paint-order:stroke;stroke:rgba(0,0,0,.45);stroke-width:2px}
+.strobe-chart .inside{font-size:11px;font-weight:600;pointer-events:none}
 .strobe-chart .on-light{fill:#1c2733;pointer-events:none}
 .strobe-chart .on-dark{fill:#fff;pointer-events:none}
 .strobe-chart .grid{stroke:var(--grid);stroke-width:1;fill:none}
@@ -45,46 +119,84 @@ pub(super) const STYLE: &str = concat!(
 .strobe-chart .mark{stroke:var(--paper);stroke-width:1}
 .strobe-chart .curve{fill:none;stroke-width:2;stroke-linejoin:round}
 .strobe-chart .hit:hover{opacity:.75}
-"
-);
+";
 
-/// A colour of the palette, as a CSS value.
+/// A color of the palette, as a CSS value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Colour {
+pub(crate) enum Color {
     Slot(usize),
     Idle,
     Unknown,
 }
 
-impl Colour {
+impl Color {
     /// The CSS variable that holds it.
     pub(crate) fn variable(self) -> String {
+        format!("--{}", self.name())
+    }
+
+    fn name(self) -> String {
         match self {
-            Colour::Slot(slot) => format!("--c{slot}"),
-            Colour::Idle => "--idle".to_owned(),
-            Colour::Unknown => "--unknown".to_owned(),
+            Color::Slot(slot) => format!("c{slot}"),
+            Color::Idle => "idle".to_owned(),
+            Color::Unknown => "unknown".to_owned(),
         }
     }
 }
 
-impl std::fmt::Display for Colour {
+impl std::fmt::Display for Color {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "var({})", self.variable())
     }
 }
 
-const SLOTS: usize = 13;
+/// The color of a name: what the page says for all its plots, or this plot's own where there is no page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Named {
+    hash: u32,
+    own: Color,
+}
 
-/// Names that always have the same colour, in every plot of every report.
+impl Named {
+    pub(super) fn new(name: &str, colors: &HashMap<&str, Color>) -> Self {
+        Self { hash: hash(name), own: colors.get(name).copied().unwrap_or(Color::Unknown) }
+    }
+
+    /// The color of text on it.
+    pub(super) fn ink(self) -> String {
+        format!("var(--on-n{:08x},var(--on-{}))", self.hash, self.own.name())
+    }
+}
+
+impl std::fmt::Display for Named {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "var(--n{:08x},{})", self.hash, self.own)
+    }
+}
+
+/// The CSS by which all plots of a page give a name the same color.
+pub(crate) fn shared(colors: &HashMap<&str, Color>) -> String {
+    let mut rules: Vec<String> = colors
+        .iter()
+        .map(|(name, color)| {
+            let (hash, color) = (hash(name), color.name());
+            format!("--n{hash:08x}:var(--{color});--on-n{hash:08x}:var(--on-{color});")
+        })
+        .collect();
+    rules.sort_unstable();
+    if rules.is_empty() { String::new() } else { format!(".strobe-chart{{{}}}\n", rules.concat()) }
+}
+
+/// Slots that names without a fixed color may get.
+const FREE: [usize; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 24, 25, 26];
+
+/// Names that always have the same color, in every plot of every report.
 const KNOWN: &[(&str, usize)] = &[
     ("gemm", 0),
-    ("decode", 0),
     ("attention", 1),
-    ("prefill", 1),
     ("norm", 2),
     ("rope", 3),
     ("activation", 4),
-    ("mixed", 4),
     ("sampling", 5),
     ("embedding", 6),
     ("gather", 7),
@@ -93,53 +205,59 @@ const KNOWN: &[(&str, usize)] = &[
     ("prepare", 10),
     ("respond", 11),
     ("sample", 12),
+    ("prefill", 16),
+    ("decode", 17),
+    ("mixed", 18),
+    ("waited for a CPU", 21),
+    ("between iterations", 22),
+    ("smaller parts", 23),
 ];
 
-/// The colour of a series that stands for a run: by its place, so that neighbours differ most.
-pub(super) fn series(index: usize) -> Colour {
-    const ORDER: [usize; 8] = [0, 1, 2, 9, 4, 8, 5, 10];
-    Colour::Slot(ORDER[index % ORDER.len()])
+/// The color of a series that stands for a run: by its place, so that neighbors differ most. The first two are those of the
+/// sides of a comparison, which no category has.
+pub(super) fn series(index: usize) -> Color {
+    const ORDER: [usize; 8] = [19, 20, 2, 9, 4, 5, 8, 10];
+    Color::Slot(ORDER[index % ORDER.len()])
 }
 
-/// The colours of these names within one plot. Known names have fixed ones, others one that depends on the
-/// name alone, unless another name of the plot has it already and one is still free.
-pub(crate) fn by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<&'a str, Colour> {
-    let mut colours = HashMap::new();
+/// The colors of these names within one plot or page. Known names have fixed ones, others one that depends on the
+/// name alone, unless another name has it already and one is still free.
+pub(crate) fn by_name<'a>(names: impl IntoIterator<Item = &'a str>) -> HashMap<&'a str, Color> {
+    let mut colors = HashMap::new();
     let mut others = Vec::new();
     for name in names {
         let known = KNOWN.iter().find(|(n, _)| *n == name);
         match (name, known) {
-            ("unknown" | "unclassified", _) => drop(colours.insert(name, Colour::Unknown)),
-            (_, None) if waits(name).is_some() => drop(waits(name).map(|grey| colours.insert(name, grey))),
-            (_, Some(&(_, slot))) => drop(colours.insert(name, Colour::Slot(slot))),
+            ("unknown" | "unclassified", _) => drop(colors.insert(name, Color::Unknown)),
+            (_, None) if waits(name).is_some() => drop(waits(name).map(|gray| colors.insert(name, gray))),
+            (_, Some(&(_, slot))) => drop(colors.insert(name, Color::Slot(slot))),
             (_, None) => others.push(name),
         }
     }
     for name in others {
-        if colours.contains_key(name) {
+        if colors.contains_key(name) {
             continue;
         }
-        let wanted = hash(name) as usize % SLOTS;
-        let free = (0..SLOTS)
-            .map(|step| (wanted + step) % SLOTS)
-            .find(|slot| !colours.values().any(|c| *c == Colour::Slot(*slot)));
-        colours.insert(name, Colour::Slot(free.unwrap_or(wanted)));
+        let wanted = hash(name) as usize % FREE.len();
+        let free = (FREE.iter().cycle().skip(wanted).take(FREE.len()).copied())
+            .find(|slot| !colors.values().any(|c| *c == Color::Slot(*slot)));
+        colors.insert(name, Color::Slot(free.unwrap_or(FREE[wanted])));
     }
-    colours
+    colors
 }
 
-/// The grey of a name that says that nothing ran: one per cause.
-fn waits(name: &str) -> Option<Colour> {
+/// The quiet color of a name that says that nothing ran: one per cause.
+fn waits(name: &str) -> Option<Color> {
     match name {
-        _ if name.contains("idle") && name.contains("launch") => Some(Colour::Slot(13)),
-        _ if name.contains("idle") && name.contains("host") => Some(Colour::Slot(14)),
-        _ if name.starts_with("sync") => Some(Colour::Slot(15)),
-        _ if name.contains("idle") => Some(Colour::Idle),
+        _ if name.contains("idle") && name.contains("launch") => Some(Color::Slot(13)),
+        _ if name.contains("idle") && name.contains("host") => Some(Color::Slot(14)),
+        _ if name.starts_with("sync") => Some(Color::Slot(15)),
+        _ if name.contains("idle") => Some(Color::Idle),
         _ => None,
     }
 }
 
-/// FNV-1a: the standard library's hash differs between versions, and colours should not.
+/// FNV-1a: the standard library's hash differs between versions, and colors should not.
 fn hash(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |h, byte| (h ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
@@ -149,19 +267,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_are_stable_and_distinct_within_a_plot() {
-        let names = ["gemm", "idle", "quantize", "reduce", "gemm", "moe", "copy"];
-        let colours = by_name(names);
-        assert_eq!(colours["gemm"], Colour::Slot(0));
-        assert_eq!(colours["idle"], Colour::Idle);
+    fn colors_are_stable_and_distinct_within_a_plot() {
+        let names = ["gemm", "idle", "quantize", "reduce", "gemm", "moe", "copy", "decode", "prefill", "mixed"];
+        let colors = by_name(names);
+        assert_eq!(colors["gemm"], Color::Slot(0));
+        assert_eq!(colors["idle"], Color::Idle);
         assert_eq!(by_name(["quantize"])["quantize"], by_name(["quantize", "idle"])["quantize"]);
-        let distinct: std::collections::HashSet<_> = colours.values().collect();
-        assert_eq!(distinct.len(), colours.len());
+        let distinct: std::collections::HashSet<_> = colors.values().collect();
+        assert_eq!(distinct.len(), colors.len());
+        assert!(colors.values().all(|color| *color != series(0) && *color != series(1)));
     }
 
     #[test]
-    fn more_names_than_colours_still_get_one() {
+    fn more_names_than_colors_still_get_one() {
         let names: Vec<String> = (0..40).map(|i| format!("name {i}")).collect();
         assert_eq!(by_name(names.iter().map(String::as_str)).len(), 40);
+    }
+
+    #[test]
+    fn every_color_is_legible() {
+        for theme in [LIGHT, DARK] {
+            let [ink, muted, _, paper] = theme.words;
+            assert!(contrast(ink, paper) >= 4.5 && contrast(muted, paper) >= 4.5);
+            let mut seen = std::collections::HashSet::new();
+            for (name, hex) in theme.marks() {
+                assert!(contrast(hex, paper) >= 3.0, "{name} {hex}: {:.2} to {paper}", contrast(hex, paper));
+                let words = if ink_on(hex) == "#000" { "#000000" } else { "#ffffff" };
+                assert!(contrast(hex, words) >= 4.5, "{name} {hex}: {:.2} to {words}", contrast(hex, words));
+                assert!(seen.insert(hex), "{name} {hex} is there twice");
+            }
+        }
+        assert!((contrast("#ffffff", "#000000") - 21.0).abs() < 1e-9);
     }
 }

@@ -73,7 +73,8 @@ impl Axis {
         let ticks = (0..=(last - first) as usize)
             .map(|i| {
                 let value = (first + i as f64) * step;
-                (value * divisor, format!("{value:.decimals$}"))
+                let label = format!("{value:.decimals$}");
+                (value * divisor, if decimals == 0 { human::group_thousands(&label) } else { label })
             })
             .collect();
         Self { low: first * step * divisor, high: last * step * divisor, ticks, unit: name }
@@ -111,6 +112,8 @@ mod tests {
         assert_eq!((labels(&axis), &*axis.unit), (vec!["0", "25", "50", "75", "100"], "%"));
         let axis = Axis::new(103.0, 118.0, &Unit::Plain("x".into()), 3);
         assert_eq!(labels(&axis), ["100", "105", "110", "115", "120"]);
+        let axis = Axis::new(0.0, 190_000.0, &Unit::Plain("tok/s".into()), 4);
+        assert_eq!(labels(&axis), ["0", "50,000", "100,000", "150,000", "200,000"]);
     }
 
     #[test]

@@ -14,6 +14,8 @@ use serde_json::{Value, json};
 
 /// One Chromium at a time: several would fight for the machine.
 static ONE: Mutex<()> = Mutex::new(());
+/// Returns what is wrong with the look of a page, as a list of sentences.
+const LOOK: &str = include_str!("look.js");
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A browser with one page open.
@@ -106,7 +108,8 @@ impl Browser {
         browser.call("Page.navigate", json!({ "url": format!("file://{}", file.display()) }));
         // A promise made before the page is there would never be kept: look until the script has run.
         let begun = std::time::Instant::now();
-        while browser.eval("document.readyState === 'complete' && window.strobe !== undefined") != true {
+        let there = "document.readyState === 'complete' && location.href.endsWith('/page.html')";
+        while browser.eval(there) != true {
             assert!(
                 begun.elapsed() < PATIENCE && browser.complaints.is_empty(),
                 "the page does not come up: {:?}",
@@ -114,7 +117,8 @@ impl Browser {
             );
             std::thread::sleep(Duration::from_millis(20));
         }
-        let ready = browser.eval("strobe.ready.catch(String)");
+        // Pages without a timeline are ready as they are.
+        let ready = browser.eval("window.strobe ? strobe.ready.catch(String) : true");
         assert_eq!(ready, true, "the page said {:?}", browser.complaints);
         Some(browser)
     }
@@ -268,6 +272,53 @@ impl Browser {
         let Some(folder) = std::env::var_os("STROBE_SCREENSHOTS") else { return };
         self.settle();
         let data = self.call("Page.captureScreenshot", json!({ "format": "png" }))["data"].clone();
+        std::fs::write(Path::new(&folder).join(format!("{name}.png")), from_base64(data.as_str().unwrap())).unwrap();
+    }
+
+    /// Looks at the page as readers do, from a phone to a 4K screen, on light and dark: nothing is cut off, no labels cover each
+    /// other, text is large and clear enough, a name has one color everywhere, and the answer comes first.
+    pub fn looks_right(&mut self, name: &str) {
+        let mut wrong: Vec<String> = Vec::new();
+        for scheme in ["light", "dark"] {
+            self.scheme(scheme);
+            for width in [400, 800, 1280, 3840] {
+                self.size(width, 1000, 1.0);
+                self.settle();
+                self.picture_of_all(&format!("{name}-{width}-{scheme}"));
+                let found = self.eval(LOOK);
+                let sentences = found.as_array().into_iter().flatten();
+                wrong.extend(sentences.map(|found| format!("{width} px, {scheme}: {found}")));
+            }
+        }
+        assert!(wrong.is_empty(), "{name}: {wrong:#?}");
+        self.scheme("light");
+        self.size(1400, 1000, 1.0);
+        self.settle();
+    }
+
+    /// Fails if a link leads to no file, seen from where the page is kept, or leaves the disk. Returns how many lead to files.
+    pub fn links_lead_to_files(&mut self, folder: &Path) -> usize {
+        let links = self.eval("[...document.querySelectorAll('a[href]')].map(a => a.getAttribute('href'))");
+        let links: Vec<String> = serde_json::from_value(links).unwrap();
+        let (within, away): (Vec<&String>, Vec<&String>) = links.iter().partition(|link| link.starts_with('#'));
+        for link in within {
+            assert_eq!(self.eval(&format!("document.querySelector({}) !== null", json!(link))), true, "{link}");
+        }
+        for link in &away {
+            assert!(!link.contains(':') && !link.starts_with('/'), "{link} is not relative");
+            let path = self.text(&format!("decodeURIComponent({})", json!(link)));
+            assert!(folder.join(&path).is_file(), "{link} leads to no file");
+        }
+        away.len()
+    }
+
+    /// Keeps a picture of the whole page, as [`Browser::picture`] does.
+    pub fn picture_of_all(&mut self, name: &str) {
+        let Some(folder) = std::env::var_os("STROBE_SCREENSHOTS") else { return };
+        let size = self.call("Page.getLayoutMetrics", json!({}))["cssContentSize"].clone();
+        let clip = json!({ "x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1 });
+        let params = json!({ "format": "png", "captureBeyondViewport": true, "clip": clip });
+        let data = self.call("Page.captureScreenshot", params)["data"].clone();
         std::fs::write(Path::new(&folder).join(format!("{name}.png")), from_base64(data.as_str().unwrap())).unwrap();
     }
 

@@ -4,7 +4,7 @@ use strobe_report::explorer::{
     CategoryBar, CategoryBars, Explorer, Finding, IterationCell, Iterations, NONE, ReportTab, Side, Table, Timeline,
     Track, TrackKind,
 };
-use strobe_report::html::Card;
+use strobe_report::html::{Card, Link};
 use strobe_report::svg::{self, StackedChart, StackedRow, Unit};
 use strobe_report::{human, table};
 
@@ -229,6 +229,7 @@ pub fn one_trace() -> Explorer {
     }
     Explorer {
         title: "qwen3_decode.sqlite".into(),
+        links: Vec::new(),
         subtitle: "Nsight Systems 2025.3.2 · NVIDIA H200 · 40 iterations by markers · 51.2 ms".into(),
         verdict: Some("Decode is host-bound: 38.6 % of the wall is idle behind launches.".into()),
         cards: vec![
@@ -239,6 +240,8 @@ pub fn one_trace() -> Explorer {
         ],
         findings: vec![
             Finding {
+                severity: "high".into(),
+                name: "The device waits for launches".into(),
                 title: "Decode is host-bound: 38.6 % of the wall is idle behind launches of 3.7 µs.".into(),
                 detail: "CUDA graphs launch all kernels of a step at once.".into(),
                 gain: "up to 0.47 ms of 1.21 ms per step".into(),
@@ -299,7 +302,8 @@ pub fn hostile() -> Explorer {
     let mut page = one_trace();
     (page.title, page.subtitle, page.verdict) = (text(), text(), Some(text()));
     page.cards = vec![Card::new(text(), text()).unit(text()).note(text())];
-    page.findings = vec![Finding { title: text(), detail: text(), gain: text() }];
+    page.findings = vec![Finding { severity: text(), name: text(), title: text(), detail: text(), gain: text() }];
+    page.links = vec![Link::new(text(), text())];
     page.notes = vec![text()];
     let bar = CategoryBar { name: text(), values: vec![table::Cell::number(text(), 1.0)] };
     page.categories = Some(CategoryBars { note: text(), rows: vec![bar] });

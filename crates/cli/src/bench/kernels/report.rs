@@ -249,7 +249,7 @@ fn grouped(title: &str, unit: svg::Unit, values: impl Iterator<Item = (String, S
         let series = match chart.series.iter().position(|known| known.name == series) {
             Some(place) => &mut chart.series[place],
             None => {
-                chart.series.push(BarSeries { name: series, values: Vec::new() });
+                chart.series.push(BarSeries { name: series, ..BarSeries::default() });
                 let last = chart.series.len() - 1;
                 &mut chart.series[last]
             }

@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 use strobe_report::html::{Card, Page};
+use strobe_report::human;
 use strobe_report::svg::{self, CdfChart, CdfSeries, IterationStrip, StripCell, Unit};
-use strobe_sim::collector::{Intervals, Summary};
+use strobe_sim::collector::{Answer, Intervals, Summary};
 use strobe_sim::{Collector, Outcome, SloMetric, StepRecord};
 
 use super::answer;
@@ -24,20 +25,20 @@ pub fn page(
     let found = &outcome.answer;
     let subtitle = format!("simulated: {}; {}; {}", built.workload, built.server, built.cost);
     let mut page = Page::new("strobe simulate").subtitle(subtitle);
-    if let Some(growth) = found.wait_growth {
-        page = page.verdict(answer::unstable(found, growth));
-    }
+    page = page.verdict(match found.wait_growth {
+        Some(growth) => human::capitalized(&answer::unstable(found, growth)),
+        None => headline(built, found),
+    });
     let throughput = &found.throughput;
-    page =
-        page.card(Card::new("Output throughput", format!("{:.1}", throughput.output_tokens_per_s)).unit("tok/s")).card(
-            Card::new("Request throughput", format!("{:.3}", throughput.requests_per_s))
-                .unit("req/s")
-                .note(format!("{} requests", found.num_requests)),
-        );
+    page = page.card(Card::new("Output throughput", human::number(throughput.output_tokens_per_s)).unit("tok/s")).card(
+        Card::new("Request throughput", human::number(throughput.requests_per_s))
+            .unit("req/s")
+            .note(format!("{} requests", found.num_requests)),
+    );
     if !built.scenario.slos.is_empty() {
         let goodput = &found.goodput;
-        let note = format!("{:.2} % of those offered", goodput.attainment * 100.0);
-        page = page.card(Card::new("Goodput", format!("{:.3}", goodput.requests_per_s)).unit("req/s").note(note));
+        let note = format!("{} of those offered", human::percent(goodput.attainment));
+        page = page.card(Card::new("Goodput", human::number(goodput.requests_per_s)).unit("req/s").note(note));
     }
     let latencies: [(&str, &str, Option<Summary>); 4] = [
         ("Request latency, p50", "e2e_ms", found.e2e_ms),
@@ -48,28 +49,57 @@ pub fn page(
     for (label, key, summary) in latencies {
         let Some(summary) = summary else { continue };
         let bounds = intervals.and_then(|i| i.latencies.get(key)?.get("p99"));
-        let bounds = bounds.map_or(String::new(), |(low, high)| format!(" ({low:.1} to {high:.1})"));
-        let note = format!("p99 {:.1} ms{bounds}", summary.p99);
-        page = page.card(Card::new(label, format!("{:.2}", summary.p50)).unit("ms").note(note));
+        let bounds = bounds.map_or(String::new(), |(low, high)| format!(" ({} to {})", ms(*low), ms(*high)));
+        let note = format!("p99 {}{bounds}", ms(summary.p99));
+        page = page.card(Card::new(label, ms(summary.p50)).note(note));
     }
-    page = page.section("Latency").svg(&latency_cdf(collector)).section("Iterations").svg(&strip(steps));
+    page = latency_cdfs(collector).iter().fold(page.section("Latency"), Page::svg);
+    page = page.section("Iterations").svg(&strip(steps));
     page.section("Report")
         .details("Text report", &answer::text(built, outcome, intervals, 110))
         .details("report.json", &format!("{report:#}"))
         .finish()
 }
 
-fn latency_cdf(collector: &Collector<'_>) -> svg::Svg {
-    let series = [("first token", SloMetric::Ttft), ("whole request", SloMetric::E2e)];
-    svg::cdf(&CdfChart {
-        title: "Share of requests done within a time since arrival".into(),
-        x_label: "time since arrival".into(),
-        unit: Unit::Time,
-        series: series
-            .map(|(name, metric)| {
-                CdfSeries::new(name, collector.quantiles_ms(metric, QUANTILES).into_iter().map(|ms| ms * 1e6))
-            })
-            .into(),
+/// The answer in a line.
+fn headline(built: &Built, found: &Answer) -> String {
+    let throughput = &found.throughput;
+    let goodput = match built.scenario.slos.is_empty() {
+        true => String::new(),
+        false => format!(
+            ", {} req/s within every limit ({} of those offered)",
+            human::number(found.goodput.requests_per_s),
+            human::percent(found.goodput.attainment)
+        ),
+    };
+    let latency = found
+        .e2e_ms
+        .map_or(String::new(), |e2e| format!("; a request takes {} (median), {} at p99", ms(e2e.p50), ms(e2e.p99)));
+    format!(
+        "Simulated: {} req/s and {} output tok/s{goodput}{latency}.",
+        human::number(throughput.requests_per_s),
+        human::number(throughput.output_tokens_per_s)
+    )
+}
+
+fn ms(milliseconds: f64) -> String {
+    human::ns(milliseconds * 1e6)
+}
+
+/// The first token and the whole request, each on its own scale.
+fn latency_cdfs(collector: &Collector<'_>) -> [svg::Svg; 2] {
+    let plots = [
+        ("Share of requests with their first token within a time", "first token", SloMetric::Ttft),
+        ("Share of requests done within a time", "whole request", SloMetric::E2e),
+    ];
+    plots.map(|(title, name, metric)| {
+        let samples = collector.quantiles_ms(metric, QUANTILES).into_iter().map(|ms| ms * 1e6);
+        svg::cdf(&CdfChart {
+            title: title.into(),
+            x_label: "time since arrival".into(),
+            unit: Unit::Time,
+            series: vec![CdfSeries::new(name, samples)],
+        })
     })
 }
 
@@ -85,7 +115,10 @@ fn strip(steps: &[StepRecord]) -> svg::Svg {
                 _ => "mixed",
             }
             .into(),
-            note: format!("{context} ctx, {decode} gen requests, {} ctx tokens", step.load.context_tokens),
+            note: format!(
+                "{context} prefill and {decode} decode requests, {} prefill tokens",
+                step.load.context_tokens
+            ),
         }
     };
     svg::strip(&IterationStrip {

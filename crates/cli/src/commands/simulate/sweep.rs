@@ -143,9 +143,10 @@ pub fn run(args: &Args) -> Result<()> {
     let mut csv = header(&axes);
     points.iter().for_each(|point| csv.push_str(&row(&point.chosen, &point.answers)));
     if args.html.is_some() || args.plots.is_some() {
-        let drawn = plots::Plots::new(&axes, &points, !args.scenario.slo.is_empty()).all();
+        let plots = plots::Plots::new(&axes, &points, !args.scenario.slo.is_empty());
+        let drawn = plots.all();
         if let Some(path) = &args.html {
-            run_dir::write_whole(path, plots::page(&drawn).as_bytes())?;
+            run_dir::write_whole(path, plots::page(&drawn, &plots.headline()).as_bytes())?;
             output::note(&format!("plots in {}", path.display()));
         }
         if let Some(dir) = &args.plots {

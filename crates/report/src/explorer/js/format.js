@@ -43,9 +43,9 @@ const theme = {
   // The value of a CSS variable under the present theme.
   color: variable => getComputedStyle(document.documentElement).getPropertyValue(variable).trim(),
   rgb: hex => [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16)),
-  // Whether white or black text reads better on a colour.
+  // Black or white, whichever has the higher contrast to a color.
   inkOn: hex => {
-    const [r, g, b] = theme.rgb(hex);
-    return r * 0.299 + g * 0.587 + b * 0.114 > 150 ? '#10161d' : '#ffffff';
+    const [r, g, b] = theme.rgb(hex).map(value => value / 255).map(value => value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? '#000000' : '#ffffff';
   },
 };

@@ -1,3 +1,6 @@
+// From this ratio on kinds of iteration get a strip each, on its own scale.
+const FAR_APART = 3, STRIP = 84, LANE = 58;
+
 // One bar per iteration, as tall as its wall; several in one pixel show the slowest. The chosen one's budget below.
 class Strip {
   constructor(side, app) {
@@ -8,15 +11,13 @@ class Strip {
       class: 'strip', tabindex: 0, role: 'slider', 'aria-label': `Iterations of ${side.name || 'the trace'}`,
       'aria-valuemin': 0, 'aria-valuemax': this.list.count - 1, 'aria-valuetext': 'none chosen',
     });
-    const walls = Float64Array.from(this.list.wall).sort();
-    this.largest = new Largest(this.list.wall);
-    const at = share => walls[Math.min(walls.length - 1, Math.floor(walls.length * share))] || 1;
-    // One very slow iteration must not flatten all others: it is cut and marked.
-    this.scale = Math.min(at(1), Math.max(4 * at(0.5), 1.2 * at(0.9))) || 1;
+    this.lanes = this.split();
+    this.canvas.style.height = (this.lanes.length > 1 ? LANE * this.lanes.length : STRIP) + 'px';
     const legend = this.list.kinds.map(kind => el('span', { class: 'key' }, el('i', { style: `background:var(${kind.color})` }), kind.name || 'kind not known'));
+    const own = this.lanes.length > 1 ? ', each kind on its own scale' : '', cut = this.lanes.some(lane => lane.cut) ? '; bars under a line are cut' : '';
     this.element = el('div', { class: 'strip-row' },
       el('div', { class: 'legend' }, app.sides.length > 1 ? el('strong', {}, side.name) : null, ...legend,
-        el('span', { class: 'note' }, `${count(this.list.count)} iterations, height = wall time${at(1) > this.scale ? '; bars under a line are cut' : ''}`)), this.canvas);
+        el('span', { class: 'note' }, `${count(this.list.count)} iterations, height = wall time${own}${cut}`)), this.canvas);
     this.canvas.addEventListener('pointermove', event => app.tip(event, app.iterationTip(side, this.at(event))));
     this.canvas.addEventListener('pointerleave', () => app.hideTip());
     this.canvas.addEventListener('click', event => { app.hideTip(); app.selectIteration(side.index, this.at(event)); });
@@ -31,6 +32,20 @@ class Strip {
     new ResizeObserver(() => app.draw()).observe(this.canvas);
   }
 
+  // The strips below each other: one, or one per kind where kinds are too far apart for one scale.
+  split() {
+    const { wall, kind, kinds } = this.list;
+    const lane = only => {
+      const own = only === null ? Float64Array.from(wall) : wall.filter((_, i) => kind[i] === only), sorted = Float64Array.from(own).sort();
+      const at = share => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] || 1;
+      // One very slow iteration must not flatten all others: it is cut and marked.
+      const scale = Math.min(at(1), Math.max(4 * at(0.5), 1.2 * at(0.9))) || 1;
+      return { only, scale, middle: at(0.5), cut: at(1) > scale, largest: new Largest(only === null ? wall : wall.map((ns, i) => kind[i] === only ? ns : -1)) };
+    };
+    const each = kinds.map((_, only) => lane(only)), usual = each.map(one => one.middle);
+    return each.length > 1 && Math.max(...usual) > FAR_APART * Math.min(...usual) ? each : [lane(null)];
+  }
+
   // The iterations that share a pixel, and how wide one is.
   columns(width) {
     const each = Math.min(48, width / this.list.count);
@@ -41,8 +56,9 @@ class Strip {
     const box = this.canvas.getBoundingClientRect(), { each } = this.columns(box.width), x = event.clientX - box.left;
     const clamp = i => Math.max(0, Math.min(this.list.count - 1, i));
     if (each >= 1) return clamp(Math.floor(x / each));
-    const from = clamp(Math.floor(Math.floor(x) / each));
-    return this.largest.of(from, clamp(Math.ceil((Math.floor(x) + 1) / each) - 1) + 1);
+    const from = clamp(Math.floor(Math.floor(x) / each)), to = clamp(Math.ceil((Math.floor(x) + 1) / each) - 1) + 1;
+    const lane = this.lanes[Math.max(0, Math.min(this.lanes.length - 1, Math.floor((event.clientY - box.top) / box.height * this.lanes.length)))];
+    return lane.largest.of(from, to);
   }
 
   draw() {
@@ -51,22 +67,31 @@ class Strip {
     this.canvas.height = Math.round(view.height * view.ratio);
     const context = this.canvas.getContext('2d'), { list } = this, { width, height } = view;
     context.scale(view.ratio, view.ratio);
+    context.font = "11px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif";
     const colors = list.kinds.map(kind => theme.color(kind.color)), ink = theme.color('--ink'), chosen = this.app.iteration(this.side.index);
-    const { each } = this.columns(width), wide = Math.max(1, each), room = height - 10;
-    const bar = (x, i) => {
-      const tall = Math.max(1, Math.min(1, list.wall[i] / this.scale) * room);
-      context.fillStyle = colors[list.kind[i]];
-      context.fillRect(x, height - 2 - tall, wide - (wide > 3 ? 1 : 0), tall);
-      if (list.wall[i] > this.scale) { context.fillStyle = ink; context.fillRect(x, height - 5 - tall, wide - (wide > 3 ? 1 : 0), 2); }
-    };
-    if (each >= 1) {
-      for (let i = 0; i < list.count; i++) bar(i * each, i);
-    } else {
-      for (let x = 0; x < width; x++) {
-        const from = Math.floor(x / each), to = Math.min(list.count, Math.ceil((x + 1) / each));
-        if (from < to) bar(x, this.largest.of(from, to));
+    const { each } = this.columns(width), wide = Math.max(1, each), lane = height / this.lanes.length;
+    this.lanes.forEach(({ only, scale, largest }, place) => {
+      // A lane of its own is named, above its bars.
+      const floor = lane * (place + 1) - 2, room = lane - (only === null ? 10 : 20);
+      const bar = (x, i) => {
+        if (only !== null && list.kind[i] !== only) return;
+        const tall = Math.max(1, Math.min(1, list.wall[i] / scale) * room);
+        context.fillStyle = colors[list.kind[i]];
+        context.fillRect(x, floor - tall, wide - (wide > 3 ? 1 : 0), tall);
+        if (list.wall[i] > scale) { context.fillStyle = ink; context.fillRect(x, floor - 3 - tall, wide - (wide > 3 ? 1 : 0), 2); }
+      };
+      if (each >= 1) {
+        for (let i = 0; i < list.count; i++) bar(i * each, i);
+      } else {
+        for (let x = 0; x < width; x++) {
+          const from = Math.floor(x / each), to = Math.min(list.count, Math.ceil((x + 1) / each));
+          if (from < to) bar(x, largest.of(from, to));
+        }
       }
-    }
+      if (only === null) return;
+      context.fillStyle = theme.color('--muted');
+      context.fillText(`${list.kinds[only].name || 'kind not known'}, to ${time(scale)}`, 4, lane * place + 12);
+    });
     if (chosen !== null) {
       const x = chosen * each;
       context.strokeStyle = ink;

@@ -23,7 +23,7 @@ class TableView {
     const few = table.rows.length <= 8;
     this.element = el('div', { class: 'table' },
       el('div', { class: 'tools' }, el('h3', {}, table.title), few ? null : this.search, this.shown),
-      el('div', { class: 'scroll' }, el('table', {}, el('thead', {}, this.head), this.body, this.foot())),
+      el('div', { class: 'scroll' }, el('table', { class: table.headers.length > 3 ? 'many' : null }, el('thead', {}, this.head), this.body, this.foot())),
       this.pager);
     this.update();
   }
@@ -89,7 +89,7 @@ class TableView {
       const kind = this.table.right[column] ? 'n' : text.length > 60 ? 'long' : null;
       const finds = findable && this.find && text && this.table.find.includes(column);
       const names = () => [...new Set(this.table.find.map(at => cellText(row[at])).filter(Boolean))];
-      line.append(el('td', { class: kind, title: text.length > 60 ? text : null }, finds
+      line.append(el('td', { class: kind, 'data-l': column ? this.table.headers[column] : null }, finds
         ? el('button', { type: 'button', class: 'find', title: 'Show in the timeline: ' + text, onclick: () => this.find(names()) }, text)
         : text));
     });

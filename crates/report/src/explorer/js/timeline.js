@@ -1,9 +1,10 @@
-// The tracks of one side on a canvas. Many events in one pixel are drawn as one: its colour is that of the longest,
+// The tracks of one side on a canvas. Many events in one pixel are drawn as one: its color is that of the longest,
 // its strength the share of the pixel that is busy. A frame thus costs pixels, not events.
 const RULER = 22, BAND = 16, GROUP = 22, FOLDED = 12, GAP = 5;
 const ROW = { ops: 18, calls: 15, ranges: 16, counter: 38 };
 const LETTER = 6.1; // average width of a letter at 11 px
 const STRENGTHS = 8;
+const NARROW = 760, NARROW_GUTTER = 96, TRACK_PADDING = 30; // as in the style sheet
 
 class Timeline {
   constructor(side, app) {
@@ -24,19 +25,39 @@ class Timeline {
       el('div', { class: 'overview' }, el('span', {}, 'busy'), this.map), this.body);
     this.top = RULER + (side.iterations.count ? BAND : 0);
     this.longestWall = side.iterations.wall.reduce((a, b) => Math.max(a, b), 0);
+    this.widen();
     this.layout();
     this.listen();
     const height = Math.min(this.height + 2, Math.max(260, innerHeight * (app.sides.length > 1 ? 0.38 : 0.62)));
     this.body.style.height = height + 'px';
-    const resized = new ResizeObserver(() => { this.mapBase = null; app.draw(); });
+    const resized = new ResizeObserver(() => { this.mapBase = null; if (this.narrow !== innerWidth <= NARROW) this.layout(); app.draw(); });
     resized.observe(this.body);
     // Also when the window moves to a screen with other pixels, where the browser can tell.
     try { resized.observe(this.canvas, { box: 'device-pixel-content-box' }); } catch { resized.observe(this.canvas); }
   }
 
+  // Makes room for the names of the tracks, as far as it does not take too much from the timeline.
+  widen() {
+    const widest = (names, weight, room) => names.reduce((most, name) => Math.max(most, this.textWidth(name, weight) + room), 0);
+    const tracks = widest(this.side.tracks.map(track => track.name), 400, TRACK_PADDING + 4), groups = widest(this.side.tracks.map(track => track.group), 650, 24);
+    this.gutterWidth = Math.ceil(Math.min(340, Math.max(190, tracks, groups)));
+    this.element.style.setProperty('--gutter', this.gutterWidth + 'px');
+  }
+  textWidth(text, weight) {
+    this.context.font = `${weight} 12px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif`;
+    return this.context.measureText(text).width;
+  }
+  // How high a name is that takes several lines; 0 where one line is enough.
+  nameHeight(name) {
+    const [room, line] = this.narrow ? [(NARROW_GUTTER - 18) * 12 / 10.5, 12] : [this.gutterWidth - TRACK_PADDING, 17], width = this.textWidth(name, 400);
+    // Lines break between words: they are not all full.
+    return width <= room ? 0 : (Math.ceil(width * 1.25 / room) + (width * 1.25 > 2 * room ? 1 : 0)) * line;
+  }
+
   // Where every track stands, and its name beside it.
   layout() {
     let y = this.top + 2, group = null;
+    this.narrow = innerWidth <= NARROW;
     this.items = [];
     const labels = [el('div', { class: 'corner', style: `height:${this.top}px` })];
     for (const track of this.side.tracks) {
@@ -49,7 +70,7 @@ class Timeline {
       }
       const folded = this.folded.has(track);
       const row = folded ? FOLDED : ROW[track.kind];
-      const height = track.kind === 'counter' || folded ? row : row * track.lanes.length;
+      const height = Math.max(this.nameHeight(track.name), track.kind === 'counter' || folded ? row : row * track.lanes.length);
       labels.push(el('button', {
         type: 'button', class: 'track', style: `top:${y}px;height:${height}px`, 'aria-expanded': String(!folded),
         title: `${track.name}: ${count(track.length)} ${track.kind === 'counter' ? 'samples' : 'events'}`,

@@ -1,6 +1,7 @@
 //! What a sweep found, drawn.
 
 use strobe_report::html::Page;
+use strobe_report::human;
 use strobe_report::svg::{CdfChart, CdfSeries, Grid, LineChart, LinePoint, LineSeries, Svg, Unit, cdf, grid, lines};
 use strobe_sim::capacity::interval;
 use strobe_sim::collector::{Answer, Summary};
@@ -65,8 +66,12 @@ impl<'a> Plots<'a> {
             let interval = (values.len() > 1).then_some(bounds);
             series[index].points.push(LinePoint { x, y: mean, interval });
         }
+        let all = series.len();
+        let drawn = all.min(MOST_CURVES);
+        let some = if drawn < all { format!(", {drawn} of {all} curves") } else { String::new() };
+        let series = (0..drawn).map(|i| series[i * all / drawn].clone()).collect();
         lines(&LineChart {
-            title: title.into(),
+            title: format!("{title}{some}"),
             x_label: self.axes[self.across].option.clone(),
             x_unit: Unit::Plain(String::new()),
             unit,
@@ -127,6 +132,26 @@ impl<'a> Plots<'a> {
         })
     }
 
+    /// The answer in a line: the point that serves most.
+    pub fn headline(&self) -> String {
+        let mean = |point: &Point| {
+            interval(&point.answers.iter().map(|answer| answer.goodput.requests_per_s).collect::<Vec<_>>()).0
+        };
+        let stable: Vec<&Point> = self.points.iter().filter(|point| is_stable(point)).collect();
+        let unstable = self.points.len() - stable.len();
+        let Some(best) = stable.into_iter().max_by(|a, b| mean(a).total_cmp(&mean(b))) else {
+            return "The queue grows without bound at every point: more arrives than is served.".to_owned();
+        };
+        let what = if self.has_limits { "requests within every limit" } else { "requests" };
+        let among = match unstable {
+            0 => format!("{} points", self.points.len()),
+            n => format!("{} points, of which {n} are unstable", self.points.len()),
+        };
+        let p99: Vec<f64> = best.answers.iter().filter_map(|answer| Some(answer.e2e_ms?.p99)).collect();
+        let p99 = strobe_stats::mean(&p99).map_or(String::new(), |ms| format!(", p99 latency {}", human::ns(ms * 1e6)));
+        format!("Most {what}: {} per second at {}{p99} ({among}).", human::number(mean(best)), self.name(best, &[]))
+    }
+
     pub fn all(&self) -> Vec<Plot> {
         let every: Vec<&Point> = self.points.iter().collect();
         let stable: Vec<&Point> = self.points.iter().filter(|point| is_stable(point)).collect();
@@ -134,15 +159,15 @@ impl<'a> Plots<'a> {
             0 => String::new(),
             n => format!(" ({n} unstable points are left out)"),
         };
-        let mut plots = Vec::new();
+        let mut plots = self.goodput_maps();
         for name in LATENCIES {
             for (at, pick) in [("p50", (|s| s.p50) as fn(&Summary) -> f64), ("p99", |s| s.p99)] {
-                let title = format!("{}, {at}{left_out}", name.to_uppercase());
+                let section = in_words(name).to_owned();
+                let title = format!("{section}, {at}{left_out}");
                 let svg = self.against(&title, Unit::Time, &stable, &|a| latency(a, name).map(|s| pick(s) * 1e6));
-                plots.push(Plot { name: format!("{name}-{at}"), section: name.to_uppercase(), svg });
+                plots.push(Plot { name: format!("{name}-{at}"), section, svg });
             }
         }
-        plots.extend(self.goodput_maps());
         let distributions: [(&str, &str, Samples); 2] = [
             ("ttft-cdf", "Share of requests with their first token within a time", |p| &p.ttft_ms),
             ("e2e-cdf", "Share of requests done within a time", |p| &p.e2e_ms),
@@ -165,9 +190,21 @@ impl<'a> Plots<'a> {
     }
 }
 
+/// What a latency is, for people.
+fn in_words(latency: &str) -> &'static str {
+    match latency {
+        "queue" => "Time in the queue",
+        "ttft" => "Time to first token (TTFT)",
+        "tpot" => "Time per output token (TPOT)",
+        "itl" => "Time between tokens (ITL)",
+        _ => "Request latency (E2E)",
+    }
+}
+
 /// The plots as one page.
-pub fn page(plots: &[Plot]) -> String {
-    let mut page = Page::new("Simulated sweep").subtitle(std::env::args().skip(1).collect::<Vec<_>>().join(" "));
+pub fn page(plots: &[Plot], headline: &str) -> String {
+    let mut page =
+        Page::new("Simulated sweep").verdict(headline).subtitle(std::env::args().skip(1).collect::<Vec<_>>().join(" "));
     let mut section = "";
     for plot in plots {
         if plot.section != section {
