@@ -48,21 +48,26 @@ fn headline(outcome: &Outcome) -> String {
     if outcome.run.partial {
         parts.push("Partial run: interrupted before all requests had ended.".to_owned());
     }
-    match &outcome.metrics {
-        Ok(m) => parts.push(format!(
-            "{} output tok/s, {} per request (median), {} to the first token.",
-            human::number(m.output_throughput_tok_s),
-            ms(m.e2e_ms.p50),
-            ms(m.ttft_ms.p50)
-        )),
-        Err(error) => parts.push(format!("No figures: {error:#}.")),
-    }
-    parts.extend(nearest_limit(&outcome.utilization));
+    parts.push(answer(outcome));
     if outcome.info.perfect_router.is_some() {
         parts.push(format!("{}.", experts::WRONG));
     }
     parts.extend(outcome.run.host.as_ref().and_then(host::warning).map(|warning| format!("{warning}.")));
     parts.join(" ")
+}
+
+/// How fast the run was, and what held it back.
+pub fn answer(outcome: &Outcome) -> String {
+    let figures = match &outcome.metrics {
+        Ok(m) => format!(
+            "{} output tok/s, {} per request (median), {} to the first token.",
+            human::number(m.output_throughput_tok_s),
+            ms(m.e2e_ms.p50),
+            ms(m.ttft_ms.p50)
+        ),
+        Err(error) => format!("No figures: {error:#}."),
+    };
+    [figures].into_iter().chain(nearest_limit(&outcome.utilization)).collect::<Vec<_>>().join(" ")
 }
 
 /// The kind of iteration that takes most of the time, and the limit of the hardware that it comes nearest.

@@ -13,10 +13,10 @@ use strobe_trace::{IterationKind, Trace};
 use strobe_workload::{anchor_text, strobe_text};
 
 use super::experts::{self, ExpertReport};
-use super::host;
+use super::{host, html};
 use super::outcome::{Outcome, RepeatFigures, spreads};
 use super::utilization::FullBatchDecode;
-use crate::recording;
+use crate::{recording, sheets};
 
 const RULE: &str = "===========================================================";
 
@@ -62,6 +62,11 @@ pub fn report(outcome: &Outcome, width: usize) -> String {
     if let Some(trace) = &outcome.trace {
         text.push('\n');
         profile(&mut text, outcome, trace, width);
+    }
+    // The last line is the one that is still on the screen.
+    if outcome.metrics.is_ok() {
+        text.push('\n');
+        text.push_str(&sheets::wrap(&html::answer(outcome), width));
     }
     text
 }
