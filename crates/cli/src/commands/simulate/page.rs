@@ -24,8 +24,8 @@ pub fn page(
     let found = &outcome.answer;
     let subtitle = format!("simulated: {}; {}; {}", built.workload, built.server, built.cost);
     let mut page = Page::new("strobe simulate").subtitle(subtitle);
-    if let Some(growth) = found.wait_growth {
-        page = page.verdict(answer::unstable(found, growth));
+    if let Some(unstable) = answer::unstable(built, found) {
+        page = page.verdict(unstable);
     }
     let throughput = &found.throughput;
     page =
