@@ -76,8 +76,7 @@ extern "C" fn on_alarm(_: libc::c_int) {
 /// Ask for SIGALRM.
 fn wake_in(microseconds: libc::suseconds_t) {
     let never = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let timer =
-        libc::itimerval { it_interval: never, it_value: libc::timeval { tv_sec: 0, tv_usec: microseconds } };
+    let timer = libc::itimerval { it_interval: never, it_value: libc::timeval { tv_sec: 0, tv_usec: microseconds } };
     // SAFETY: a plain system call with a structure of our own; no old value is asked for.
     unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) };
 }

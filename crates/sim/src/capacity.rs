@@ -190,9 +190,8 @@ pub struct Unmeetable {
 /// A mean with its 95 % interval.
 pub fn interval(values: &[f64]) -> (f64, (f64, f64)) {
     let mean = mean(values).unwrap_or(0.0);
-    let half = sample_std_dev(values).map_or(0.0, |sd| {
-        student_quantile(0.975, values.len() as f64 - 1.0) * sd / (values.len() as f64).sqrt()
-    });
+    let half = sample_std_dev(values)
+        .map_or(0.0, |sd| student_quantile(0.975, values.len() as f64 - 1.0) * sd / (values.len() as f64).sqrt());
     (mean, (mean - half, mean + half))
 }
 
@@ -463,8 +462,9 @@ impl Search {
             let part = (2.5 * largest.spread()).clamp(0.01, 0.3);
             let longer = self.largest_of_seeds(&sized(next), seeds, around(largest.mean(), part))?;
             let moved = 1.0 - longer.mean() / largest.mean();
-            // What longer runs do not make narrower, such as how fast whole runs are, stays as it is.
-            let is_narrow = longer.spread() <= NARROW || longer.spread() > 0.75 * largest.spread();
+            // How fast whole runs of a measured engine are does not depend on their length.
+            let has_own_speed = matches!(scenario.cost, CostModel::Fitted { .. });
+            let is_narrow = longer.spread() <= NARROW || has_own_speed && longer.spread() > 0.75 * largest.spread();
             (drift, length, largest) = (moved.max(0.0) / 2.0, next, longer);
             if moved.abs() <= STEADY && is_narrow {
                 break;
@@ -504,7 +504,7 @@ impl Search {
         }
 
         let binds_slo = self.breaks_first(&at(ABOVE * rate), &mut fresh)?;
-        let (resource, what_if) = self.what_if(&sized(length.clamp(8_000, 32_000).min(self.longest)), rate)?;
+        let (resource, what_if) = self.what_if(&sized(length.clamp(8_000, 16_000).min(self.longest)), rate)?;
         let values_ms = seen(&scenario.slos, &answers);
         let tried = Tried { held: answers.len(), runs: answers.len(), requests: long.num_requests };
         let Some(at_capacity) = answers.into_iter().next() else { return Err(SimError::Stopped) };
@@ -547,7 +547,9 @@ impl Search {
     /// the same two seeds in runs of moderate length.
     fn what_if(&self, scenario: &Scenario, rate: f64) -> Result<(Resource, Vec<WhatIf>), SimError> {
         let mut changed = vec![(None, String::new(), scenario.clone())];
-        changed.extend(self.levers(scenario).into_iter().map(|(resource, options, other)| (Some(resource), options, other)));
+        changed.extend(
+            self.levers(scenario).into_iter().map(|(resource, options, other)| (Some(resource), options, other)),
+        );
         let seeds = if is_fixed(scenario) { 1 } else { 2 };
         let jobs: Vec<(usize, u64)> =
             (0..changed.len()).flat_map(|index| (0..seeds).map(move |seed| (index, seed))).collect();
@@ -614,7 +616,11 @@ impl Search {
         }
         let prompts = scenario.cluster.prefill_servers;
         let doubled = with_servers(scenario, 2 * scenario.speeds.len());
-        let split = if prompts > 0 { format!(" --prefill-replicas {}", doubled.cluster.prefill_servers) } else { String::new() };
+        let split = if prompts > 0 {
+            format!(" --prefill-replicas {}", doubled.cluster.prefill_servers)
+        } else {
+            String::new()
+        };
         levers.push((None, format!("--replicas {}{split}", doubled.speeds.len()), doubled));
         levers
     }
@@ -691,9 +697,8 @@ fn with_servers(scenario: &Scenario, servers: usize) -> Scenario {
 
 /// Each limit with its values in several runs.
 fn seen(slos: &[Slo], answers: &[Answer]) -> Vec<Seen> {
-    let of = |index: usize| -> Vec<f64> {
-        answers.iter().filter_map(|answer| answer.limits.get(index)?.value_ms).collect()
-    };
+    let of =
+        |index: usize| -> Vec<f64> { answers.iter().filter_map(|answer| answer.limits.get(index)?.value_ms).collect() };
     let all = slos.iter().enumerate().filter_map(|(index, slo)| {
         let values = of(index);
         let highest_ms = values.iter().copied().fold(0.0, f64::max);
@@ -732,20 +737,31 @@ pub fn in_parallel<T: Sync, R: Send>(
     Ok(found.into_iter().map(|(_, result)| result).collect())
 }
 
-/// Requests of the longest run that tells a stable load from one that is hardly too much.
-const MOST_TO_JUDGE: u64 = 400_000;
+/// Requests of the shortest and the longest run that tells a stable load from one that is hardly too much.
+const TO_JUDGE: (u64, u64) = (40_000, 400_000);
 
-/// The run with which to judge a load near saturation, where the one that was made is too short to tell: the queue was there
-/// most of the time, and did not clearly grow. Runs are lengthened until it grows or is gone for part of the time. None where
-/// there is nothing to add.
+/// Shares of the time with requests waiting above which a run is lengthened: any in the run itself, which may have ended before
+/// the server was full, and most of it in longer ones.
+const WAITING: (f64, f64) = (0.01, 0.5);
+
+/// The run with which to judge a load near saturation, where the one that was made is too short to tell: requests waited, and
+/// the queue did not clearly grow. Runs are lengthened until it grows or is gone for most of the time. None where there is
+/// nothing to add.
 pub fn judged_longer(scenario: &Scenario, answer: &Answer, stop: fn() -> bool) -> Result<Option<Answer>, SimError> {
-    let is_near = |answer: &Answer| answer.stable != Some(false) && answer.waiting_share.is_some_and(|share| share > 0.5);
-    if is_recording(scenario) || !is_near(answer) {
+    let is_near = |answer: &Answer, least: f64| {
+        answer.stable != Some(false) && answer.waiting_share.is_some_and(|share| share > least)
+    };
+    if is_recording(scenario) || !is_near(answer, WAITING.0) {
         return Ok(None);
     }
+    let is_open = |length: u64, found: &Option<Answer>| match found {
+        None => true,
+        Some(answer) if length < TO_JUDGE.0 => answer.stable != Some(false),
+        Some(answer) => is_near(answer, WAITING.1),
+    };
     let (mut length, mut found) = (scenario.num_requests, None);
-    while length < MOST_TO_JUDGE && found.as_ref().is_none_or(is_near) {
-        length = length.saturating_mul(8).min(MOST_TO_JUDGE);
+    while length < TO_JUDGE.1 && is_open(length, &found) {
+        length = length.saturating_mul(8).min(TO_JUDGE.1);
         let mut collector = Collector::new(false);
         collector.stop = Some(stop);
         let outcome = scenario.of_length(length).run_collecting(&mut collector)?;

@@ -34,7 +34,9 @@ pub enum SimError {
     #[error("the simulation was stopped before its end")]
     Stopped,
     /// A sequence grew beyond what any model reads, such as a conversation of very many turns.
-    #[error("request {id} has {tokens} tokens, expected at most {most}; use shorter prompts and outputs, or fewer --turns")]
+    #[error(
+        "request {id} has {tokens} tokens, expected at most {most}; use shorter prompts and outputs, or fewer --turns"
+    )]
     TooLong {
         /// The request's number.
         id: u64,

@@ -159,6 +159,7 @@ fn answered(
         if outcome.answer.num_offered == 0 {
             bail!(interrupt::Interrupted);
         }
+        interrupt::hold_to_the_end();
         return Ok((outcome, None));
     }
     if let Some(longer) = judged_longer(scenario, &outcome.answer, interrupt::requested)? {

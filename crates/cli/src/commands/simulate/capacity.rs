@@ -66,7 +66,9 @@ impl Args {
         }
         match self.find() {
             Find::Replicas if self.scenario.rate.is_none() && !self.is_recording() => {
-                bail!("--rate is required by --find replicas; pass the rate that the servers shall take, or --find rate")
+                bail!(
+                    "--rate is required by --find replicas; pass the rate that the servers shall take, or --find rate"
+                )
             }
             Find::Rate if self.scenario.rate_scale.is_some() => {
                 bail!("--rate-scale: --find rate looks for it; leave it out, or pass --find replicas")
@@ -87,7 +89,9 @@ impl Args {
             scenario.warm_up = scenario.num_requests / 10;
         }
         if rate_of(scenario).is_none() {
-            bail!("--arrival: a capacity search needs a rate; closed loops, at-once and traces of one instant have none");
+            bail!(
+                "--arrival: a capacity search needs a rate; closed loops, at-once and traces of one instant have none"
+            );
         }
         Ok(built)
     }

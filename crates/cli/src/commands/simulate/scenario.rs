@@ -311,7 +311,12 @@ impl ScenarioArgs {
         };
         let requests = self.num_requests.unwrap_or(0);
         most("--num-requests", requests, MOST_REQUESTS, "so many take about an hour")?;
-        most("--replicas", self.replicas as u64, MOST_SERVERS as u64, "each server has a scheduler and a cache of its own")?;
+        most(
+            "--replicas",
+            self.replicas as u64,
+            MOST_SERVERS as u64,
+            "each server has a scheduler and a cache of its own",
+        )?;
         let clients = self.concurrency.unwrap_or(0);
         most("--concurrency", clients, MOST_CLIENTS, "each client has a request in memory")?;
         let longest = u64::from(LONGEST);
@@ -376,7 +381,8 @@ impl ScenarioArgs {
                 })?;
                 Ok(LengthDist::Listed(values.into()))
             };
-            if let Some((index, sample)) = samples.iter().enumerate().find(|(_, sample)| sample.output_tokens > LONGEST) {
+            if let Some((index, sample)) = samples.iter().enumerate().find(|(_, sample)| sample.output_tokens > LONGEST)
+            {
                 bail!(
                     "--dataset: {} sample {index}: output_tokens is {}, expected at most {LONGEST}: no model gives a longer output; shorten it",
                     path.display(),
