@@ -161,8 +161,8 @@ fn every_size_has_a_limit_that_says_why() {
         ("--rate 1 --policy dynamic --priority-levels 4294967295", &["--priority-levels", "at most"]),
         ("--rate 1 --replications 18446744073709551615", &["--replications"]),
         ("--rate 1e-300", &["584 years"]),
-        ("--rate 1 --turns 2 --think-time 1e300h", &["--think-time", "100 years"]),
-        ("--rate 1 --replicas 2 --prefill-replicas 1 --transfer base=1e300h", &["--transfer", "100 years"]),
+        ("--rate 1 --turns 2 --think-time 9999999h", &["--think-time", "100 years"]),
+        ("--rate 1 --replicas 2 --prefill-replicas 1 --transfer base=9999999h", &["--transfer", "100 years"]),
         ("--rate 1 --replicas 2 --autoscale interval=1ns", &["--autoscale", "1ms"]),
         ("--rate 1 --arrival onoff:on=1ns,off=1ns", &["--arrival", "millionth"]),
     ] {
@@ -276,7 +276,7 @@ fn one_signal_ends_verbs_that_never_look() {
     for words in [
         "analyze never.sqlite",
         "compare never.sqlite never.sqlite",
-        "convert never.sqlite out.json",
+        "convert never.sqlite --output out.json",
         "simulate --rate 1 --cost linear:base=2ms --dataset never.sqlite",
     ] {
         let done = signalled(started(&sandbox, &mut sandbox.command(words), 0), libc::SIGTERM);

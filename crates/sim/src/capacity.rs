@@ -64,6 +64,9 @@ const NARROW: f64 = 0.008;
 /// The answer is so many standard deviations below the mean of the seeds' largest rates: 98 % of the runs hold there.
 const BELOW: f64 = 2.2;
 
+/// At saturation a queue is as long as the run lets it be; an answer is so much below it at least.
+const BELOW_SATURATION: f64 = 0.015;
+
 /// Where the limits must break, if the answer is not too careful.
 const ABOVE: f64 = 1.05;
 
@@ -478,14 +481,20 @@ impl Search {
         let long = sized(if recording { length } else { length.max(FEWEST_TO_CONFIRM).min(self.longest) });
         let at = |rate: f64| at_rate(&long, rate).unwrap_or_else(|| long.clone());
         let exact = |rate: f64| if recording { rounded_down(rate / start) * start } else { rounded_down(rate) };
-        let spread = largest.spread();
-        let mut rate = exact(largest.mean() * (1.0 - BELOW * spread - drift).max(0.1));
+        let (first_tried, step_down) = match self.saturation(&long, largest.mean(), seeds)? {
+            Some(served) => (served.mean() * (1.0 - (BELOW * served.spread()).max(BELOW_SATURATION)), 0.005),
+            None => {
+                let spread = largest.spread();
+                (largest.mean() * (1.0 - BELOW * spread - drift).max(0.1), (spread / 2.0).max(0.005))
+            }
+        };
+        let mut rate = exact(first_tried);
         let mut fresh = FRESH;
         let mut answers = None;
         while answers.is_none() && rate > RATES.0 {
             answers = self.all_hold(&at(rate), self.runs, &mut fresh)?;
             if answers.is_none() {
-                rate = exact(rate * (1.0 - (spread / 2.0).max(0.005)));
+                rate = exact(rate * (1.0 - step_down));
             }
         }
         let Some(mut answers) = answers else {
@@ -522,6 +531,26 @@ impl Search {
             what_if,
             at_capacity,
         })))
+    }
+
+    /// What the servers do when more arrives than they can do, in each seed, if no limit breaks then: only the queue keeps the
+    /// rate from being larger. That is known far better than from when its growth can be told from chance.
+    fn saturation(&self, scenario: &Scenario, rate: f64, seeds: usize) -> Result<Option<Largest>, SimError> {
+        let Some(above) = at_rate(scenario, ABOVE * rate).filter(|_| !is_recording(scenario)) else { return Ok(None) };
+        let served = |number: &u64| {
+            let answer = self.run(&above.replication(*number), true)?.answer;
+            let only_grows = |answer: &Answer| {
+                answer.stable == Some(false) && answer.num_refused == 0 && answer.limits.iter().all(|limit| limit.met)
+            };
+            let served = answer.filter(only_grows).and_then(|answer| answer.served_rate_req_s);
+            Ok(served.map(|requests| requests / f64::from(turns(scenario))))
+        };
+        if served(&0)?.is_none() {
+            return Ok(None);
+        }
+        let numbers: Vec<u64> = (0..seeds as u64).collect();
+        let rates: Option<Vec<f64>> = in_parallel(&numbers, self.threads, served)?.into_iter().collect();
+        Ok(rates.map(|rates| Largest { rates }))
     }
 
     fn best(&self, scenario: &Scenario) -> Result<Vec<(Slo, f64)>, SimError> {
