@@ -1,4 +1,4 @@
-//! Whether the queue of a run grows without bound, told from how long it was over time.
+//! Whether the queue of a run grows without bound, by how long it was over time.
 //!
 //! The time in which requests arrive is divided into bins. Where fewer requests are served than arrive, the mean queue
 //! grows from bin to bin by the same amount and some noise; where it is bounded, increases and decreases cancel, however

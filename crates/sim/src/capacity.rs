@@ -61,7 +61,7 @@ const STEADY: f64 = 0.01;
 /// And when the largest rates of their seeds spread by no more than this.
 const NARROW: f64 = 0.008;
 
-/// The answer is so many standard deviations below the mean of the seeds' largest rates: 98 % of the runs hold there.
+/// The answer is this many standard deviations below the mean of the seeds' largest rates: 98 % of the runs hold there.
 const BELOW: f64 = 2.2;
 
 /// At saturation a queue is as long as the run lets it be; an answer is so much below it at least.
@@ -400,7 +400,7 @@ impl Search {
         Ok(trials.into_iter().map(|trial| trial.answer.filter(|_| trial.held)).collect())
     }
 
-    /// How many of so many fresh runs hold.
+    /// How many of `runs` fresh runs hold.
     fn count(&self, scenario: &Scenario, runs: usize, fresh: &mut u64) -> Result<Tried, SimError> {
         let trials =
             self.fresh_runs(scenario, runs, fresh, &|number| self.run(&scenario.replication(number), false))?;
@@ -534,7 +534,7 @@ impl Search {
     }
 
     /// What the servers do when more arrives than they can do, in each seed, if no limit breaks then: only the queue keeps the
-    /// rate from being larger. That is known far better than from when its growth can be told from chance.
+    /// rate from being larger. That is known far better than the rate at which its growth stands out from chance.
     fn saturation(&self, scenario: &Scenario, rate: f64, seeds: usize) -> Result<Option<Largest>, SimError> {
         let Some(above) = at_rate(scenario, ABOVE * rate).filter(|_| !is_recording(scenario)) else { return Ok(None) };
         let served = |number: &u64| {
@@ -702,7 +702,7 @@ impl Search {
 pub struct Fewest {
     /// Servers in all.
     pub replicas: usize,
-    /// Those that only compute prompts.
+    /// Those that only prefill.
     pub prefill_replicas: usize,
     /// Fresh runs with them.
     pub tried: Tried,
@@ -710,7 +710,7 @@ pub struct Fewest {
     pub values_ms: Vec<Seen>,
 }
 
-/// The scenario with so many servers; those for prompts keep their share.
+/// The scenario with another number of servers; those for prefill keep their share.
 fn with_servers(scenario: &Scenario, servers: usize) -> Scenario {
     let speed = scenario.speeds.last().copied().unwrap_or(1.0);
     let mut other = scenario.clone();

@@ -160,7 +160,7 @@ impl Scenario {
         }
     }
 
-    /// The same with so many requests, of which at least a tenth is not counted in latencies.
+    /// The same with another number of requests, of which at least a tenth is not counted in latencies.
     pub fn of_length(&self, num_requests: u64) -> Scenario {
         let warm_up = self.warm_up.max(num_requests / 10).min(num_requests.saturating_sub(1));
         Scenario { num_requests, warm_up, ..self.clone() }

@@ -93,6 +93,9 @@ impl Args {
                 "--arrival: a capacity search needs a rate; closed loops, at-once and traces of one instant have none"
             );
         }
+        if self.find() == Find::Replicas {
+            ScenarioArgs::check_memory(&built.scenario.policy, self.max_replicas)?;
+        }
         Ok(built)
     }
 
@@ -164,7 +167,7 @@ fn fewest(args: &Args, built: &Built, search: &Search) -> Result<()> {
     }
     let prompts = match found.prefill_replicas {
         0 => String::new(),
-        n => format!(", {n} of them for prompts,"),
+        n => format!(", {n} of them for prefill,"),
     };
     output::line(&format!("{} servers{prompts} meet every limit {}", found.replicas, in_runs(&found.tried)));
     output::print(&values(&found.values_ms));

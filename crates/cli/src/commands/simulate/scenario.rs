@@ -27,7 +27,7 @@ const MOST_BLOCKS: usize = 1 << 20;
 /// Requests that are simulated in about an hour.
 const MOST_REQUESTS: u64 = 1_000_000_000;
 
-/// Each server has a scheduler and a cache of its own.
+/// Each server has its own scheduler and cache.
 pub const MOST_SERVERS: usize = 4096;
 
 /// Each client has a request in some queue.
@@ -39,8 +39,8 @@ const MOST_PLACES: usize = 1 << 20;
 /// More than any step of a model takes.
 const MOST_STEP_TOKENS: usize = 1 << 30;
 
-/// Memory that the bookkeeping of all servers may take.
-const MOST_BYTES: u128 = 8 << 30;
+/// Memory that the bookkeeping of all servers may take. Replications run side by side, each with its own.
+const MOST_BYTES: u128 = 4 << 30;
 
 /// Memory of a cache block, of a place in the batch, and of a token that is kept for reuse.
 const BYTES_PER_BLOCK: u128 = 48;
@@ -71,7 +71,7 @@ pub enum AdmissionChoice {
     /// Admit only what can finish
     #[value(name = "guaranteed_no_evict", alias = "guaranteed-no-evict")]
     GuaranteedNoEvict,
-    /// Admit what fits the next step; pause and recompute when blocks run out
+    /// Admit what fits the next step; preempt and recompute when blocks run out
     #[value(name = "max_utilization", alias = "max-utilization")]
     MaxUtilization,
 }
@@ -107,7 +107,7 @@ pub struct ScenarioArgs {
     /// Closed loop: this many clients, each sending when its last request has ended
     #[arg(long, value_name = "C", conflicts_with = "rate", help_heading = "Load")]
     pub concurrency: Option<u64>,
-    /// Requests per conversation; each turn's prompt repeats all that was said
+    /// Requests per conversation; each turn's prompt repeats the conversation so far
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["trace", "concurrency"], help_heading = "Load")]
     pub turns: u32,
     /// Mean time between an answer and the next turn or request
@@ -134,10 +134,10 @@ pub struct ScenarioArgs {
     /// What serves the requests
     #[arg(long, value_enum, default_value = "inflight", help_heading = "Server")]
     pub policy: PolicyChoice,
-    /// Most requests in an iteration or batch [default: the cost file's engine's, else 256]
+    /// Maximum requests per iteration or batch [default: the cost file's engine's, else 256]
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub max_batch_size: Option<usize>,
-    /// Most tokens in an iteration [default: the cost file's engine's, else 8192]
+    /// Maximum tokens per iteration [default: the cost file's engine's, else 8192]
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub max_num_tokens: Option<usize>,
     /// Longest sequence [default: no limit]
@@ -178,7 +178,7 @@ pub struct ScenarioArgs {
     /// What becomes of those
     #[arg(long, value_enum, default_value = "reject", requires = "queue_timeout", help_heading = "Dynamic batcher")]
     pub timeout_action: TimeoutChoice,
-    /// Most waiting requests; more are refused on arrival; 0 is no limit
+    /// Maximum waiting requests; refuses more on arrival; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Dynamic batcher")]
     pub max_queue_size: usize,
 
@@ -213,7 +213,7 @@ pub struct ScenarioArgs {
     /// round-robin, random, least-outstanding, power-of-D (such as power-of-2), shortest-tokens or prefix-affinity
     #[arg(long, value_name = "HOW", default_value = "round-robin", help_heading = "Cluster")]
     pub routing: String,
-    /// The first N servers only compute prompts, the others only generate
+    /// The first N servers only prefill, the others only decode
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Cluster")]
     pub prefill_replicas: usize,
     /// What moving a request from a prompt server to another takes
@@ -274,7 +274,7 @@ impl ScenarioArgs {
         let cost = self.cost_model()?;
         let limits = self.limits(&cost);
         let policy = self.policy(longest, &limits)?;
-        self.check_memory(&policy)?;
+        ScenarioArgs::check_memory(&policy, self.replicas)?;
         let scenario = Scenario {
             load,
             input,
@@ -310,13 +310,8 @@ impl ScenarioArgs {
             Ok(())
         };
         let requests = self.num_requests.unwrap_or(0);
-        most("--num-requests", requests, MOST_REQUESTS, "so many take about an hour")?;
-        most(
-            "--replicas",
-            self.replicas as u64,
-            MOST_SERVERS as u64,
-            "each server has a scheduler and a cache of its own",
-        )?;
+        most("--num-requests", requests, MOST_REQUESTS, "a billion takes about an hour")?;
+        most("--replicas", self.replicas as u64, MOST_SERVERS as u64, "each server has its own scheduler and cache")?;
         let clients = self.concurrency.unwrap_or(0);
         most("--concurrency", clients, MOST_CLIENTS, "each client has a request in memory")?;
         let longest = u64::from(LONGEST);
@@ -335,20 +330,20 @@ impl ScenarioArgs {
     }
 
     /// Refuse servers whose bookkeeping does not fit in memory.
-    fn check_memory(&self, policy: &Policy) -> Result<()> {
+    pub fn check_memory(policy: &Policy, servers: usize) -> Result<()> {
         let Policy::Engine(config) = policy else { return Ok(()) };
         let kept = if config.reuse { BYTES_PER_TOKEN * config.tokens_per_block as u128 } else { 0 };
         let blocks = config.kv_blocks as u128 * (BYTES_PER_BLOCK + kept);
         let batch = config.scheduler.max_batch_size as u128 * BYTES_PER_PLACE;
         let steps = config.tokens_per_block as u128 * BYTES_PER_TOKEN;
-        let all = self.replicas as u128 * (blocks + batch + steps);
+        let all = servers as u128 * (blocks + batch + steps);
         if all > MOST_BYTES {
             let gib = |bytes: u128| bytes as f64 / (1u64 << 30) as f64;
             bail!(
-                "--kv-cache-blocks: {} blocks of {} tokens on each of {} servers take {:.1} GiB to simulate, expected at most {:.0} GiB; give fewer --kv-cache-blocks, --replicas or a smaller --max-batch-size",
+                "--kv-cache-blocks: {} blocks of {} tokens on each of {} servers take {:.1} GiB to simulate, expected at most {:.0} GiB; pass fewer --kv-cache-blocks or servers, or a smaller --max-batch-size",
                 config.kv_blocks,
                 config.tokens_per_block,
-                self.replicas,
+                servers,
                 gib(all),
                 gib(MOST_BYTES)
             );
