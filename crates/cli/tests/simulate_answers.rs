@@ -67,23 +67,24 @@ fn a_capacity_holds_in_fresh_long_runs_and_five_per_cent_more_does_not() {
 fn conversations_pools_and_traces_have_capacities() {
     let sandbox = Sandbox::new();
     let capacity = |options: &str| json(&sandbox.ok(&format!("simulate capacity {options} {COST} --runs 8 --json")));
+    const LONG: &str = "--num-requests 120000 --warmup-requests 12000";
     // Nothing but saturation binds: the rate is that of the server, not without end.
     let turns = format!("--turns 3 --slo tpot:p99:20ms {SMALL}");
     let found = capacity(&turns);
     let rate = num(&found, "/capacity/rate_req_s");
     assert!(found["capacity"]["binds"]["slo"].is_null(), "{found}");
     assert!((num(&found, "/capacity/requests_per_s") / rate - 3.0).abs() < 1e-9);
-    assert_eq!(held(&sandbox, &format!("{turns} --rate {rate} --num-requests 60000"), 4), 4);
-    assert_eq!(held(&sandbox, &format!("{turns} --rate {} --num-requests 60000", 1.05 * rate), 4), 0);
+    assert_eq!(held(&sandbox, &format!("{turns} --rate {rate} {LONG}"), 4), 4);
+    assert_eq!(held(&sandbox, &format!("{turns} --rate {} {LONG}", 1.05 * rate), 4), 0);
 
     let pools = format!("--replicas 3 --prefill-replicas 1 --transfer base=1ms --slo tpot:p99:20ms {SMALL}");
     let rate = num(&capacity(&pools), "/capacity/rate_req_s");
-    assert_eq!(held(&sandbox, &format!("{pools} --rate {rate} --num-requests 60000"), 4), 4);
-    assert_eq!(held(&sandbox, &format!("{pools} --rate {} --num-requests 60000", 1.05 * rate), 4), 0);
+    assert_eq!(held(&sandbox, &format!("{pools} --rate {rate} {LONG}"), 4), 4);
+    assert_eq!(held(&sandbox, &format!("{pools} --rate {} {LONG}", 1.05 * rate), 4), 0);
 
     trace(&sandbox, "t.csv", 2_000, 20.0);
     let limits = "--slo ttft:p99:30ms --max-batch-size 4 --trace t.csv";
-    let found = capacity(&limits);
+    let found = capacity(limits);
     let scale = num(&found, "/capacity/rate_scale");
     assert!(scale > 1.0, "{found}");
     assert_eq!(held(&sandbox, &format!("{limits} --warmup-requests 200 --rate-scale {scale}"), 1), 1);

@@ -481,7 +481,7 @@ impl Search {
         let long = sized(if recording { length } else { length.max(FEWEST_TO_CONFIRM).min(self.longest) });
         let at = |rate: f64| at_rate(&long, rate).unwrap_or_else(|| long.clone());
         let exact = |rate: f64| if recording { rounded_down(rate / start) * start } else { rounded_down(rate) };
-        let (first_tried, step_down) = match self.saturation(&long, largest.mean(), seeds)? {
+        let (first_tried, mut step_down) = match self.saturation(&long, largest.mean(), seeds)? {
             Some(served) => (served.mean() * (1.0 - (BELOW * served.spread()).max(BELOW_SATURATION)), 0.005),
             None => {
                 let spread = largest.spread();
@@ -495,6 +495,7 @@ impl Search {
             answers = self.all_hold(&at(rate), self.runs, &mut fresh)?;
             if answers.is_none() {
                 rate = exact(rate * (1.0 - step_down));
+                step_down = (1.2 * step_down).min(0.5);
             }
         }
         let Some(mut answers) = answers else {
