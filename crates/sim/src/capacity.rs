@@ -88,7 +88,7 @@ const MATTERS: f64 = 0.02;
 /// What keeps the rate from being larger.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Binding {
-    /// The limit that breaks first above the answer; none when the queue just grows without bound.
+    /// The limit that breaks first above the answer; none when the queue grows without bound, or requests are refused, before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slo: Option<Slo>,
     /// What of the server would have to be larger.
@@ -774,19 +774,36 @@ const TO_JUDGE: (u64, u64) = (40_000, 400_000);
 /// the server was full, and most of it in longer ones.
 const WAITING: (f64, f64) = (0.01, 0.5);
 
+/// Bursts and lulls of an arrival process that tell whether what a burst leaves is done in the lulls.
+const PERIODS: f64 = 30.0;
+
+/// Whether a run has seen too few bursts and lulls of its arrival process to call it overloaded.
+fn has_few_periods(scenario: &Scenario, answer: &Answer) -> bool {
+    let period_s = match scenario.load {
+        Load::Open(Arrival::OnOff { on_s, off_s, .. })
+        | Load::Sessions { arrival: Arrival::OnOff { on_s, off_s, .. }, .. } => on_s + off_s,
+        Load::Open(Arrival::Drift { period_s, .. })
+        | Load::Sessions { arrival: Arrival::Drift { period_s, .. }, .. } => period_s,
+        _ => return false,
+    };
+    let span_s = answer.offered_rate_req_s.map_or(0.0, |rate| answer.num_offered as f64 / rate);
+    span_s < PERIODS * period_s
+}
+
 /// The run with which to judge a load near saturation, where the one that was made is too short to tell: requests waited, and
-/// the queue did not clearly grow. Runs are lengthened until it grows or is gone for most of the time. None where there is
-/// nothing to add.
+/// the queue did not clearly grow, or only in the few bursts that the run has seen. Runs are lengthened until it grows or is
+/// gone for most of the time. None where there is nothing to add.
 pub fn judged_longer(scenario: &Scenario, answer: &Answer, stop: fn() -> bool) -> Result<Option<Answer>, SimError> {
     let is_near = |answer: &Answer, least: f64| {
-        answer.stable != Some(false) && answer.waiting_share.is_some_and(|share| share > least)
+        (answer.stable != Some(false) || has_few_periods(scenario, answer))
+            && answer.waiting_share.is_some_and(|share| share > least)
     };
     if is_recording(scenario) || !is_near(answer, WAITING.0) {
         return Ok(None);
     }
     let is_open = |length: u64, found: &Option<Answer>| match found {
         None => true,
-        Some(answer) if length < TO_JUDGE.0 => answer.stable != Some(false),
+        Some(answer) if length < TO_JUDGE.0 => is_near(answer, 0.0) || answer.stable != Some(false),
         Some(answer) => is_near(answer, WAITING.1),
     };
     let (mut length, mut found) = (scenario.num_requests, None);

@@ -66,8 +66,12 @@ impl std::fmt::Display for Slo {
 impl Slo {
     /// Where the limit is: `mean`, or a percentile such as `p99`.
     pub fn at(&self) -> String {
-        // 0.999 times 100 is not 99.9.
-        self.quantile.map_or("mean".into(), |q| format!("p{}", (q * 1e8).round() / 1e6))
+        match self.quantile {
+            None => "mean".into(),
+            Some(1.0) => "max".into(),
+            // 0.999 times 100 is not 99.9.
+            Some(q) => format!("p{}", (q * 1e8).round() / 1e6),
+        }
     }
 
     /// Latency and percentile, such as `ttft p99`.

@@ -193,6 +193,14 @@ fn one_per_cent_too_much_is_too_much() {
         let longer = judged_longer(&own, &short, || false).unwrap();
         longer.map_or(short.stable, |longer| longer.stable)
     };
+    // A burst that the server can't keep up with is no overload if the lull after it is long enough.
+    let bursts = |rate: f64| {
+        let load = Load::Open(Arrival::OnOff { rate, on_s: 0.5, off_s: 0.5 });
+        let own = Scenario { load, ..scenario(1, 1) };
+        let short = own.run(Collector::new(false)).unwrap().answer;
+        judged_longer(&own, &short, || false).unwrap().map_or(short.stable, |longer| longer.stable)
+    };
+    assert_eq!((bursts(700.0), bursts(1_500.0)), (Some(true), Some(false)));
     assert_eq!(judged(1_010.0), Some(false));
     assert_eq!(judged(950.0), Some(true));
     assert_eq!(judged(300.0), Some(true));

@@ -165,9 +165,8 @@ fn answered(
     if let Some(longer) = judged_longer(scenario, &outcome.answer, interrupt::requested)? {
         let own = &mut outcome.answer;
         own.judged_on_requests = Some(longer.num_offered);
-        own.stable = longer.stable;
+        (own.stable, own.queue_growth_per_s) = (longer.stable, longer.queue_growth_per_s);
         if longer.stable == Some(false) {
-            own.queue_growth_per_s = longer.queue_growth_per_s;
             own.served_rate_req_s = longer.served_rate_req_s;
             own.offered_rate_req_s = longer.offered_rate_req_s;
         }

@@ -222,7 +222,7 @@ fn largest(args: &Args, built: &Built, search: &Search) -> Result<()> {
 fn binding(found: &Capacity) -> String {
     let what = match &found.binds.slo {
         Some(slo) => format!("{} of {} ms", slo.name(), slo.limit_ms),
-        None => "saturation: the queue would grow without bound".into(),
+        None => "saturation (a queue that grows, or requests refused)".into(),
     };
     let why = match found.binds.resource {
         Resource::Compute => "because iterations take too long",
