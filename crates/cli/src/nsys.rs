@@ -4,8 +4,14 @@ use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+
+use crate::interrupt;
+
+/// How often a waiting call looks up. The process that is measured runs meanwhile: seldom is better.
+const TICK: Duration = Duration::from_millis(20);
 
 /// What to do where there is no nsys.
 pub const REMEDY: &str = "get it from https://developer.nvidia.com/nsight-systems/get-started (package nsight-systems-cli \
@@ -125,7 +131,7 @@ impl Nsys {
     /// command's or, where nsys failed, its own, and the reports, one per window.
     pub fn profile(&self, mut call: Command, output: &Path) -> Result<(std::process::ExitStatus, Vec<PathBuf>)> {
         let before = recordings(output);
-        let status = call.status().with_context(|| format!("cannot run {}", self.path.display()))?;
+        let status = finished(&mut call).with_context(|| format!("cannot run {}", self.path.display()))?;
         let changed: Vec<PathBuf> =
             recordings(output).into_iter().filter(|now| !before.contains(now)).map(|(path, ..)| path).collect();
         let mut reports = Vec::new();
@@ -177,6 +183,27 @@ impl Nsys {
             bail!("`{} export` ended without writing {}", self.path.display(), database.display());
         }
         Ok(database)
+    }
+}
+
+/// Run to the end, which comes earlier when the user wants to stop: nsys ends the command then and makes its report, which takes
+/// as long as it takes.
+fn finished(call: &mut Command) -> std::io::Result<std::process::ExitStatus> {
+    interrupt::hold_to_the_end();
+    let mut child = call.spawn()?;
+    let mut told = false;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if interrupt::requested() && !told {
+            told = true;
+            if !interrupt::is_known_to_children() {
+                // SAFETY: the process is our own child and has not been waited for.
+                unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) };
+            }
+        }
+        std::thread::sleep(TICK);
     }
 }
 

@@ -61,7 +61,7 @@ fn the_same_seed_gives_the_same_bytes_and_another_does_not() {
     assert!(analyzed.stdout.contains("simulated"), "{}", analyzed.stdout);
     let life = json(&sandbox.ok("simulate explain a --slowest 2 --json"));
     assert_eq!(life.as_array().unwrap().len(), 2);
-    assert_names(&sandbox.ok("simulate explain a --request 5").stdout, &["request 5:", "queue d - q", "--profile"]);
+    assert_names(&sandbox.ok("simulate explain a --request 5").stdout, &["request 5:", "queue d - q", "analyze a"]);
     assert_names(&sandbox.refused("simulate explain a --request 5000"), &["--request", "5000"]);
     // A simulated run is replayed, and its own cost is found again.
     sandbox.ok(&format!("simulate --trace a/requests.jsonl {COST}"));

@@ -6,6 +6,7 @@ use std::collections::BinaryHeap;
 use strobe_workload::Rng;
 
 use crate::error::SimError;
+use crate::lengths::LONGEST;
 use crate::request::{Job, SimRequest};
 use crate::server::{NEVER, Server, Sink};
 use crate::source::Source;
@@ -19,7 +20,7 @@ pub enum Routing {
     Random,
     /// The one with the fewest requests.
     LeastOutstanding,
-    /// The one with the fewest requests among this many drawn at random.
+    /// The one with the fewest requests among this many different ones drawn at random.
     PowerOf(u32),
     /// The one with the fewest tokens left to compute or produce.
     ShortestTokens,
@@ -90,6 +91,24 @@ impl Default for ClusterConfig {
     }
 }
 
+impl ClusterConfig {
+    /// Whether `count` servers can work together like this.
+    fn check(&self, count: usize) -> Result<(), SimError> {
+        let bad = |option, problem| Err(SimError::Option { option, problem });
+        if count == 0 {
+            return bad("--replicas", "expected at least 1, found 0".into());
+        }
+        if self.prefill_servers >= count {
+            let found = self.prefill_servers;
+            return bad("--prefill-replicas", format!("{found} of {count} servers would leave none to generate"));
+        }
+        match self.failures.iter().find(|failure| failure.server >= count) {
+            Some(failure) => bad("--fail", format!("there is no server {} among {count}", failure.server)),
+            None => Ok(()),
+        }
+    }
+}
+
 /// What happened to the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ClusterStats {
@@ -117,15 +136,20 @@ struct Cluster<'a> {
     servers: Vec<Box<dyn Server>>,
     /// When each server has its next event.
     times: Vec<u64>,
-    /// Whether each server takes requests.
+    /// Whether each server takes requests: it is wanted and does not fail.
     up: Vec<bool>,
+    /// Whether each server belongs to the cluster now; only autoscaling changes that.
+    wanted: Vec<bool>,
+    /// Failures of each server that are not over.
+    failing: Vec<u32>,
     controls: BinaryHeap<Reverse<(u64, Control)>>,
     /// Requests on their way between servers.
     moving: Vec<Option<Job>>,
     num_moving: usize,
     /// Requests that find no server.
     parked: Vec<Job>,
-    next: usize,
+    /// Requests routed so far by round robin, in the only or first pool and in that behind the prompt servers.
+    routed: [usize; 2],
     rng: Rng,
     starting: usize,
     stats: ClusterStats,
@@ -140,17 +164,20 @@ pub fn simulate(
     sink: &mut dyn Sink,
 ) -> Result<ClusterStats, SimError> {
     let count = servers.len();
+    config.check(count)?;
     let first_up = config.autoscale.map_or(count, |scale| scale.min.clamp(1, count));
     let mut cluster = Cluster {
         config,
         times: vec![NEVER; count],
         up: (0..count).map(|i| i < first_up).collect(),
+        wanted: (0..count).map(|i| i < first_up).collect(),
+        failing: vec![0; count],
         servers,
         controls: BinaryHeap::new(),
         moving: Vec::new(),
         num_moving: 0,
         parked: Vec::new(),
-        next: 0,
+        routed: [0; 2],
         rng: Rng::new(config.seed, "routing"),
         starting: 0,
         stats: ClusterStats { most_servers: first_up, ..ClusterStats::default() },
@@ -173,8 +200,14 @@ impl Cluster<'_> {
         let coupled = source.reacts() || self.config.prefill_servers > 0;
         let mut ended = Vec::new();
         let mut now = 0;
-        loop {
-            let arrival = source.next_arrival_ns().unwrap_or(NEVER);
+        for round in 0u64.. {
+            if round.is_multiple_of(256) && sink.stop() {
+                return Err(SimError::Stopped);
+            }
+            let arrival = match source.next_arrival_ns() {
+                Some(time) if time >= NEVER / 2 => return Err(SimError::ClockOverflow),
+                time => time.unwrap_or(NEVER),
+            };
             let control = self.controls.peek().map_or(NEVER, |c| c.0.0);
             let (server, time) = earliest(&self.times);
             if arrival == NEVER && time == NEVER && self.num_moving == 0 && self.parked.is_empty() {
@@ -183,11 +216,15 @@ impl Cluster<'_> {
             // What arrives at an instant is there before anything is planned at that instant.
             if control <= arrival && control <= time && control != NEVER {
                 now = now.max(control);
-                self.control(now, sink)?;
+                self.control(now)?;
             } else if arrival <= time && arrival != NEVER {
                 now = now.max(arrival);
                 let Some(request) = source.take() else { break };
-                self.route(Job::new(request), now, sink)?;
+                let (tokens, most) = (u64::from(request.input) + u64::from(request.output), 2 * u64::from(LONGEST));
+                if tokens > most {
+                    return Err(SimError::TooLong { id: request.id, tokens, most });
+                }
+                self.route(Job::new(request), now)?;
             } else if time == NEVER {
                 // Only requests without a server are left, and none comes back.
                 for mut job in std::mem::take(&mut self.parked) {
@@ -205,7 +242,7 @@ impl Cluster<'_> {
                     // A job that was refused has no last token; it ended when that was found out.
                     now = now.max(if job.refused.is_some() { time } else { job.last_token_ns });
                     if job.refused.is_none() && job.left() > 0 {
-                        self.move_on(job);
+                        self.move_on(job)?;
                     } else {
                         source.ended(&job, now);
                         sink.request(job)?;
@@ -223,10 +260,14 @@ impl Cluster<'_> {
     }
 
     /// The prompt was computed on one server; the rest happens on another, after the way there.
-    fn move_on(&mut self, mut job: Job) {
+    fn move_on(&mut self, mut job: Job) -> Result<(), SimError> {
         let transfer = &self.config.transfer;
         let tokens = job.request.input + job.produced - 1;
-        let arrival = job.last_token_ns + (transfer.base_ns + transfer.per_token_ns * f64::from(tokens)).round() as u64;
+        let takes_ns = (transfer.base_ns + transfer.per_token_ns * f64::from(tokens)).round();
+        let arrival = job.last_token_ns.saturating_add(takes_ns as u64);
+        if arrival >= NEVER / 2 {
+            return Err(SimError::ClockOverflow);
+        }
         job.imported = tokens;
         let place = self.moving.iter().position(Option::is_none).unwrap_or_else(|| {
             self.moving.push(None);
@@ -235,28 +276,37 @@ impl Cluster<'_> {
         self.moving[place] = Some(job);
         self.num_moving += 1;
         self.controls.push(Reverse((arrival, Control::Transferred(place))));
+        Ok(())
     }
 
-    fn control(&mut self, now: u64, sink: &mut dyn Sink) -> Result<(), SimError> {
+    fn control(&mut self, now: u64) -> Result<(), SimError> {
         let Some(Reverse((_, control))) = self.controls.pop() else { return Ok(()) };
         match control {
             Control::Fail(server) => {
+                self.failing[server] += 1;
+                if self.failing[server] > 1 {
+                    return Ok(()); // it is away already
+                }
                 let mut lost = Vec::new();
                 self.servers[server].fail(&mut lost);
                 self.times[server] = self.servers[server].next_event_ns();
                 self.set_up(server, false, now);
                 self.stats.restarted += lost.len() as u64;
-                lost.into_iter().try_for_each(|job| self.route(job, now, sink))?;
+                lost.into_iter().try_for_each(|job| self.route(job, now))?;
             }
-            Control::Recover(server) => self.bring_up(server, now, sink)?,
+            Control::Recover(server) => {
+                self.failing[server] = self.failing[server].saturating_sub(1);
+                self.bring_up(server, now)?;
+            }
             Control::ScaledUp(server) => {
                 self.starting -= 1;
-                self.bring_up(server, now, sink)?;
+                self.wanted[server] = true;
+                self.bring_up(server, now)?;
             }
             Control::Transferred(place) => {
                 self.num_moving -= 1;
                 if let Some(job) = self.moving.get_mut(place).and_then(Option::take) {
-                    self.route(job, now, sink)?;
+                    self.route(job, now)?;
                 }
             }
             Control::Scale => self.scale(now),
@@ -274,52 +324,57 @@ impl Cluster<'_> {
         self.stats.most_servers = self.stats.most_servers.max(self.up.iter().filter(|up| **up).count());
     }
 
-    fn bring_up(&mut self, server: usize, now: u64, sink: &mut dyn Sink) -> Result<(), SimError> {
+    /// The server takes requests from now on, if it is wanted and no failure of it is left.
+    fn bring_up(&mut self, server: usize, now: u64) -> Result<(), SimError> {
+        if !self.wanted[server] || self.failing[server] > 0 {
+            return Ok(());
+        }
         self.set_up(server, true, now);
         let parked = std::mem::take(&mut self.parked);
-        parked.into_iter().try_for_each(|job| self.route(job, now, sink))
+        parked.into_iter().try_for_each(|job| self.route(job, now))
     }
 
     fn scale(&mut self, now: u64) {
         let Some(scale) = self.config.autoscale else { return };
         let up: Vec<usize> = (0..self.servers.len()).filter(|&i| self.up[i]).collect();
         let outstanding: usize = up.iter().map(|&i| self.servers[i].outstanding()).sum();
-        let per_server = outstanding as f64 / up.len().max(1) as f64;
-        let free = (0..self.servers.len()).find(|&i| !self.up[i] && self.times[i] == NEVER);
+        let per_server = (outstanding + self.parked.len()) as f64 / up.len().max(1) as f64;
+        let is_free = |i: &usize| !self.wanted[*i] && self.failing[*i] == 0 && self.times[*i] == NEVER;
+        let free = (0..self.servers.len()).find(is_free);
         if per_server > scale.target && self.starting == 0 {
             if let Some(server) = free {
                 self.starting += 1;
-                self.controls.push(Reverse((now + scale.delay_ns, Control::ScaledUp(server))));
+                self.controls.push(Reverse((now.saturating_add(scale.delay_ns), Control::ScaledUp(server))));
             }
         } else if per_server < scale.target / 2.0
             && up.len() > scale.min
             && let Some(&last) = up.last()
         {
+            self.wanted[last] = false;
             self.set_up(last, false, now); // it finishes what it has
         }
-        self.controls.push(Reverse((now + scale.interval_ns, Control::Scale)));
+        self.controls.push(Reverse((now.saturating_add(scale.interval_ns), Control::Scale)));
     }
 
-    fn route(&mut self, mut job: Job, now: u64, sink: &mut dyn Sink) -> Result<(), SimError> {
+    fn route(&mut self, mut job: Job, now: u64) -> Result<(), SimError> {
         let prefill = self.config.prefill_servers;
-        let pool = match prefill {
-            0 => 0..self.servers.len(),
-            n if job.imported == 0 && job.produced == 0 => 0..n,
-            n => n..self.servers.len(),
+        let (pool, servers) = match prefill {
+            0 => (0, 0..self.servers.len()),
+            n if job.imported == 0 && job.produced == 0 => (0, 0..n),
+            n => (1, n..self.servers.len()),
         };
-        let up: Vec<usize> = pool.filter(|&i| self.up[i]).collect();
-        let Some(server) = self.choose(&up, &job.request) else {
+        let up: Vec<usize> = servers.filter(|&i| self.up[i]).collect();
+        let Some(server) = self.choose(pool, &up, &job.request) else {
             self.parked.push(job);
             return Ok(());
         };
         job.server = server as u32;
         self.servers[server].offer(job, now)?;
         self.times[server] = self.servers[server].next_event_ns();
-        let _ = sink;
         Ok(())
     }
 
-    fn choose(&mut self, up: &[usize], request: &SimRequest) -> Option<usize> {
+    fn choose(&mut self, pool: usize, up: &[usize], request: &SimRequest) -> Option<usize> {
         let fewest = |among: &[usize], servers: &[Box<dyn Server>]| {
             among.iter().copied().min_by_key(|&i| servers[i].outstanding())
         };
@@ -328,15 +383,20 @@ impl Cluster<'_> {
         }
         match self.config.routing {
             Routing::RoundRobin => {
-                self.next = self.next.wrapping_add(1);
-                up.get((self.next - 1) % up.len()).copied()
+                let before = self.routed[pool];
+                self.routed[pool] = before.wrapping_add(1);
+                up.get(before % up.len()).copied()
             }
             Routing::Random => up.get(self.rng.below(up.len() as u64) as usize).copied(),
             Routing::LeastOutstanding => fewest(up, &self.servers),
             Routing::PowerOf(choices) => {
-                let drawn: Vec<usize> =
-                    (0..choices).filter_map(|_| up.get(self.rng.below(up.len() as u64) as usize).copied()).collect();
-                fewest(&drawn, &self.servers)
+                let mut drawn = up.to_vec();
+                let choices = (choices as usize).min(drawn.len());
+                for place in 0..choices {
+                    let other = place + self.rng.below((drawn.len() - place) as u64) as usize;
+                    drawn.swap(place, other);
+                }
+                fewest(&drawn[..choices], &self.servers)
             }
             Routing::ShortestTokens => up.iter().copied().min_by_key(|&i| self.servers[i].outstanding_tokens()),
             Routing::PrefixAffinity => {

@@ -1,9 +1,10 @@
 //! What a simulation answers, gathered while it runs, in memory that does not grow with the number of requests.
 
 use serde::Serialize;
-use strobe_scheduler::scheduler::Decision;
+use strobe_scheduler::scheduler::{Decision, Reason};
 use strobe_workload::{Distribution, Metrics, RequestRecord};
 
+use crate::backlog::{Backlog, Trend};
 use crate::calibrate::Coverage;
 use crate::capacity::prediction_interval;
 use crate::error::SimError;
@@ -42,7 +43,42 @@ pub struct Slo {
     pub limit_ms: f64,
 }
 
+impl SloMetric {
+    /// Its name in options.
+    pub fn name(self) -> &'static str {
+        match self {
+            SloMetric::Queue => "queue",
+            SloMetric::Ttft => "ttft",
+            SloMetric::Tpot => "tpot",
+            SloMetric::Itl => "itl",
+            SloMetric::E2e => "e2e",
+        }
+    }
+}
+
+/// As it is written in options.
+impl std::fmt::Display for Slo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}:{}ms", self.metric.name(), self.at(), self.limit_ms)
+    }
+}
+
 impl Slo {
+    /// Where the limit is: `mean`, or a percentile such as `p99`.
+    pub fn at(&self) -> String {
+        match self.quantile {
+            None => "mean".into(),
+            Some(1.0) => "max".into(),
+            // 0.999 times 100 is not 99.9.
+            Some(q) => format!("p{}", (q * 1e8).round() / 1e6),
+        }
+    }
+
+    /// Latency and percentile, such as `ttft p99`.
+    pub fn name(&self) -> String {
+        format!("{} {}", self.metric.name(), self.at())
+    }
+
     /// Reads `ttft:p99:500ms`, or `ttft:500ms` for every single request.
     pub fn parse(text: &str) -> Result<Slo, SimError> {
         let bad = |why: String| SimError::Option {
@@ -171,6 +207,25 @@ pub struct BatchStats {
     pub utilization: f64,
     /// Mean queue length, weighted by time in iterations.
     pub mean_queued: f64,
+    /// Shares of the time in iterations in which the head of the queue waited for a place in the batch.
+    pub blocked_by_batch: f64,
+    /// The same for tokens of an iteration.
+    pub blocked_by_tokens: f64,
+    /// The same for cache blocks.
+    pub blocked_by_kv: f64,
+}
+
+/// A limit with what the run says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LimitValue {
+    /// The limit.
+    #[serde(flatten)]
+    pub slo: Slo,
+    /// Its value in this run; absent where no request has such a latency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value_ms: Option<f64>,
+    /// Whether it holds.
+    pub met: bool,
 }
 
 /// What the KV cache was like.
@@ -232,15 +287,27 @@ pub struct Answer {
     pub kv: Option<KvStats>,
     /// Mean requests in the system by Little's law: completed per second times mean E2E.
     pub mean_in_system: f64,
+    /// Each limit with its value.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<LimitValue>,
     /// Whether the queue stayed bounded as far as this run can tell; absent where it can't.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stable: Option<bool>,
+    /// Requests of the longer run that `stable` comes from, where one was needed to tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub judged_on_requests: Option<u64>,
+    /// Share of the time of arrivals with requests waiting; absent where requests do not come by themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting_share: Option<f64>,
+    /// Requests completed per second while requests arrived; absent where they do not come by themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub served_rate_req_s: Option<f64>,
     /// Where the cost model was used outside of what it was fitted on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outside: Option<Outside>,
-    /// How fast the wait of an arriving request grows, in seconds per second, when it is not stable.
+    /// By how many requests per second the queue grows, when it is not stable.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub wait_growth: Option<f64>,
+    pub queue_growth_per_s: Option<f64>,
 }
 
 /// Where mean, median, p90, p95 and p99 of another such run would lie with 95 % confidence, in milliseconds.
@@ -298,7 +365,7 @@ pub type StepWriter<'a> = Box<dyn FnMut(&StepRecord, &[Decision]) -> std::io::Re
 /// Gathers statistics, keeps records where few are expected, and passes everything on to writers.
 #[derive(Default)]
 pub struct Collector<'a> {
-    /// Requests the source will give, for telling growth; 0 when unknown.
+    /// Requests the source will give.
     pub expected: u64,
     /// Whether [`Collector::records`] is filled.
     pub keep_records: bool,
@@ -314,6 +381,15 @@ pub struct Collector<'a> {
     pub request_writer: Option<RequestWriter<'a>>,
     /// Takes every iteration.
     pub step_writer: Option<StepWriter<'a>>,
+    /// Whether the simulation shall end now; what was gathered until then can still be asked for.
+    pub stop: Option<fn() -> bool>,
+    /// End the simulation as soon as one of `slos` can no longer hold; [`Collector::is_broken`] says so.
+    pub until_broken: bool,
+    broken: bool,
+    violations: Vec<u64>,
+    backlog: Backlog,
+    /// Time in which the head of the queue waited for batch, tokens and blocks.
+    blocked_ns: [f64; 3],
     queue: Histogram,
     ttft: Histogram,
     tpot: Histogram,
@@ -342,8 +418,23 @@ pub struct Collector<'a> {
     reused: u64,
     num_outside: u64,
     furthest: Option<(&'static str, f64)>,
-    /// Waits of the requests of each quarter: sum and count.
-    quarters: [(f64, u64); 4],
+}
+
+/// Fewer requests say nothing of whether a queue is bounded.
+const FEWEST_JUDGED: u64 = 100;
+
+/// A run is judged when it is so many times as long as a request takes; before, the servers are still filling.
+const JUDGED_SPAN: f64 = 4.0;
+
+/// What the head of a queue waits for, as an index of [`Collector::blocked_ns`].
+fn blocked_by(decisions: &[Decision]) -> Option<usize> {
+    // The scheduler stops at the first request that it can't admit, so this is the last thing it says.
+    match decisions.last()?.reason {
+        Reason::BatchFull | Reason::StaticBatchRunning => Some(0),
+        Reason::TokenBudget => Some(1),
+        Reason::KvCapacity { .. } => Some(2),
+        _ => None,
+    }
 }
 
 impl Sink for Collector<'_> {
@@ -365,6 +456,10 @@ impl Sink for Collector<'_> {
         self.batch_max = self.batch_max.max(requests as u32);
         self.token_sum += (step.load.context_tokens + u64::from(step.load.decode_requests)) as f64;
         self.queued_time += f64::from(step.queued) * duration;
+        self.backlog.wait(step.start_ns, step.end_ns, step.queued);
+        if let Some(cause) = blocked_by(decisions).and_then(|cause| self.blocked_ns.get_mut(cause)) {
+            *cause += duration;
+        }
         self.kv_blocks = self.kv_blocks.max(step.kv_total);
         self.kv_time += f64::from(step.kv_used) * duration;
         self.kv_peak = self.kv_peak.max(step.kv_used);
@@ -375,7 +470,12 @@ impl Sink for Collector<'_> {
         if let Some(write) = &mut self.step_writer {
             write(step, decisions)?;
         }
-        Ok(())
+        // A single request can have millions of iterations, between which nobody else asks.
+        if self.steps.is_multiple_of(1024) && self.stop() { Err(SimError::Stopped) } else { Ok(()) }
+    }
+
+    fn stop(&self) -> bool {
+        self.stop.is_some_and(|stop| stop())
     }
 
     fn request(&mut self, job: Job) -> Result<(), SimError> {
@@ -386,8 +486,12 @@ impl Sink for Collector<'_> {
         self.preemptions += u64::from(job.preemptions);
         if job.refused.is_some() {
             self.refused += 1;
+            self.broken |= self.until_broken;
         } else {
             self.completed(&job);
+        }
+        if self.broken {
+            return Err(SimError::Stopped);
         }
         if self.keeps_token_times() {
             let record = job.into_record();
@@ -417,11 +521,7 @@ impl<'a> Collector<'a> {
     fn completed(&mut self, job: &Job) {
         let arrival = job.request.arrival_ns;
         let wait = job.first_scheduled_ns.map_or(0, |d| d.saturating_sub(arrival));
-        if self.expected >= 4 {
-            let quarter = (job.request.id * 4 / self.expected).min(3) as usize;
-            self.quarters[quarter].0 += wait as f64;
-            self.quarters[quarter].1 += 1;
-        }
+        self.backlog.end(job.last_token_ns);
         self.last_end_ns = self.last_end_ns.max(job.last_token_ns);
         self.input_tokens += u64::from(job.request.input);
         self.output_tokens += u64::from(job.produced);
@@ -439,30 +539,55 @@ impl<'a> Collector<'a> {
             Some(tpot) => self.tpot.add(tpot.round() as u64, 1),
             None => self.single += 1,
         }
-        let within = |slo: &Slo| {
-            let value_ns = match slo.metric {
-                SloMetric::Queue => Some(wait as f64),
-                SloMetric::Ttft => Some(ttft as f64),
-                // A pooled latency has no value per request; its mean gap stands for it.
-                SloMetric::Tpot | SloMetric::Itl => tpot,
-                SloMetric::E2e => Some(e2e as f64),
-            };
-            value_ns.is_none_or(|value| value <= slo.limit_ms * 1e6)
+        let value_ns = |slo: &Slo| match slo.metric {
+            SloMetric::Queue => Some(wait as f64),
+            SloMetric::Ttft => Some(ttft as f64),
+            // A pooled latency has no value per request; its mean gap stands for it.
+            SloMetric::Tpot | SloMetric::Itl => tpot,
+            SloMetric::E2e => Some(e2e as f64),
         };
-        self.good += u64::from(self.slos.iter().all(within));
+        let exceeds = |slo: &Slo| value_ns(slo).is_some_and(|value| value > slo.limit_ms * 1e6);
+        self.good += u64::from(!self.slos.iter().any(exceeds));
+        if self.until_broken {
+            self.violations.resize(self.slos.len(), 0);
+            let counted = self.expected.saturating_sub(self.warm_up);
+            for (slo, violations) in self.slos.iter().zip(&mut self.violations) {
+                // Of means and of pooled gaps it is not known how many requests may exceed the limit.
+                let Some(q) = slo.quantile.filter(|_| slo.metric != SloMetric::Itl) else { continue };
+                *violations += u64::from(exceeds(slo));
+                self.broken |= *violations > (counted as f64 * (1.0 - q)) as u64 + 1;
+            }
+        }
     }
 
-    /// How fast waits grow with arrival time, where they do: every quarter of the requests waits longer than the one
-    /// before, and by more than chance would have it.
-    fn wait_growth(&self) -> Option<f64> {
-        let means: Vec<f64> = self.quarters.iter().filter(|q| q.1 > 0).map(|q| q.0 / q.1 as f64).collect();
+    /// Whether a limit can no longer hold; only where [`Collector::until_broken`] was set.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// When the last request so far ended.
+    pub fn last_end_ns(&self) -> u64 {
+        self.last_end_ns
+    }
+
+    /// Requests that ended or were refused so far.
+    pub fn num_ended(&self) -> u64 {
+        self.offered
+    }
+
+    /// What the queue did while requests arrived.
+    fn trend(&self) -> Option<Trend> {
+        self.backlog.trend(self.first_arrival_ns?, self.last_arrival_ns, self.offered)
+    }
+
+    /// Whether the queue is bounded, where the run can tell: it must be long compared with what a request takes.
+    fn is_stable(&self, trend: &Trend) -> Option<bool> {
         let span = self.last_arrival_ns.saturating_sub(self.first_arrival_ns?) as f64;
-        let [w1, w2, w3, w4] = *means.as_slice() else { return None };
-        if span <= 0.0 || !(w1 < w2 && w2 < w3 && w3 < w4) || w4 - w3 < 0.4 * (w2 - w1) {
-            return None;
+        let long_enough = self.e2e.mean().is_some_and(|mean| span >= JUDGED_SPAN * mean);
+        if trend.grows {
+            return Some(false);
         }
-        let growth = (w4 - w1) / (0.75 * span);
-        (growth > 0.02 + 10.0 / self.expected as f64).then_some(growth)
+        (long_enough && self.offered >= FEWEST_JUDGED).then_some(true)
     }
 
     fn histogram(&self, metric: SloMetric) -> &Histogram {
@@ -498,7 +623,13 @@ impl<'a> Collector<'a> {
         let steps = (self.steps as f64).max(1.0);
         let busy = self.busy_ns.max(1.0);
         let e2e = Summary::of(&self.e2e);
-        let growth = if open { self.wait_growth() } else { None };
+        let trend = if open { self.trend() } else { None };
+        let stable = trend.as_ref().and_then(|trend| self.is_stable(trend));
+        let limits = self.slos.iter().map(|slo| {
+            let value_ms = self.value_of(slo);
+            LimitValue { slo: *slo, value_ms, met: value_ms.is_none_or(|value| value <= slo.limit_ms) }
+        });
+        let [blocked_by_batch, blocked_by_tokens, blocked_by_kv] = self.blocked_ns.map(|ns| ns / busy);
         let pick = |exact: Option<&Distribution>, histogram: &Histogram| match metrics {
             Some(_) => exact.map(Summary::exact),
             None => Summary::of(histogram),
@@ -534,6 +665,9 @@ impl<'a> Collector<'a> {
                 mean_tokens: self.token_sum / steps,
                 utilization: if server_ns > 0.0 { self.busy_ns / server_ns } else { 0.0 },
                 mean_queued: self.queued_time / busy,
+                blocked_by_batch,
+                blocked_by_tokens,
+                blocked_by_kv,
             },
             kv: (self.kv_blocks > 0).then(|| KvStats {
                 blocks: self.kv_blocks,
@@ -543,13 +677,17 @@ impl<'a> Collector<'a> {
                 reused_tokens: self.reused,
             }),
             mean_in_system: per_s(completed as f64) * e2e.map_or(0.0, |s| s.mean / 1e3),
-            stable: (open && self.expected >= 200).then_some(growth.is_none()),
+            limits: limits.collect(),
+            stable,
+            judged_on_requests: None,
+            waiting_share: trend.map(|trend| trend.waiting_share),
+            served_rate_req_s: trend.map(|trend| trend.served_per_s),
             outside: self.furthest.map(|(quantity, times)| Outside {
                 share: self.num_outside as f64 / steps,
                 quantity,
                 times,
             }),
-            wait_growth: growth,
+            queue_growth_per_s: trend.filter(|_| stable == Some(false)).map(|trend| trend.per_s),
         }
     }
 }

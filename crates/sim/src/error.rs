@@ -30,6 +30,21 @@ pub enum SimError {
         /// Requests in the queue.
         waiting: usize,
     },
+    /// Somebody asked to stop, or a limit that was looked for is broken already.
+    #[error("the simulation was stopped before its end")]
+    Stopped,
+    /// A sequence grew beyond what any model reads, such as a conversation of very many turns.
+    #[error(
+        "request {id} has {tokens} tokens, expected at most {most}; use shorter prompts and outputs, or fewer --turns"
+    )]
+    TooLong {
+        /// The request's number.
+        id: u64,
+        /// Prompt and output tokens.
+        tokens: u64,
+        /// The most there can be.
+        most: u64,
+    },
     /// Results could not be written.
     #[error("cannot write the results: {0}")]
     Output(#[from] std::io::Error),

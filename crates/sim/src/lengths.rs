@@ -6,8 +6,8 @@ use strobe_workload::Rng;
 
 use crate::error::SimError;
 
-/// No model reads a longer sequence.
-const LONGEST: u32 = 1 << 24;
+/// No model reads a longer prompt or gives a longer output.
+pub const LONGEST: u32 = 1 << 24;
 
 fn mean_of(values: &[u32]) -> f64 {
     values.iter().map(|v| f64::from(*v)).sum::<f64>() / values.len().max(1) as f64

@@ -6,6 +6,7 @@
 //! random draw has a seed: the same call gives the same bytes.
 
 pub mod analytic;
+pub mod backlog;
 pub mod calibrate;
 pub mod capacity;
 pub mod cluster;

@@ -8,6 +8,9 @@ use crate::error::SimError;
 use crate::request::{Content, Job, SimRequest};
 use crate::server::{NEVER, Server, Sink, StepRecord};
 
+/// Output tokens that a request in the queue has room for.
+const RESERVED_OUTPUT: usize = 512;
+
 /// Limits of a replica.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplicaConfig {
@@ -338,7 +341,9 @@ impl Server for Replica {
         let id: RequestId = request.id;
         let imported = job.imported as usize;
         let slot = self.store(job);
-        let mut entry = Entry::new(id, slot, &self.prompt, output, self.config.tokens_per_block, usize::MAX);
+        // Few wait for their whole output at once: room for all of it would be the queue's memory many times over.
+        let room = prompt + output.min(RESERVED_OUTPUT);
+        let mut entry = Entry::new(id, slot, &self.prompt, output, self.config.tokens_per_block, room);
         entry.imported = imported;
         let queue_was_empty = self.scheduler.waiting().len() == 0;
         if let Err(reason) = self.scheduler.submit(entry) {

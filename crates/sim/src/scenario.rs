@@ -86,6 +86,8 @@ pub struct Outcome {
     pub metrics: Option<Metrics>,
     /// What happened to the cluster.
     pub cluster: ClusterStats,
+    /// Whether the run was stopped before its end, and the numbers are those of the requests that had ended.
+    pub partial: bool,
 }
 
 impl Scenario {
@@ -146,9 +148,22 @@ impl Scenario {
         other
     }
 
-    /// Whether a queue could grow without bound.
+    /// Whether a queue could grow without bound: requests come whatever becomes of those before them.
     pub fn is_open(&self) -> bool {
-        matches!(self.load, Load::Open(arrival) if arrival != Arrival::AtOnce)
+        match &self.load {
+            Load::Open(arrival) | Load::Sessions { arrival, .. } => *arrival != Arrival::AtOnce,
+            Load::Closed { .. } => false,
+            Load::Replay(requests) => {
+                let last = requests.get((self.num_requests as usize).wrapping_sub(1)).or(requests.last());
+                last.is_some_and(|last| last.arrival_ns > 0)
+            }
+        }
+    }
+
+    /// The same with another number of requests, of which at least a tenth is not counted in latencies.
+    pub fn of_length(&self, num_requests: u64) -> Scenario {
+        let warm_up = self.warm_up.max(num_requests / 10).min(num_requests.saturating_sub(1));
+        Scenario { num_requests, warm_up, ..self.clone() }
     }
 
     /// Whether so few tokens are expected that all records can be kept.
@@ -167,7 +182,8 @@ impl Scenario {
         simulate(self.servers(), &self.cluster, self.source().as_mut(), sink)
     }
 
-    /// Run it. Writers that the collector has get every record.
+    /// Run it. Writers that the collector has get every record. A run that its collector stops is partial, or where a limit
+    /// broke [`SimError::Stopped`].
     pub fn run(&self, mut collector: Collector<'_>) -> Result<Outcome, SimError> {
         self.run_collecting(&mut collector)
     }
@@ -183,11 +199,20 @@ impl Scenario {
         if let CostModel::Fitted { fitted, .. } = &self.cost {
             collector.covers = Some(fitted.covers);
         }
-        let cluster = self.run_into(collector)?;
+        let (cluster, partial) = match self.run_into(collector) {
+            Ok(cluster) => (cluster, false),
+            Err(SimError::Stopped) if !collector.is_broken() => {
+                let end_ns = collector.last_end_ns();
+                let server_ns = self.speeds.len() as f64 * end_ns as f64;
+                let most_servers = self.speeds.len();
+                (ClusterStats { end_ns, server_ns, most_servers, ..ClusterStats::default() }, true)
+            }
+            Err(error) => return Err(error),
+        };
         let options =
             MetricOptions { rule: PercentileRule::Linear, world_size: self.speeds.len().max(1), streaming: true };
         let exact = if collector.keep_records { metrics(&collector.records, &options).ok() } else { None };
         let answer = collector.answer(cluster.server_ns, self.is_open(), exact.as_ref());
-        Ok(Outcome { answer, metrics: exact, cluster })
+        Ok(Outcome { answer, metrics: exact, cluster, partial })
     }
 }

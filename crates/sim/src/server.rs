@@ -57,6 +57,10 @@ pub trait Sink {
     fn iteration(&mut self, step: &StepRecord, decisions: &[Decision]) -> Result<(), SimError>;
     /// A request ended or was refused.
     fn request(&mut self, job: Job) -> Result<(), SimError>;
+    /// Whether the simulation shall end now. Asked now and then.
+    fn stop(&self) -> bool {
+        false
+    }
 }
 
 /// Something that serves requests on the virtual clock.

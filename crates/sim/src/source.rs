@@ -140,7 +140,7 @@ impl Source for ClosedLoop {
     }
 
     fn ended(&mut self, _: &Job, now_ns: u64) {
-        self.due.push(Reverse(now_ns + self.think.draw()));
+        self.due.push(Reverse(now_ns.saturating_add(self.think.draw())));
     }
 
     fn reacts(&self) -> bool {
@@ -261,7 +261,7 @@ impl Source for Sessions {
     fn ended(&mut self, job: &Job, now_ns: u64) {
         let Some(turn) = self.live.remove(&job.request.id) else { return };
         if turn.turn + 1 < self.turns && job.refused.is_none() {
-            let due_ns = now_ns + self.think.draw();
+            let due_ns = now_ns.saturating_add(self.think.draw());
             self.due.push(Reverse(Turn { due_ns, turn: turn.turn + 1, ..turn }));
         }
     }

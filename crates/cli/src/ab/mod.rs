@@ -219,6 +219,7 @@ impl Plan {
     pub fn execute(&self, listener: &mut dyn Listener) -> Result<Found> {
         let begin = Instant::now();
         let engines = self.engines(listener)?;
+        interrupt::hold_to_the_end();
         let mut known: [Vec<KnownRun>; 2] = [Vec::new(), Vec::new()];
         let mut paths: [Vec<PathBuf>; 2] = [Vec::new(), Vec::new()];
         let (mut failures, mut failed_in_a_row, mut resumed) = (Vec::new(), 0, 0);

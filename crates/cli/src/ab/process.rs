@@ -49,6 +49,7 @@ pub fn run(command: &mut Command, output: Option<&Path>) -> Result<Finished> {
         .stdout(stdout)
         .stderr(Stdio::from(said.try_clone().context("cannot share a file with a process")?));
     let mut child = command.spawn().with_context(|| format!("cannot start `{program}`"))?;
+    let _hold = interrupt::hold();
     let mut told = false;
     let status = loop {
         if let Some(status) = child.try_wait().with_context(|| format!("cannot wait for `{program}`"))? {
@@ -56,6 +57,9 @@ pub fn run(command: &mut Command, output: Option<&Path>) -> Result<Finished> {
         }
         if interrupt::requested() && !told {
             told = true;
+            if interrupt::is_known_to_children() {
+                continue; // a second signal would end it without what it has
+            }
             // SAFETY: the process is our own child and has not been waited for.
             unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) };
         }

@@ -175,6 +175,7 @@ pub fn execute(
         command: &spec.command,
         arrival: &spec.arrival,
     };
+    interrupt::hold_to_the_end();
     keep.begin(about.to_json());
     keep.stream(&info, spec.assumed_ranks);
     for repeat in 0..spec.repeat {

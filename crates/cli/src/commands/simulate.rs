@@ -14,15 +14,15 @@ mod validate;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Subcommand;
 use serde_json::json;
 use strobe_engine::staged_dir::StagedDir;
-use strobe_sim::capacity::in_parallel;
-use strobe_sim::collector::Intervals;
-use strobe_sim::{Collector, CostModel, Load, Scenario};
+use strobe_sim::capacity::{in_parallel, judged_longer};
+use strobe_sim::collector::{Answer, Intervals};
+use strobe_sim::{Collector, CostModel, Load, Outcome, Scenario, SimError};
 
-use crate::{output, run_dir};
+use crate::{interrupt, output, run_dir};
 use scenario::ScenarioArgs;
 
 const EXAMPLES: &str = "EXAMPLES:
@@ -75,7 +75,7 @@ struct PlainArgs {
     json: bool,
     /// Replications with other seeds, from whose spread every mean and percentile gets a 95 % prediction interval
     /// [default: 5 up to 20,000 requests, else none]
-    #[arg(long, value_name = "N", help_heading = "Answer")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1000), help_heading = "Answer")]
     replications: Option<u64>,
 }
 
@@ -103,21 +103,30 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
+/// What a simulation that the user stopped before it had anything to show ends with.
+fn or_interrupted<T>(result: Result<T, SimError>) -> Result<T> {
+    match result {
+        Err(SimError::Stopped) => Err(interrupt::Interrupted.into()),
+        other => Ok(other?),
+    }
+}
+
 fn plain(args: &PlainArgs) -> Result<()> {
     let built = args.scenario.build()?;
     let scenario = &built.scenario;
     if let Some(dir) = &args.output_dir {
         run_dir::check_target(dir, args.overwrite)?;
     }
-    let collector = Collector::new(scenario.keeps_records());
+    let mut collector = Collector::new(scenario.keeps_records());
+    collector.stop = Some(interrupt::requested);
     let (outcome, intervals) = match &args.output_dir {
-        None => (scenario.run(collector)?, intervals(args, scenario)?),
+        None => answered(args, scenario, &mut collector)?,
         Some(dir) => {
             let staged = StagedDir::create(dir, args.overwrite, run_dir::marks(dir), run_dir::WHAT)?;
             let writers = files::Writers::create(staged.path(), &built)?;
             let mut collector = collector.with_writers(writers.requests(), writers.steps());
-            let outcome = scenario.run_collecting(&mut collector)?;
-            let intervals = intervals(args, scenario)?;
+            let (outcome, intervals) = answered(args, scenario, &mut collector)?;
+            let _hold = interrupt::hold(); // the run is there: it is written whole, however long that takes
             writers.finish(&outcome, &collector, intervals.as_ref())?;
             drop(collector);
             staged.commit()?;
@@ -133,10 +142,36 @@ fn plain(args: &PlainArgs) -> Result<()> {
             output::line(&format!("run directory: {}", dir.display()));
         }
     }
-    match outcome.answer.wait_growth {
-        Some(growth) if !args.scenario.allow_unstable => Err(NotSo(answer::unstable(&outcome.answer, growth)).into()),
+    match answer::unstable(&built, &outcome.answer) {
+        Some(unstable) if !args.scenario.allow_unstable && !outcome.partial => Err(NotSo(unstable).into()),
         _ => Ok(()),
     }
+}
+
+/// Runs the scenario, and whatever is needed to say how far its answer can be relied on.
+fn answered(
+    args: &PlainArgs,
+    scenario: &Scenario,
+    collector: &mut Collector<'_>,
+) -> Result<(Outcome, Option<Intervals>)> {
+    let mut outcome = or_interrupted(scenario.run_collecting(collector))?;
+    if outcome.partial {
+        if outcome.answer.num_offered == 0 {
+            bail!(interrupt::Interrupted);
+        }
+        interrupt::hold_to_the_end();
+        return Ok((outcome, None));
+    }
+    if let Some(longer) = judged_longer(scenario, &outcome.answer, interrupt::requested)? {
+        let own = &mut outcome.answer;
+        own.judged_on_requests = Some(longer.num_offered);
+        (own.stable, own.queue_growth_per_s) = (longer.stable, longer.queue_growth_per_s);
+        if longer.stable == Some(false) {
+            own.served_rate_req_s = longer.served_rate_req_s;
+            own.offered_rate_req_s = longer.offered_rate_req_s;
+        }
+    }
+    Ok((outcome, intervals(args, scenario)?))
 }
 
 /// What other seeds, and runs as fast or slow as the measured ones, say of every latency. Where nothing is drawn there is
@@ -149,10 +184,14 @@ fn intervals(args: &PlainArgs, scenario: &Scenario) -> Result<Option<Intervals>>
         return Ok(None);
     }
     let numbers: Vec<u64> = (1..=count).collect();
-    let answers = in_parallel(&numbers, threads(), |&number| {
-        Ok(scenario.replication(number).run(Collector::new(false))?.answer)
+    let outcomes = in_parallel(&numbers, threads(), |&number| {
+        let mut collector = Collector::new(false);
+        collector.stop = Some(interrupt::requested);
+        scenario.replication(number).run_collecting(&mut collector)
     })?;
-    Ok(Some(Intervals::of(&answers)))
+    let whole = outcomes.iter().all(|outcome| !outcome.partial);
+    let answers: Vec<Answer> = outcomes.into_iter().map(|outcome| outcome.answer).collect();
+    Ok(whole.then(|| Intervals::of(&answers)))
 }
 
 /// Threads to simulate on.

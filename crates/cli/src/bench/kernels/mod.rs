@@ -309,7 +309,12 @@ fn measure_all(
             Ok((measured, torch))
         };
         match both() {
-            Ok((measured, torch)) => lines.push(Line { case, measured, torch }),
+            Ok((measured, torch)) => {
+                if lines.is_empty() {
+                    interrupt::hold_to_the_end();
+                }
+                lines.push(Line { case, measured, torch });
+            }
             Err(error) if error.is::<interrupt::Interrupted>() => break,
             Err(error) => return Err(error.context(case.describe())),
         }

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use strobe_report::table::Table;
-use strobe_sim::collector::{Answer, Intervals, Summary};
-use strobe_sim::{Outcome, Scenario};
+use strobe_sim::collector::{Answer, Intervals, LimitValue, Summary};
+use strobe_sim::{Load, Outcome, Scenario};
 
 use super::heading;
 use super::scenario::Built;
@@ -15,6 +15,9 @@ pub fn report(built: &Built, outcome: &Outcome, intervals: Option<&Intervals>) -
     if let (Some(report), Value::Object(answer)) = (report.as_object_mut(), answer) {
         report.extend(answer);
         report.insert("slo".into(), json!(built.scenario.slos));
+        if outcome.partial {
+            report.insert("partial".into(), json!(true));
+        }
         report.insert("servers".into(), servers(&built.scenario, outcome));
         if let Some(intervals) = intervals {
             report.insert("prediction_intervals".into(), json!(intervals));
@@ -93,8 +96,18 @@ fn facts(built: &Built, outcome: &Outcome) -> Vec<(&'static str, String)> {
             t.requests_per_s, t.output_tokens_per_s, t.total_tokens_per_s
         ),
     ));
+    if outcome.partial {
+        let all = built.scenario.num_requests;
+        facts.push(("PARTIAL RUN", format!("stopped when {} of {all} requests had ended", answer.num_offered)));
+    }
     let goodput = &answer.goodput;
     if !built.scenario.slos.is_empty() {
+        let said = |limit: &LimitValue| {
+            let value = limit.value_ms.map_or("no request has one".to_owned(), |value| format!("{value:.3} ms"));
+            let verdict = if limit.met { "met" } else { "missed" };
+            format!("{} {value} of {} ms: {verdict}", limit.slo.name(), limit.slo.limit_ms)
+        };
+        facts.push(("limits", answer.limits.iter().map(said).collect::<Vec<_>>().join("; ")));
         facts.push((
             "goodput",
             format!(
@@ -140,6 +153,10 @@ fn facts(built: &Built, outcome: &Outcome) -> Vec<(&'static str, String)> {
             ),
         ));
     }
+    if built.scenario.is_open() && answer.stable.is_none() && !outcome.partial {
+        let why = "the run is too short to tell whether the queue is bounded; raise --num-requests".to_owned();
+        facts.push(("stability", why));
+    }
     if let Some(outside) = &answer.outside {
         facts.push((
             "warning",
@@ -155,13 +172,16 @@ fn facts(built: &Built, outcome: &Outcome) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Why a queue that grows has no latency to report.
-pub fn unstable(answer: &Answer, growth: f64) -> String {
+/// Why a queue that grows has no latency to report; nothing where none grows.
+pub fn unstable(built: &Built, answer: &Answer) -> Option<String> {
+    let growth = answer.queue_growth_per_s?;
     let offered = answer.offered_rate_req_s.unwrap_or(0.0);
-    format!(
-        "unstable: the queue grows without bound, each second a new request waits {growth:.3} s longer, so the latencies above \
-         only say how long the run was; about {:.3} of {offered:.3} requests/s are served. Lower --rate, add --replicas, or give \
-         --allow-unstable",
-        offered / (1.0 + growth)
-    )
+    let served = answer.served_rate_req_s.unwrap_or(0.0);
+    let lower = if matches!(built.scenario.load, Load::Replay(_)) { "--rate-scale" } else { "--rate" };
+    let judged = answer.judged_on_requests.map_or(String::new(), |n| format!(" (seen in a run of {n} requests)"));
+    Some(format!(
+        "unstable: the queue grows without bound, by {growth:.3} requests each second{judged}, so the latencies above only say how \
+         long the run was; {served:.3} of {offered:.3} requests/s are served. Lower {lower}, add --replicas, or give \
+         --allow-unstable"
+    ))
 }

@@ -67,6 +67,7 @@ fn step(line: &str) -> Option<Step> {
 
 pub fn run(args: &Args) -> Result<()> {
     let run = RunDir::open(&args.run)?;
+    let is_simulated = run.run.get("simulated").is_some();
     let records = run.requests()?;
     let read = |line: &str| step(line).context("not an iteration record of strobe");
     let steps = run.lines(run_dir::ITERATIONS, read)?.records;
@@ -83,7 +84,12 @@ pub fn run(args: &Args) -> Result<()> {
             by_time
         }
     };
-    let lives: Vec<Life> = chosen.into_iter().map(|record| life(record, &steps)).collect();
+    let seen_with = if is_simulated {
+        SeenWith::Timeline(format!("strobe analyze {} --html timeline.html", args.run.display()))
+    } else {
+        SeenWith::Profile
+    };
+    let lives: Vec<Life> = chosen.into_iter().map(|record| life(record, &steps, &seen_with)).collect();
     if args.json {
         output::line(&format!("{:#}", json!(lives.iter().map(Life::to_json).collect::<Vec<_>>())));
     } else {
@@ -92,8 +98,19 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// How to look at iterations of this run more closely.
+enum SeenWith {
+    /// Run the benchmark again and record them.
+    Profile,
+    /// This command shows those of the first server; a simulation has nothing else to record.
+    Timeline(String),
+}
+
 /// What happened to a request.
 struct Life<'a> {
+    seen_with: &'a SeenWith,
+    /// The server that had it.
+    home: u64,
     record: &'a RequestRecord,
     /// Iterations that ran while it waited to be scheduled.
     waited: Vec<&'a Step>,
@@ -107,7 +124,7 @@ fn ms(from: u64, to: u64) -> f64 {
     (to as f64 - from as f64) / 1e6
 }
 
-fn life<'a>(record: &'a RequestRecord, steps: &'a [Step]) -> Life<'a> {
+fn life<'a>(record: &'a RequestRecord, steps: &'a [Step], seen_with: &'a SeenWith) -> Life<'a> {
     let (first, last) = record.iterations.unwrap_or((u64::MAX, 0));
     // Iteration numbers are those of one server; the one that began when the request was first scheduled names it.
     let home = steps
@@ -118,6 +135,8 @@ fn life<'a>(record: &'a RequestRecord, steps: &'a [Step]) -> Life<'a> {
     let own = || steps.iter().filter(|s| s.replica == home);
     let scheduled = record.first_scheduled_ns.unwrap_or(u64::MAX);
     Life {
+        seen_with,
+        home,
         record,
         waited: own().filter(|s| s.end_ns > record.queued_ns && s.start_ns < scheduled).collect(),
         ran: own().filter(|s| (first..=last).contains(&s.iter)).collect(),
@@ -189,10 +208,20 @@ impl Life<'_> {
         }
         text.push_str("  its longest iterations:\n");
         text.push_str(&table.render(output::width()));
-        if let Some((first, last)) = self.window() {
-            text.push_str(&format!("to see the slowest of them: run again with --profile {first}-{last}\n\n"));
+        if let Some(advice) = self.advice() {
+            text.push_str(&format!("to see the slowest of them: {advice}\n"));
         }
+        text.push('\n');
         text
+    }
+
+    fn advice(&self) -> Option<String> {
+        let (first, last) = self.window()?;
+        match self.seen_with {
+            SeenWith::Profile => Some(format!("run the benchmark again with --profile {first}-{last}")),
+            SeenWith::Timeline(_) if self.home > 0 => None, // the trace has the first server only
+            SeenWith::Timeline(command) => Some(format!("{command}, iterations {first} to {last}")),
+        }
     }
 
     fn to_json(&self) -> Value {
@@ -205,7 +234,8 @@ impl Life<'_> {
             "waited_for": steps(&self.waited),
             "ran_in": steps(&self.ran),
             "decisions": self.said.iter().map(|(iter, d)| json!({"iter": iter, "decision": d})).collect::<Vec<_>>(),
-            "profile": self.window().map(|(a, b)| format!("{a}-{b}")),
+            "slowest_iterations": self.window().map(|(a, b)| format!("{a}-{b}")),
+            "advice": self.advice(),
         })
     }
 }

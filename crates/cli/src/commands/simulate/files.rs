@@ -96,7 +96,7 @@ impl<'a> Writers<'a> {
             "version": env!("CARGO_PKG_VERSION"),
             "command": std::env::args().skip(1).collect::<Vec<_>>().join(" "),
             "started_utc_ns": 0,
-            "partial": false,
+            "partial": outcome.partial,
             "simulated": super::heading(self.built),
             "arrival": self.built.workload,
             "ranks": 1,

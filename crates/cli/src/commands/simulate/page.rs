@@ -25,8 +25,8 @@ pub fn page(
     let found = &outcome.answer;
     let subtitle = format!("simulated: {}; {}; {}", built.workload, built.server, built.cost);
     let mut page = Page::new("strobe simulate").subtitle(subtitle);
-    page = page.verdict(match found.wait_growth {
-        Some(growth) => human::capitalized(&answer::unstable(found, growth)),
+    page = page.verdict(match answer::unstable(built, found) {
+        Some(unstable) => human::capitalized(&unstable),
         None => headline(built, found),
     });
     let throughput = &found.throughput;

@@ -11,7 +11,7 @@ use strobe_scheduler::scheduler::SchedulerConfig;
 use strobe_sim::calibrate::{EngineLimits, Fitted};
 use strobe_sim::cluster::{Autoscale, Failure, Transfer};
 use strobe_sim::dynamic::{DynamicConfig, TimeoutAction};
-use strobe_sim::lengths::LengthDist;
+use strobe_sim::lengths::{LONGEST, LengthDist};
 use strobe_sim::profile::OperatorTables;
 use strobe_sim::replay::{self, ReplayOptions};
 use strobe_sim::splitwise::PhaseTables;
@@ -23,6 +23,38 @@ use crate::build_args::Switch;
 
 /// More blocks than any server has; a cache that shall not bind needs no more.
 const MOST_BLOCKS: usize = 1 << 20;
+
+/// Requests that are simulated in about an hour.
+const MOST_REQUESTS: u64 = 1_000_000_000;
+
+/// Each server has its own scheduler and cache.
+pub const MOST_SERVERS: usize = 4096;
+
+/// Each client has a request in some queue.
+const MOST_CLIENTS: u64 = 1 << 20;
+
+/// Each place in a batch, each instance and each level has memory of its own.
+const MOST_PLACES: usize = 1 << 20;
+
+/// More than any step of a model takes.
+const MOST_STEP_TOKENS: usize = 1 << 30;
+
+/// Memory that the bookkeeping of all servers may take. Replications run side by side, each with its own.
+const MOST_BYTES: u128 = 4 << 30;
+
+/// Memory of a cache block, of a place in the batch, and of a token that is kept for reuse.
+const BYTES_PER_BLOCK: u128 = 48;
+const BYTES_PER_PLACE: u128 = 256;
+const BYTES_PER_TOKEN: u128 = 4;
+
+/// Decisions of an autoscaler are events of their own: very short intervals would take forever to simulate.
+const SHORTEST_INTERVAL_NS: u64 = 1_000_000;
+
+/// On and off times so much shorter than the time between two requests would be drawn without end.
+const SHORTEST_PERIODS: f64 = 1e-6;
+
+/// Longer times would pass the end of the virtual clock: 100 years.
+const LONGEST_TIME_NS: f64 = 100.0 * 365.0 * 86_400e9;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PolicyChoice {
@@ -39,7 +71,7 @@ pub enum AdmissionChoice {
     /// Admit only what can finish
     #[value(name = "guaranteed_no_evict", alias = "guaranteed-no-evict")]
     GuaranteedNoEvict,
-    /// Admit what fits the next step; pause and recompute when blocks run out
+    /// Admit what fits the next step; preempt and recompute when blocks run out
     #[value(name = "max_utilization", alias = "max-utilization")]
     MaxUtilization,
 }
@@ -61,7 +93,8 @@ pub struct ScenarioArgs {
     /// Shape of gamma arrivals: below 1 bursty, above 1 regular
     #[arg(long, value_name = "B", help_heading = "Load")]
     pub burstiness: Option<f64>,
-    /// How many requests [default: 1000, or all of a trace or dataset]
+    /// How many requests [default: 1000, or all of a trace or dataset; `capacity` lengthens runs until its answer is steady,
+    /// beginning with 2000]
     #[arg(long, value_name = "N", help_heading = "Load")]
     pub num_requests: Option<u64>,
     /// Prompt length: N, normal:MEAN,STDEV, uniform:MIN,MAX, lognormal:MEAN,SIGMA, geometric:MEAN or empirical:FILE
@@ -74,7 +107,7 @@ pub struct ScenarioArgs {
     /// Closed loop: this many clients, each sending when its last request has ended
     #[arg(long, value_name = "C", conflicts_with = "rate", help_heading = "Load")]
     pub concurrency: Option<u64>,
-    /// Requests per conversation; each turn's prompt repeats all that was said
+    /// Requests per conversation; each turn's prompt repeats the conversation so far
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["trace", "concurrency"], help_heading = "Load")]
     pub turns: u32,
     /// Mean time between an answer and the next turn or request
@@ -101,10 +134,10 @@ pub struct ScenarioArgs {
     /// What serves the requests
     #[arg(long, value_enum, default_value = "inflight", help_heading = "Server")]
     pub policy: PolicyChoice,
-    /// Most requests in an iteration or batch [default: the cost file's engine's, else 256]
+    /// Maximum requests per iteration or batch [default: the cost file's engine's, else 256]
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub max_batch_size: Option<usize>,
-    /// Most tokens in an iteration [default: the cost file's engine's, else 8192]
+    /// Maximum tokens per iteration [default: the cost file's engine's, else 8192]
     #[arg(long, value_name = "N", help_heading = "Server")]
     pub max_num_tokens: Option<usize>,
     /// Longest sequence [default: no limit]
@@ -145,7 +178,7 @@ pub struct ScenarioArgs {
     /// What becomes of those
     #[arg(long, value_enum, default_value = "reject", requires = "queue_timeout", help_heading = "Dynamic batcher")]
     pub timeout_action: TimeoutChoice,
-    /// Most waiting requests; more are refused on arrival; 0 is no limit
+    /// Maximum waiting requests; refuses more on arrival; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Dynamic batcher")]
     pub max_queue_size: usize,
 
@@ -180,7 +213,7 @@ pub struct ScenarioArgs {
     /// round-robin, random, least-outstanding, power-of-D (such as power-of-2), shortest-tokens or prefix-affinity
     #[arg(long, value_name = "HOW", default_value = "round-robin", help_heading = "Cluster")]
     pub routing: String,
-    /// The first N servers only compute prompts, the others only generate
+    /// The first N servers only prefill, the others only decode
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Cluster")]
     pub prefill_replicas: usize,
     /// What moving a request from a prompt server to another takes
@@ -216,6 +249,8 @@ pub struct ScenarioArgs {
 /// A scenario with what a report says about it.
 pub struct Built {
     pub scenario: Scenario,
+    /// Whether the cache was sized for the batch, as nobody said how large it is.
+    pub cache_follows_batch: bool,
     pub workload: String,
     pub server: String,
     pub cost: String,
@@ -224,6 +259,7 @@ pub struct Built {
 impl ScenarioArgs {
     /// The scenario that the options describe.
     pub fn build(&self) -> Result<Built> {
+        self.check_sizes()?;
         let (input, output, said) = self.lengths()?;
         let (load, workload, longest) = self.load(&input, &output, &said)?;
         let num_requests = match (&load, &input, self.num_requests) {
@@ -238,6 +274,7 @@ impl ScenarioArgs {
         let cost = self.cost_model()?;
         let limits = self.limits(&cost);
         let policy = self.policy(longest, &limits)?;
+        ScenarioArgs::check_memory(&policy, self.replicas)?;
         let scenario = Scenario {
             load,
             input,
@@ -256,6 +293,7 @@ impl ScenarioArgs {
         }
         let server = self.describe_server(&scenario);
         Ok(Built {
+            cache_follows_batch: limits.kv_blocks == 0,
             workload: format!("{num_requests} requests, {workload}"),
             server,
             cost: self.describe_cost(),
@@ -263,8 +301,58 @@ impl ScenarioArgs {
         })
     }
 
+    /// Refuse what would take more memory or time than there is, before any of it is taken.
+    fn check_sizes(&self) -> Result<()> {
+        let most = |option: &str, found: u64, most: u64, why: &str| {
+            if found > most {
+                bail!("{option}: found {found}, expected at most {most}: {why}");
+            }
+            Ok(())
+        };
+        let requests = self.num_requests.unwrap_or(0);
+        most("--num-requests", requests, MOST_REQUESTS, "a billion takes about an hour")?;
+        most("--replicas", self.replicas as u64, MOST_SERVERS as u64, "each server has its own scheduler and cache")?;
+        let clients = self.concurrency.unwrap_or(0);
+        most("--concurrency", clients, MOST_CLIENTS, "each client has a request in memory")?;
+        let longest = u64::from(LONGEST);
+        most("--shared-prefix", u64::from(self.shared_prefix), longest, "no model reads a longer prompt")?;
+        most("--turns", u64::from(self.turns), longest, "no model reads a conversation of more tokens than that")?;
+        let per_block = self.tokens_per_block.unwrap_or(0) as u64;
+        most("--tokens-per-block", per_block, longest, "no model reads a longer sequence than such a block holds")?;
+        let tokens = self.max_num_tokens.unwrap_or(0) as u64;
+        most("--max-num-tokens", tokens, MOST_STEP_TOKENS as u64, "no step of a model takes more")?;
+        let places = "each has memory of its own";
+        most("--max-batch-size", self.max_batch_size.unwrap_or(0) as u64, MOST_PLACES as u64, places)?;
+        most("--instances", self.instances as u64, MOST_PLACES as u64, places)?;
+        most("--priority-levels", u64::from(self.priority_levels), MOST_PLACES as u64, places)?;
+        let blocks = self.kv_cache_blocks.unwrap_or(0) as u64;
+        most("--kv-cache-blocks", blocks, u64::from(u32::MAX) / 4, "blocks are numbered in 32 bits")
+    }
+
+    /// Refuse servers whose bookkeeping does not fit in memory.
+    pub fn check_memory(policy: &Policy, servers: usize) -> Result<()> {
+        let Policy::Engine(config) = policy else { return Ok(()) };
+        let kept = if config.reuse { BYTES_PER_TOKEN * config.tokens_per_block as u128 } else { 0 };
+        let blocks = config.kv_blocks as u128 * (BYTES_PER_BLOCK + kept);
+        let batch = config.scheduler.max_batch_size as u128 * BYTES_PER_PLACE;
+        let steps = config.tokens_per_block as u128 * BYTES_PER_TOKEN;
+        let all = servers as u128 * (blocks + batch + steps);
+        if all > MOST_BYTES {
+            let gib = |bytes: u128| bytes as f64 / (1u64 << 30) as f64;
+            bail!(
+                "--kv-cache-blocks: {} blocks of {} tokens on each of {} servers take {:.1} GiB to simulate, expected at most {:.0} GiB; pass fewer --kv-cache-blocks or servers, or a smaller --max-batch-size",
+                config.kv_blocks,
+                config.tokens_per_block,
+                servers,
+                gib(all),
+                gib(MOST_BYTES)
+            );
+        }
+        Ok(())
+    }
+
     /// A file with arrival times: the trace, or a dataset that is one.
-    fn recording(&self) -> Option<&PathBuf> {
+    pub fn recording(&self) -> Option<&PathBuf> {
         self.trace.as_ref().or(self.dataset.as_ref().filter(|path| !is_dataset(path)))
     }
 
@@ -288,6 +376,14 @@ impl ScenarioArgs {
                 })?;
                 Ok(LengthDist::Listed(values.into()))
             };
+            if let Some((index, sample)) = samples.iter().enumerate().find(|(_, sample)| sample.output_tokens > LONGEST)
+            {
+                bail!(
+                    "--dataset: {} sample {index}: output_tokens is {}, expected at most {LONGEST}: no model gives a longer output; shorten it",
+                    path.display(),
+                    sample.output_tokens
+                );
+            }
             let input = lengths(&|sample| match &sample.prompt {
                 Prompt::Ids(ids) => u32::try_from(ids.len()).ok(),
                 Prompt::Text(_) => None,
@@ -355,7 +451,14 @@ impl ScenarioArgs {
             "conversations of {} turns, {name}{rate}, think time {}, shared prefix {}, {lengths} per turn",
             self.turns, self.think_time, self.shared_prefix
         );
-        Ok((load, said, longest * self.turns as usize + self.shared_prefix as usize))
+        let mean = f64::from(self.turns) * (input.mean() + output.mean()) + f64::from(self.shared_prefix);
+        if mean > f64::from(LONGEST) {
+            bail!(
+                "--turns: a conversation of {} turns comes to {mean:.0} tokens, expected at most {LONGEST}: no model reads a longer one; give fewer --turns or shorter --input-tokens and --output-tokens",
+                self.turns
+            );
+        }
+        Ok((load, said, longest.saturating_mul(self.turns as usize).saturating_add(self.shared_prefix as usize)))
     }
 
     fn arrival_process(&self, name: &str) -> Result<Arrival> {
@@ -396,6 +499,15 @@ impl ScenarioArgs {
         arrival
             .validate()
             .map_err(|problem| anyhow::anyhow!("{}", problem.to_string().replace("--request-rate", "--rate")))?;
+        if let Arrival::OnOff { rate, on_s, off_s } = arrival
+            && rate * (on_s + off_s) < SHORTEST_PERIODS
+        {
+            bail!(
+                "--arrival: on and off together take {} s, expected at least a millionth of the time between two requests, {} s; give longer ones",
+                on_s + off_s,
+                1.0 / rate
+            );
+        }
         Ok(arrival)
     }
 
@@ -510,8 +622,9 @@ impl ScenarioArgs {
             _ => EnginePolicy::GuaranteedNoEvict,
         };
         let smallest = longest.div_ceil(limits.tokens_per_block);
+        let most = (MOST_BYTES / (2 * BYTES_PER_BLOCK * self.replicas.max(1) as u128)) as usize;
         let kv_blocks = match limits.kv_blocks {
-            0 => limits.max_batch_size.saturating_mul(smallest).clamp(smallest, MOST_BLOCKS.max(smallest)),
+            0 => limits.max_batch_size.saturating_mul(smallest).clamp(smallest, MOST_BLOCKS.min(most).max(smallest)),
             blocks => blocks,
         };
         Ok(Policy::Engine(ReplicaConfig {
@@ -625,7 +738,7 @@ impl ScenarioArgs {
             Some((server.parse::<usize>().ok()?, parse_duration_ns(from).ok()?, parse_duration_ns(until).ok()?))
         });
         match parsed {
-            Some((server, from, until)) if server < self.replicas && from < until => {
+            Some((server, from, until)) if server < self.replicas && from < until && until <= LONGEST_TIME_NS => {
                 Ok(Failure { server, at_ns: from as u64, until_ns: until as u64 })
             }
             Some((server, ..)) if server >= self.replicas => {
@@ -654,8 +767,8 @@ impl ScenarioArgs {
                 _ => bail!("--autoscale: `{part}` is none of min=N, target=REQUESTS, delay=TIME, interval=TIME"),
             }
         }
-        if scale.interval_ns == 0 {
-            bail!("--autoscale: interval: expected a time above 0");
+        if scale.interval_ns < SHORTEST_INTERVAL_NS {
+            bail!("--autoscale: interval: expected at least 1ms: nobody decides more often");
         }
         Ok(scale)
     }
@@ -710,7 +823,11 @@ fn is_dataset(path: &Path) -> bool {
 
 /// A time in nanoseconds.
 pub fn time(option: &str, text: &str) -> Result<f64> {
-    parse_duration_ns(text.trim()).map_err(|problem| anyhow::anyhow!("{option}: {problem}"))
+    let ns = parse_duration_ns(text.trim()).map_err(|problem| anyhow::anyhow!("{option}: {problem}"))?;
+    if ns > LONGEST_TIME_NS {
+        bail!("{option}: `{text}` is longer than 100 years, expected a shorter time");
+    }
+    Ok(ns)
 }
 
 fn length(option: &'static str, text: &str) -> Result<LengthDist> {
@@ -721,8 +838,8 @@ fn length(option: &'static str, text: &str) -> Result<LengthDist> {
     let mut values = Vec::new();
     for (index, line) in content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         match line.trim().parse::<u32>() {
-            Ok(value) if value > 0 => values.push(value),
-            _ => bail!("{option}: {path} line {}: `{}` is not a length of at least 1", index + 1, line.trim()),
+            Ok(value) if (1..=LONGEST).contains(&value) => values.push(value),
+            _ => bail!("{option}: {path} line {}: `{}` is not a length from 1 to {LONGEST}", index + 1, line.trim()),
         }
     }
     if values.is_empty() {

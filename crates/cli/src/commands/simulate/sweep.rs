@@ -11,7 +11,7 @@ use strobe_sim::collector::{Answer, Collector, SloMetric, Summary};
 
 use super::scenario::{AdmissionChoice, Built, PolicyChoice, ScenarioArgs};
 use super::threads;
-use crate::{output, progress, run_dir};
+use crate::{interrupt, output, progress, run_dir};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe simulate sweep --vary rate=5,10,20,40 --vary max-batch-size=8,64 --cost cost.json --output-csv sweep.csv
@@ -100,10 +100,10 @@ fn set(args: &mut ScenarioArgs, option: &str, value: &str) -> Result<()> {
 
 pub fn run(args: &Args) -> Result<()> {
     let axes = args.vary.iter().map(|text| axis(text)).collect::<Result<Vec<_>>>()?;
-    let count = axes.iter().map(|a| a.values.len()).product::<usize>();
-    if count > MOST_POINTS {
-        bail!("--vary: {count} points are more than {MOST_POINTS}; vary less");
-    }
+    let product = axes.iter().try_fold(1usize, |points, axis| points.checked_mul(axis.values.len()));
+    let Some(count) = product.filter(|count| *count <= MOST_POINTS) else {
+        bail!("--vary: more than {MOST_POINTS} points; vary less");
+    };
     [&args.output_csv, &args.html].into_iter().flatten().try_for_each(|path| run_dir::check_writable(path))?;
     let mut grid: Vec<(Vec<String>, Built)> = Vec::with_capacity(count);
     for index in 0..count {
@@ -126,20 +126,35 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let bar = progress::kernels(count as u64);
     bar.set_message("points");
+    // Points that were not done when the user wanted to stop are left out.
     let points = in_parallel(&grid, threads(), |(chosen, built)| {
         let mut point = Point { chosen: chosen.clone(), answers: Vec::new(), ttft_ms: Vec::new(), e2e_ms: Vec::new() };
         for number in 0..args.replications {
             let mut collector = Collector::new(false);
-            point.answers.push(built.scenario.replication(number).run_collecting(&mut collector)?.answer);
+            collector.stop = Some(interrupt::requested);
+            let outcome = built.scenario.replication(number).run_collecting(&mut collector)?;
+            if outcome.partial {
+                return Ok(None);
+            }
+            point.answers.push(outcome.answer);
             if number == 0 {
                 point.ttft_ms = collector.quantiles_ms(SloMetric::Ttft, QUANTILES);
                 point.e2e_ms = collector.quantiles_ms(SloMetric::E2e, QUANTILES);
             }
         }
         bar.inc(1);
-        Ok(point)
+        Ok(Some(point))
     })?;
     bar.finish_and_clear();
+    let points: Vec<Point> = points.into_iter().flatten().collect();
+    if points.is_empty() {
+        bail!(interrupt::Interrupted);
+    }
+    let _hold = interrupt::hold();
+    if points.len() < count {
+        output::warn(&format!("stopped when {} of {count} points were done; the others are left out", points.len()));
+    }
+    let count = points.len();
     let mut csv = header(&axes);
     points.iter().for_each(|point| csv.push_str(&row(&point.chosen, &point.answers)));
     if args.html.is_some() || args.plots.is_some() {

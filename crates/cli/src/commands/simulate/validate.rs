@@ -11,8 +11,9 @@ use strobe_sim::validate;
 use strobe_workload::{Lengths, NormDist, SyntheticSpec, read_dataset, synthetic, write_dataset};
 
 use super::NotSo;
+use crate::ab::process;
+use crate::output;
 use crate::run_dir::{self, RunDir};
-use crate::{interrupt, output};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe simulate validate --engine-dir E                    find saturation, run at four loads, calibrate, predict
@@ -83,18 +84,7 @@ impl Bench<'_> {
         if let Some(rate) = rate {
             command.args(["--request-rate", &rate.to_string()]);
         }
-        let done = command.output().context("cannot start the benchmark")?;
-        // Ctrl-C reaches the benchmark too: that it fails then is no fault of its own.
-        if interrupt::requested() {
-            bail!(interrupt::Interrupted);
-        }
-        if !done.status.success() {
-            let said = String::from_utf8_lossy(&done.stderr);
-            bail!(
-                "the benchmark failed: {}",
-                said.lines().last().unwrap_or("no message").trim_start_matches("error: ")
-            );
-        }
+        process::run(&mut command, None)?.ok_or_error("the benchmark")?;
         RunDir::open(run)?.report.with_context(|| format!("{} has no {}", run.display(), run_dir::REPORT_JSON))
     }
 }
