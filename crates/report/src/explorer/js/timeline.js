@@ -282,8 +282,13 @@ class Timeline {
       if (Number.isFinite(value)) context.fillRect(Math.max(x, -1), base - tall, Math.min(right, width + 1) - Math.max(x, -1), tall);
       i = next;
     }
-    context.fillStyle = this.muted;
-    context.fillText(`${number(track.top)} ${track.unit}`, 4, y + 7);
+    const most = `${number(track.top)} ${track.unit}`.trim();
+    context.fillStyle = this.paper;
+    context.globalAlpha = 0.8;
+    context.fillRect(2, y, context.measureText(most).width + 4, 14);
+    context.globalAlpha = 1;
+    context.fillStyle = this.ink;
+    context.fillText(most, 4, y + 7);
   }
 
   ticks(span) {
