@@ -1,4 +1,4 @@
-//! Traces and comparisons as one page that can be mailed.
+//! Traces and comparisons as self-contained HTML files.
 
 mod links;
 mod timeline;
@@ -90,7 +90,7 @@ pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], li
 }
 
 /// Returns the page of two sides whose answer does not come from their traces alone: verdict and cards are the caller's,
-/// so that figures of the traces do not stand beside those of other runs.
+/// so that figures of the traces are not mixed with those of other runs.
 pub fn pair_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], headline: Headline) -> String {
     let shown: Vec<(&str, &String, &Context)> = ["A", "B"]
         .into_iter()

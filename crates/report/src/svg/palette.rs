@@ -1,5 +1,5 @@
-//! Colors: told apart with color-blind eyes (after Okabe and Ito), one set for light and one for dark, each with a contrast of
-//! at least 3:1 to what it is drawn on, and with the text color that reads best on it.
+//! Colors, one set for light and one for dark: distinguishable with color-blind eyes (after Okabe and Ito). Each has a contrast of
+//! at least 3:1 to what it is drawn on, and a text color that reads best on it.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
