@@ -325,6 +325,13 @@ mod tests {
         let Some(mut page) = Browser::open("compare", &data.finish(), "light") else { return };
         page.picture("compare-top");
         assert_eq!(page.number("document.querySelectorAll('canvas.tracks').length"), 2.0);
+        // Bars of both sides are on the same scales: the slower side's are taller.
+        let tall = "[...document.querySelectorAll('.strip')].map(strip => { \
+                    const pixels = strip.getContext('2d').getImageData(Math.round(strip.width / 40 * 3.5), 0, 1, strip.height).data; \
+                    const at = y => pixels.slice(4 * y, 4 * y + 3).join(), floor = strip.height - 4; \
+                    let y = floor; while (y > 0 && at(y) === at(floor)) y--; return floor - y; })";
+        let tall: Vec<f64> = serde_json::from_value(page.eval(tall)).unwrap();
+        assert!(tall[1] > tall[0] && tall[0] > 5.0, "{tall:?}");
         let each = page.number("document.querySelector('.strip').clientWidth") / sample::ITERATIONS as f64;
         let strip = page.place(".strip", 0.0, 0.5);
         page.click((strip.0 + each * 2.5, strip.1));
