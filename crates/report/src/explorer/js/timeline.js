@@ -293,7 +293,8 @@ class Timeline {
 
   ticks(span) {
     const step = 10 ** Math.floor(Math.log10(span / 6));
-    const wide = [1, 2, 5, 10].find(factor => span / (step * factor) <= 8) * step;
+    // Labels need their room.
+    const most = Math.max(2, Math.min(8, this.frame.width / 75)), wide = [1, 2, 5, 10, 20, 50].find(factor => span / (step * factor) <= most) * step;
     return Math.max(1, wide);
   }
 
