@@ -248,7 +248,7 @@ fn card_html(page: &mut String, card: &Card) {
     page.push_str("</div>\n");
 }
 
-/// So many columns fit a phone.
+/// Tables with at most this many columns fit a phone.
 const FEW_COLUMNS: usize = 3;
 
 fn table_html(table: &Table) -> String {

@@ -70,6 +70,51 @@ mod tests {
         page.silent();
     }
 
+    /// A check that cannot fail is none: each flaw is planted, found, and gone again.
+    #[test]
+    fn planted_flaws_are_found() {
+        let Some(mut page) = Browser::open("flaws", &sample::one_trace().finish(), "light") else { return };
+        page.size(400, 1000, 1.0);
+        page.settle();
+        assert_eq!(page.flaws(), Vec::<String>::new());
+        let flaws = [
+            ("document.querySelector('.card').style.width = '500px'", "the page scrolls sideways"),
+            (
+                "Object.assign(document.querySelector('.card .note').style, { width: '20px', overflow: 'hidden', whiteSpace: 'nowrap' })",
+                "cut off",
+            ),
+            (
+                "document.querySelector('.narrow .title').textContent += ' and much more text than fits into a plot of this width'",
+                "outside its plot",
+            ),
+            ("document.querySelector('.narrow .title').style.fontSize = '6px'", "too small"),
+            (
+                "(t => t.setAttribute('y', t.previousElementSibling.getAttribute('y')))(document.querySelectorAll('.narrow text')[1])",
+                "labels cover each other",
+            ),
+            ("document.querySelector('.subtitle').style.color = '#aaa'", "hard to read"),
+            ("document.querySelector('.category i').style.background = 'var(--c9)'", "several colors"),
+            ("document.documentElement.style.setProperty('--c0', 'var(--c1)')", "share"),
+            ("document.documentElement.style.setProperty('--c0', '#eeeeee')", "hard to see"),
+            (
+                "(c => { for (let i = 0; i < 9; i++) c.after(c.cloneNode(true)); })(document.querySelector('.category'))",
+                "bars are not folded",
+            ),
+            ("document.querySelector('main').prepend('first')", "the first line is not the answer"),
+        ];
+        let whole = page.text("document.querySelector('main').innerHTML");
+        for (plant, said) in flaws {
+            page.eval(&format!("({plant}, 1)"));
+            page.settle();
+            let found = page.flaws();
+            assert!(found.iter().any(|flaw| flaw.contains(said)), "{plant}: {found:#?}");
+            page.eval(&format!(
+                "(document.querySelector('main').innerHTML = {}, document.documentElement.removeAttribute('style'), 1)",
+                json!(whole)
+            ));
+        }
+    }
+
     #[test]
     fn mouse_and_keys_move_the_timeline() {
         let data = sample::one_trace();
@@ -280,6 +325,13 @@ mod tests {
         let Some(mut page) = Browser::open("compare", &data.finish(), "light") else { return };
         page.picture("compare-top");
         assert_eq!(page.number("document.querySelectorAll('canvas.tracks').length"), 2.0);
+        // Bars of both sides are on the same scales: the slower side's are taller.
+        let tall = "[...document.querySelectorAll('.strip')].map(strip => { \
+                    const pixels = strip.getContext('2d').getImageData(Math.round(strip.width / 40 * 3.5), 0, 1, strip.height).data; \
+                    const at = y => pixels.slice(4 * y, 4 * y + 3).join(), floor = strip.height - 4; \
+                    let y = floor; while (y > 0 && at(y) === at(floor)) y--; return floor - y; })";
+        let tall: Vec<f64> = serde_json::from_value(page.eval(tall)).unwrap();
+        assert!(tall[1] > tall[0] && tall[0] > 5.0, "{tall:?}");
         let each = page.number("document.querySelector('.strip').clientWidth") / sample::ITERATIONS as f64;
         let strip = page.place(".strip", 0.0, 0.5);
         page.click((strip.0 + each * 2.5, strip.1));

@@ -1,4 +1,4 @@
-//! The run as one page that can be mailed.
+//! The run as a self-contained HTML file.
 
 use std::collections::HashMap;
 

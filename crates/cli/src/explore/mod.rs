@@ -1,10 +1,10 @@
-//! Traces and comparisons as one page that can be mailed.
+//! Traces and comparisons as self-contained HTML files.
 
 mod links;
 mod timeline;
 
 use strobe_analyze::budget::{self, IterationBudget, Part};
-use strobe_analyze::compare::{Comparison, KernelChange, Outcome, names};
+use strobe_analyze::compare::{Comparison, KernelChange, Outcome};
 use strobe_analyze::sheet::{Report, Sheet, Unit};
 use strobe_analyze::summary::{device_name, device_times};
 use strobe_analyze::{Context, advice, categories, reports};
@@ -90,32 +90,35 @@ pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], li
 }
 
 /// Returns the page of two sides whose answer does not come from their traces alone: verdict and cards are the caller's,
-/// so that figures of the traces do not stand beside those of other runs.
+/// so that figures of the traces are not mixed with those of other runs.
 pub fn pair_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], headline: Headline) -> String {
-    let shown: Vec<(&String, &Context)> =
-        comparison.names.iter().zip(contexts).filter_map(|(name, side)| Some((name, side.first()?))).collect();
+    let shown: Vec<(&str, &String, &Context)> = ["A", "B"]
+        .into_iter()
+        .zip(comparison.names.iter().zip(contexts))
+        .filter_map(|(letter, (name, side))| Some((letter, name, side.first()?)))
+        .collect();
     let verdict = &comparison.verdict;
     let mut notes: Vec<String> =
         verdict.evidence.iter().chain(&comparison.warnings).chain(&comparison.notes).cloned().collect();
     let mut sides = Vec::new();
     let mut budgets = Vec::new();
-    for (name, context) in &shown {
+    for (letter, name, context) in &shown {
         let drawn = timeline::draw(context);
         let split = budget::budgets(context);
-        notes.extend(drawn.left_out.map(|text| format!("{name}: {text}")));
+        notes.extend(drawn.left_out.map(|text| format!("{letter}: {text}")));
         let iterations = iterations(context, &split);
-        sides.push(Side { name: (*name).clone(), timeline: Some(drawn.timeline), iterations });
-        budgets.push((name.as_str(), split));
+        sides.push(Side { name: format!("{letter}: {name}"), timeline: Some(drawn.timeline), iterations });
+        budgets.push((*letter, split));
     }
-    let [a, b] = &comparison.names;
-    let labels = names::pair(a, b, [SIDE_LABEL; 2]);
-    let label = |name: &str| if name == a { labels[0].as_str() } else { labels[1].as_str() };
-    let budgets: Vec<(&str, &[IterationBudget])> =
-        budgets.iter().map(|(name, b)| (label(name), b.as_slice())).collect();
-    let contexts: Vec<&Context> = shown.iter().map(|(_, context)| *context).collect();
+    let budgets: Vec<(&str, &[IterationBudget])> = budgets.iter().map(|(side, b)| (*side, b.as_slice())).collect();
+    let contexts: Vec<&Context> = shown.iter().map(|(_, _, context)| *context).collect();
     Explorer {
         title: format!("{} against {}", comparison.names[1], comparison.names[0]),
-        subtitle: shown.iter().map(|(name, c)| format!("{name}: {}", subtitle(c))).collect::<Vec<_>>().join(" — "),
+        subtitle: shown
+            .iter()
+            .map(|(letter, name, context)| format!("{letter} = {name} ({})", subtitle(context)))
+            .collect::<Vec<_>>()
+            .join(", "),
         verdict: Some(headline.verdict),
         links: headline.links,
         cards: headline.cards,
@@ -185,9 +188,6 @@ fn cards(context: &Context, budgets: &[IterationBudget]) -> Vec<Card> {
     }
     cards
 }
-
-/// How much of a side's name a chart's label has room for, beside the kind of iteration.
-const SIDE_LABEL: usize = 15;
 
 /// The figures of whole runs that a comparison's page begins with.
 const ON_CARDS: [&str; 2] = [OUTPUT_THROUGHPUT, "Average request latency (ms)"];

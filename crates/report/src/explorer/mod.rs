@@ -325,7 +325,7 @@ impl Explorer {
         links.map(|(id, name, _)| format!("<a href=\"#{id}\">{name}</a>")).collect()
     }
 
-    /// What stands there without a script.
+    /// What the page shows without a script.
     fn overview(&self, page: &mut String) {
         page.push_str("<header id=\"overview\">");
         html::header(page, &self.title, self.verdict.as_deref().unwrap_or_default(), &self.subtitle, &self.links);

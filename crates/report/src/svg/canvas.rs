@@ -150,7 +150,7 @@ impl Canvas {
     }
 
     /// The same where there are several; a single one has the title to itself.
-    pub(super) fn legend_of_several<'a, C: Display>(&mut self, names: &[(&'a str, C)]) -> f64 {
+    pub(super) fn legend_of_several<C: Display>(&mut self, names: &[(&str, C)]) -> f64 {
         match names {
             [] | [_] => self.below_title + 14.0,
             names => self.legend(names.iter().map(|(name, color)| (*name, color))),

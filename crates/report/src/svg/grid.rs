@@ -1,6 +1,7 @@
 //! A grid of numbers: one cell for each combination of two quantities, the darker the larger.
 
 use super::canvas::{Anchor, Canvas, Drawn, text_width};
+use super::palette::ink_on;
 use super::{Svg, Unit};
 use crate::table::shorten;
 
@@ -65,7 +66,7 @@ fn draw(chart: &Grid, full: f64) -> Drawn {
             let share = if most > 0.0 { value / most } else { 0.0 };
             canvas.cell(x, y, width - 1.0, height - 1.0, color(share), &tip);
             if width >= READABLE && height >= 14.0 {
-                let class = if share > 0.45 { "on-dark" } else { "on-light" };
+                let class = if ink_on(color(share)) == "#fff" { "on-dark" } else { "on-light" };
                 canvas.text(x + width / 2.0, y + height / 2.0 + 4.0, class, Anchor::Middle, &said);
             }
         }

@@ -1,5 +1,5 @@
-//! Colors: told apart with color-blind eyes (after Okabe and Ito), one set for light and one for dark, each with a contrast of
-//! at least 3:1 to what it is drawn on, and with the text color that reads best on it.
+//! Colors, one set for light and one for dark: distinguishable with color-blind eyes (after Okabe and Ito). Each has a contrast of
+//! at least 3:1 to what it is drawn on, and a text color that reads best on it.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -60,31 +60,34 @@ impl Theme {
         let [ink, muted, grid, paper] = self.words;
         let mut css = format!("--ink:{ink};--muted:{muted};--grid:{grid};--paper:{paper};");
         for (name, hex) in self.marks() {
-            css.push_str(&format!("--{name}:{hex};--on-{name}:{};", ink_on(hex)));
+            css.push_str(&format!("--{name}:{hex};--on-{name}:{};", ink_on(channels(hex))));
         }
         css
     }
 }
 
 /// Black or white, whichever reads better on a color: the better one has a contrast of at least 4.5:1 to any.
-fn ink_on(hex: &str) -> &'static str {
-    if contrast(hex, "#000000") >= contrast(hex, "#ffffff") { "#000" } else { "#fff" }
+pub(super) fn ink_on(color: [u8; 3]) -> &'static str {
+    if contrast(color, [0; 3]) >= contrast(color, [255; 3]) { "#000" } else { "#fff" }
 }
 
 /// The contrast of two colors as WCAG 2 defines it: 1 to 21.
-fn contrast(a: &str, b: &str) -> f64 {
+fn contrast(a: [u8; 3], b: [u8; 3]) -> f64 {
     let (a, b) = (luminance(a), luminance(b));
     (a.max(b) + 0.05) / (a.min(b) + 0.05)
 }
 
-/// The relative luminance of `#rrggbb`.
-fn luminance(hex: &str) -> f64 {
-    let channel = |from: usize| {
-        let value = hex.get(from..from + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok()).unwrap_or(0);
-        let value = f64::from(value) / 255.0;
-        if value <= 0.03928 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
-    };
-    0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
+fn luminance(color: [u8; 3]) -> f64 {
+    let [red, green, blue] = color.map(|value| f64::from(value) / 255.0).map(|value| match value <= 0.03928 {
+        true => value / 12.92,
+        false => ((value + 0.055) / 1.055).powf(2.4),
+    });
+    0.2126 * red + 0.7152 * green + 0.0722 * blue
+}
+
+/// The channels of `#rrggbb`.
+fn channels(hex: &str) -> [u8; 3] {
+    [1, 3, 5].map(|at| hex.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok()).unwrap_or(0))
 }
 
 /// The colors on a light page, as CSS variables.
@@ -112,7 +115,7 @@ const RULES: &str = "\
 .strobe-chart .title{font-size:14px;font-weight:600}
 .strobe-chart .muted{fill:var(--muted);font-size:11px}
 .strobe-chart .inside{font-size:11px;font-weight:600;pointer-events:none}
-.strobe-chart .on-light{fill:#1c2733;pointer-events:none}
+.strobe-chart .on-light{fill:#000;pointer-events:none}
 .strobe-chart .on-dark{fill:#fff;pointer-events:none}
 .strobe-chart .grid{stroke:var(--grid);stroke-width:1;fill:none}
 .strobe-chart .axis{stroke:var(--muted);stroke-width:1;fill:none}
@@ -287,16 +290,17 @@ mod tests {
     #[test]
     fn every_color_is_legible() {
         for theme in [LIGHT, DARK] {
-            let [ink, muted, _, paper] = theme.words;
+            let [ink, muted, _, paper] = theme.words.map(channels);
             assert!(contrast(ink, paper) >= 4.5 && contrast(muted, paper) >= 4.5);
             let mut seen = std::collections::HashSet::new();
             for (name, hex) in theme.marks() {
-                assert!(contrast(hex, paper) >= 3.0, "{name} {hex}: {:.2} to {paper}", contrast(hex, paper));
-                let words = if ink_on(hex) == "#000" { "#000000" } else { "#ffffff" };
-                assert!(contrast(hex, words) >= 4.5, "{name} {hex}: {:.2} to {words}", contrast(hex, words));
+                let color = channels(hex);
+                assert!(contrast(color, paper) >= 3.0, "{name} {hex}: {:.2}", contrast(color, paper));
+                let words = if ink_on(color) == "#000" { [0; 3] } else { [255; 3] };
+                assert!(contrast(color, words) >= 4.5, "{name} {hex}: {:.2}", contrast(color, words));
                 assert!(seen.insert(hex), "{name} {hex} is there twice");
             }
         }
-        assert!((contrast("#ffffff", "#000000") - 21.0).abs() < 1e-9);
+        assert!((contrast([255; 3], [0; 3]) - 21.0).abs() < 1e-9);
     }
 }

@@ -71,7 +71,7 @@ const LABEL: f64 = 16.0;
 /// Room below a scale.
 const SCALE: f64 = 24.0;
 const LONGEST_LABEL: usize = 26;
-/// More parts are not told apart: the smallest are drawn as one.
+/// Of more parts the smallest are drawn as one.
 const MOST_PARTS: usize = 12;
 const REST: &str = "smaller parts";
 

@@ -44,8 +44,9 @@
   for (const e of all) {
     if (!e.matches(':not(:disabled)') || ![...e.childNodes].some(node => node.nodeType === 3 && node.textContent.trim())) continue;
     const svg = e.closest('svg'), style = getComputedStyle(e);
-    if (e.matches('.inside, .on-light, .on-dark')) continue;
-    const found = contrast(rgb(svg ? style.fill : style.color), behind(svg || e));
+    // Text in a mark follows its mark.
+    const mark = e.matches('.inside, .on-light, .on-dark') && e.previousElementSibling;
+    const found = contrast(rgb(svg ? style.fill : style.color), mark ? rgb(getComputedStyle(mark).fill) : behind(svg || e));
     if (found < 4.5) wrong.push(`hard to read (contrast ${found.toFixed(2)}): ${said(e)}`);
   }
 

@@ -285,15 +285,18 @@ impl Browser {
                 self.size(width, 1000, 1.0);
                 self.settle();
                 self.picture_of_all(&format!("{name}-{width}-{scheme}"));
-                let found = self.eval(LOOK);
-                let sentences = found.as_array().into_iter().flatten();
-                wrong.extend(sentences.map(|found| format!("{width} px, {scheme}: {found}")));
+                wrong.extend(self.flaws().iter().map(|flaw| format!("{width} px, {scheme}: {flaw}")));
             }
         }
         assert!(wrong.is_empty(), "{name}: {wrong:#?}");
         self.scheme("light");
         self.size(1400, 1000, 1.0);
         self.settle();
+    }
+
+    /// What is wrong with the look of the page as it is, in sentences.
+    pub fn flaws(&mut self) -> Vec<String> {
+        serde_json::from_value(self.eval(LOOK)).unwrap()
     }
 
     /// Fails if a link leads to no file, seen from where the page is kept, or leaves the disk. Returns how many lead to files.

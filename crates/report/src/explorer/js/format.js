@@ -31,6 +31,9 @@ const el = (tag, attributes, ...children) => {
   return element;
 };
 
+// Text as nodes, code between backticks.
+const withCode = text => text.split('`').map((piece, at) => at % 2 ? el('code', {}, piece) : piece);
+
 // A kernel's name without return type, template arguments and parameters.
 const shortName = name => {
   let short = name.replace(/^void /, '');

@@ -1,6 +1,14 @@
 // From this ratio on kinds of iteration get a strip each, on its own scale.
 const FAR_APART = 3, STRIP = 84, LANE = 58;
 
+// How long iterations take, all or those of a kind.
+const spread = (list, only) => {
+  const sorted = Float64Array.from(only === null ? list.wall : list.wall.filter((_, i) => list.kind[i] === only)).sort();
+  const at = share => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] || 1;
+  // One very slow iteration must not flatten all others: it is cut and marked.
+  return { middle: at(0.5), most: at(1), scale: Math.min(at(1), Math.max(4 * at(0.5), 1.2 * at(0.9))) || 1 };
+};
+
 // One bar per iteration, as tall as its wall; several in one pixel show the slowest. The chosen one's budget below.
 class Strip {
   constructor(side, app) {
@@ -32,18 +40,18 @@ class Strip {
     new ResizeObserver(() => app.draw()).observe(this.canvas);
   }
 
-  // The strips below each other: one, or one per kind where kinds are too far apart for one scale.
+  // The strips below each other: one, or one per kind where kinds are too far apart for one scale. Sides that are compared
+  // have the same scales.
   split() {
-    const { wall, kind, kinds } = this.list;
-    const lane = only => {
-      const own = only === null ? Float64Array.from(wall) : wall.filter((_, i) => kind[i] === only), sorted = Float64Array.from(own).sort();
-      const at = share => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))] || 1;
-      // One very slow iteration must not flatten all others: it is cut and marked.
-      const scale = Math.min(at(1), Math.max(4 * at(0.5), 1.2 * at(0.9))) || 1;
-      return { only, scale, middle: at(0.5), cut: at(1) > scale, largest: new Largest(only === null ? wall : wall.map((ns, i) => kind[i] === only ? ns : -1)) };
-    };
-    const each = kinds.map((_, only) => lane(only)), usual = each.map(one => one.middle);
-    return each.length > 1 && Math.max(...usual) > FAR_APART * Math.min(...usual) ? each : [lane(null)];
+    const { wall, kind, kinds } = this.list, sides = this.app.sides.map(side => side.iterations).filter(list => list.count);
+    const usual = sides.map(list => list.kinds.map((_, only) => spread(list, only).middle));
+    const apart = usual.some(middles => middles.length > 1 && Math.max(...middles) > FAR_APART * Math.min(...middles));
+    return (apart ? kinds.map((_, only) => only) : [null]).map(only => {
+      const same = list => only === null ? null : list.kinds.findIndex(one => one.name === kinds[only].name);
+      const scale = Math.max(...sides.filter(list => same(list) !== -1).map(list => spread(list, same(list)).scale));
+      const values = only === null ? wall : wall.map((ns, i) => kind[i] === only ? ns : -1);
+      return { only, scale, cut: spread(this.list, only).most > scale, largest: new Largest(values) };
+    });
   }
 
   // The iterations that share a pixel, and how wide one is.

@@ -45,7 +45,7 @@ class App {
       this.strips = sides.map(side => new Strip(side, this));
       this.budget = el('div', { id: 'budget', role: 'status' }, ...budget(this, []));
       const notes = [...new Set(sides.map(side => side.iterations.note).filter(Boolean))];
-      fill('iterations', ...notes.map(note => el('p', { class: 'note' }, note)), ...this.strips.map(strip => strip.element), this.budget);
+      fill('iterations', ...notes.map(note => el('p', { class: 'note' }, ...withCode(note))), ...this.strips.map(strip => strip.element), this.budget);
     }
     if (document.getElementById('timeline')) {
       this.views = this.sides.filter(side => side.events).map(side => new Timeline(side, this));
@@ -99,7 +99,7 @@ class App {
       if (!made.has(index)) {
         made.set(index, [el('h3', {}, report.title), report.absent ? el('p', { class: 'absent' }, 'Does not apply: ' + report.absent) : null,
           ...report.tables.map(table => new TableView(table, find).element),
-          report.notes.length ? el('ul', { class: 'notes' }, ...report.notes.map(note => el('li', {}, note))) : null].filter(Boolean));
+          report.notes.length ? el('ul', { class: 'notes' }, ...report.notes.map(note => el('li', {}, ...withCode(note)))) : null].filter(Boolean));
       }
       panel.setAttribute('aria-labelledby', 'tab-' + index);
       panel.replaceChildren(...made.get(index));

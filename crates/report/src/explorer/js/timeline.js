@@ -282,13 +282,19 @@ class Timeline {
       if (Number.isFinite(value)) context.fillRect(Math.max(x, -1), base - tall, Math.min(right, width + 1) - Math.max(x, -1), tall);
       i = next;
     }
-    context.fillStyle = this.muted;
-    context.fillText(`${number(track.top)} ${track.unit}`, 4, y + 7);
+    const most = `${number(track.top)} ${track.unit}`.trim();
+    context.fillStyle = this.paper;
+    context.globalAlpha = 0.8;
+    context.fillRect(2, y, context.measureText(most).width + 4, 14);
+    context.globalAlpha = 1;
+    context.fillStyle = this.ink;
+    context.fillText(most, 4, y + 7);
   }
 
   ticks(span) {
     const step = 10 ** Math.floor(Math.log10(span / 6));
-    const wide = [1, 2, 5, 10].find(factor => span / (step * factor) <= 8) * step;
+    // Labels need their room.
+    const most = Math.max(2, Math.min(8, this.frame.width / 75)), wide = [1, 2, 5, 10, 20, 50].find(factor => span / (step * factor) <= most) * step;
     return Math.max(1, wide);
   }
 

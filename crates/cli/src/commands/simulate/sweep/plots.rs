@@ -13,7 +13,7 @@ fn is_stable(point: &Point) -> bool {
     point.answers.iter().all(|answer| answer.stable != Some(false))
 }
 
-/// More curves in one plot are not told apart.
+/// More curves in one plot cannot be distinguished.
 const MOST_CURVES: usize = 8;
 
 /// More maps say less.
