@@ -584,7 +584,10 @@ mod tests {
         for (typed, said_in_answer) in [
             ("trtllm-bench --model M throughput --dataset F --tp 2", "--tp 2: strobe runs on one device; leave it out"),
             ("trtllm-bench --model M throughput --extra_llm_api_options y.yaml", "strobe reads no YAML"),
-            ("trtllm-build --checkpoint_dir C --gemm_plugin fp8", "--gemm-plugin fp8: expected auto or disable; for FP8 weights pass --quantization fp8"),
+            (
+                "trtllm-build --checkpoint_dir C --gemm_plugin fp8",
+                "--gemm-plugin fp8: expected auto or disable; for FP8 weights pass --quantization fp8",
+            ),
             ("trtllm-bench --model M throughput --backend", "--backend: a value is missing"),
             ("trtllm-bench --model M", "expected throughput, latency, build or prepare-dataset"),
             (

@@ -307,7 +307,7 @@ fn cluster_cases(add: &mut impl FnMut(String, Scenario, Vec<Measure>)) {
     };
     let expected = 1.0 / 0.3 + 1.0 / 0.55;
     add(
-        "tandem, prompts and generation apart".into(),
+        "tandem, prefill and decode apart".into(),
         tandem,
         vec![measure("mean time", expected, |s| mean(&s.totals))],
     );

@@ -13,9 +13,9 @@ use strobe_trace::{IterationKind, Trace};
 use strobe_workload::{anchor_text, strobe_text};
 
 use super::experts::{self, ExpertReport};
-use super::{host, html};
 use super::outcome::{Outcome, RepeatFigures, spreads};
 use super::utilization::FullBatchDecode;
+use super::{host, html};
 use crate::{recording, sheets};
 
 const RULE: &str = "===========================================================";

@@ -289,9 +289,5 @@ fn attention_plot(outcome: &Outcome) -> Svg {
         let series = line.case.dtype.unwrap_or(Kind::Float32).name().to_string();
         (format!("{} {}", line.case.kernel, line.case.shape_text()), series, gain)
     });
-    grouped(
-        "Speed-up of fused over unfused attention, by KV cache type",
-        svg::Unit::Plain("x".into()),
-        bars,
-    )
+    grouped("Speed-up of fused over unfused attention, by KV cache type", svg::Unit::Plain("x".into()), bars)
 }

@@ -24,7 +24,7 @@ pub struct Args {
     /// Cost file to write
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
-    /// Largest median error of any kind of iterations, in per cent; above it nothing is written and the exit code is 1
+    /// Maximum median error of any kind of iteration, in %; above it nothing is written and the exit code is 1
     #[arg(long, value_name = "PERCENT", default_value_t = 15.0)]
     max_error: f64,
     /// Print the fit as JSON

@@ -161,9 +161,9 @@ impl<'a> Writers<'a> {
                 cpu_wait: None,
             });
             let name = trace.strings.intern(match (context, decode) {
-                (0, _) => "simulated generation",
-                (_, 0) => "simulated prompts",
-                _ => "simulated prompts and generation",
+                (0, _) => "simulated decode",
+                (_, 0) => "simulated prefill",
+                _ => "simulated mixed",
             });
             trace.ops.push(OpRow { iteration: number, ..OpRow::new(OpKind::CpuOp, name, start, end) });
             let range = format!("[Executor] _forward_step {}: {context} ctx reqs, {decode} gen reqs", step.iter);

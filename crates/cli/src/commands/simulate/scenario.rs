@@ -182,9 +182,9 @@ pub struct ScenarioArgs {
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Dynamic batcher")]
     pub max_queue_size: usize,
 
-    /// How long an iteration takes: linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns, or a file of
-    /// `strobe simulate calibrate`, or llmservingsim:DIR,layers=32 or
-    /// splitwise:FILE,model=M,hardware=H,tp=N for a published profile, or analytic with --gpu and --model
+    /// Cost of an iteration: linear:base=2ms,per_request=10us,per_context_token=3us,per_kv_token=5ns, or a file that
+    /// `strobe simulate calibrate` wrote. Published profiles: llmservingsim:DIR,layers=32 or
+    /// splitwise:FILE,model=M,hardware=H,tp=N. From hardware limits: analytic, with --gpu and --model
     #[arg(long, value_name = "COST|FILE", help_heading = "Cost")]
     pub cost: Option<String>,
     /// With --cost analytic: h200, h100, a100, l40s, a6000, l4, rtx4090, t4, or a TOML file with ops_per_s, bytes_per_s and,
@@ -653,7 +653,7 @@ impl ScenarioArgs {
             bail!("--preferred-batch-size: {bad} is not from 1 to --max-batch-size {max_batch}");
         }
         if self.prefill_replicas > 0 {
-            bail!("--prefill-replicas: prompts and generation can be split under --policy inflight only");
+            bail!("--prefill-replicas: prefill and decode can be split under --policy inflight only");
         }
         let action = match self.timeout_action {
             TimeoutChoice::Reject => TimeoutAction::Reject,
@@ -806,7 +806,7 @@ impl ScenarioArgs {
         match scenario.speeds.len() {
             1 => kind,
             n if scenario.cluster.prefill_servers > 0 => {
-                format!("{n} servers, {} for prompts, {}: {kind}", scenario.cluster.prefill_servers, self.routing)
+                format!("{n} servers, {} for prefill, {}: {kind}", scenario.cluster.prefill_servers, self.routing)
             }
             n => format!("{n} servers, {}: {kind}", self.routing),
         }

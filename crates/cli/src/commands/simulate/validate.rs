@@ -29,10 +29,10 @@ pub struct Args {
     /// Make the runs first, at three rates below saturation and with all requests at once
     #[arg(long, value_name = "DIR")]
     engine_dir: Option<PathBuf>,
-    /// Requests of those runs [default: random ones of 64 in and 32 out, give or take a third]
+    /// Requests of those runs [default: random, 64 in and 32 out, +-33 %]
     #[arg(long, value_name = "FILE", requires = "engine_dir")]
     dataset: Option<PathBuf>,
-    /// Their rates, in requests per second, below saturation [default: 0.2, 0.4 and 0.6 of what all at once reaches]
+    /// Their rates, in requests per second, below saturation [default: 0.2, 0.4 and 0.6 of the offline rate]
     #[arg(long, value_name = "R,..", value_delimiter = ',', requires = "engine_dir")]
     rates: Vec<f64>,
     /// Runs at every load, half of them for the calibration: fitted, left out, left out, fitted, and so on, so that a
