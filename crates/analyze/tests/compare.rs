@@ -157,7 +157,7 @@ fn one_gemm_replaces_another_and_one_kernel_is_fused_away() {
     assert_eq!(group.only_a().map(|k| k.a[0].as_str()).collect::<Vec<_>>(), ["rope_r"]);
     assert_eq!(group.only_b().count(), 0);
     let sentence = &comparison.verdict.sentence;
-    assert!(sentence.contains("2x gemm_old replaced by 2x gemm_new"), "{sentence}");
+    assert!(sentence.contains("2 calls of gemm_old replaced by 2 of gemm_new"), "{sentence}");
     let report = comparison.report();
     assert!(report.notes.iter().any(|note| note.contains("Kernels per iteration: 4 -> 3")), "{:?}", report.notes);
     let names: Vec<&str> = report.sheets.iter().map(|s| s.name.as_str()).collect();

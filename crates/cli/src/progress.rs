@@ -87,11 +87,18 @@ impl Bar {
     }
 
     fn print_if_due(&self) {
-        let Some(Ok(mut printed)) = self.printed.as_ref().map(Mutex::lock) else { return };
-        if printed.elapsed() < PLAIN_EVERY {
-            return;
+        if let Some(line) = self.line_due(Instant::now()) {
+            output::note(&line);
         }
-        *printed = Instant::now();
+    }
+
+    /// The line to print now, where there is no terminal and the last one is long ago.
+    fn line_due(&self, now: Instant) -> Option<String> {
+        let mut printed = self.printed.as_ref()?.lock().ok()?;
+        if now.saturating_duration_since(*printed) < PLAIN_EVERY {
+            return None;
+        }
+        *printed = now;
         let (done, total) = (self.bar.position(), self.bar.length().unwrap_or(0));
         let far = match self.unit {
             Unit::Bytes => format!("{}/{}", human::bytes(done), human::bytes(total)),
@@ -100,11 +107,11 @@ impl Bar {
         };
         let words = [self.bar.message(), far];
         let words: Vec<&str> = words.iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
-        output::note(&match self.unit {
+        Some(match self.unit {
             // The message of a benchmark follows its tokens.
             Unit::Named("tokens") => words.iter().rev().copied().collect::<Vec<_>>().join(", "),
             _ => words.join(" "),
-        });
+        })
     }
 }
 
@@ -138,5 +145,27 @@ impl Drop for Waiting {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_terminal_a_line_is_printed_every_few_seconds() {
+        let start = Instant::now();
+        let plain = |bar: Bar| Bar { printed: Some(Mutex::new(start)), ..bar };
+        let bar = plain(generated(8192));
+        bar.bar.set_position(1234);
+        bar.set_message("512.0 tok/s, 12/64 requests");
+        assert_eq!(bar.line_due(start + PLAIN_EVERY / 2), None);
+        let line = bar.line_due(start + PLAIN_EVERY);
+        assert_eq!(line.as_deref(), Some("1234/8192 tokens, 512.0 tok/s, 12/64 requests"));
+        assert_eq!(bar.line_due(start + PLAIN_EVERY), None, "once is enough");
+        assert!(bar.line_due(start + 2 * PLAIN_EVERY).is_some());
+        let bar = plain(bytes("building", 4 << 30));
+        bar.bar.set_position(1 << 30);
+        assert_eq!(bar.line_due(start + PLAIN_EVERY).as_deref(), Some("building 1.00 GiB/4.00 GiB"));
     }
 }

@@ -240,6 +240,9 @@ fn run_directories_are_traces() {
     let iterations = json(&sandbox.ok("analyze plain --report iterations --json").stdout);
     let rows = iterations["reports"][0]["tables"][0]["rows"].as_array().unwrap().len();
     assert_eq!(rows, sandbox.json_lines("plain/iterations.jsonl").len());
+    // It was not recorded by anything, least of all by Nsight Systems.
+    let all = sandbox.ok("analyze plain --report all").stdout;
+    assert!(!all.contains("nsys profile"), "{all}");
     sandbox.write("plain/iterations.jsonl", "{}\n");
     assert_names(&sandbox.refused("analyze plain"), &["iterations.jsonl, line 1"]);
 }

@@ -414,6 +414,14 @@ fn bad_profile_variables_are_named_too() {
 // Engine directories
 
 #[test]
+fn where_nothing_can_be_written_free_space_is_not_the_reason() {
+    let sandbox = Sandbox::new();
+    let message = sandbox.refused("build --model micro --output-dir /proc/engine");
+    assert_names(&message, &["/proc"]);
+    assert!(!message.contains("GiB free"), "{message}");
+}
+
+#[test]
 fn missing_engine_directory() {
     let sandbox = with_dataset();
     let message = sandbox.refused("bench throughput --engine-dir gone --dataset d.jsonl --output-dir run");

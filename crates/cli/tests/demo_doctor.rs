@@ -13,7 +13,7 @@ use serde_json::Value;
 fn the_demo_runs_the_whole_loop() {
     let sandbox = Sandbox::new();
     let done = sandbox.ok("demo --output-dir x");
-    let headline = ["fmha enable) is ", "No difference larger than", "Cannot tell: "];
+    let headline = ["fused attention) is ", "No difference larger than", "Cannot tell: "];
     let verdict = done.stdout.lines().find(|line| headline.iter().any(|words| line.contains(words)));
     let verdict = verdict.unwrap_or_else(|| panic!("no verdict in\n{}", done.stdout));
     assert!(verdict.contains("output tok/s") && verdict.contains("interleaved pairs"), "{verdict}");
@@ -24,7 +24,7 @@ fn the_demo_runs_the_whole_loop() {
     // Both pages and the terminal say the same.
     let escaped = verdict.split(" (").next().unwrap_or_default();
     for page in ["x/index.html", "x/compare.html"] {
-        assert_names(&sandbox.read(page), &["<html", "<svg", "fmha enable", "fmha disable", escaped]);
+        assert_names(&sandbox.read(page), &["<html", "<svg", "fused attention", "unfused attention", escaped]);
     }
     #[cfg(unix)]
     look_at_the_pages(&sandbox, verdict);

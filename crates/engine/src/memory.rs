@@ -68,8 +68,8 @@ pub fn free_disk(path: &Path) -> Option<u64> {
     let mut facts = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
     // SAFETY: the name ends with a zero byte, and a struct of zeroes is a valid one.
     let facts = unsafe { (libc::statvfs(name.as_ptr(), facts.as_mut_ptr()) == 0).then(|| facts.assume_init())? };
-    let read_only = facts.f_flag & libc::ST_RDONLY != 0;
-    (!read_only).then_some(facts.f_bavail as u64 * facts.f_frsize as u64)
+    let holds_files = facts.f_flag & libc::ST_RDONLY == 0 && facts.f_blocks > 0;
+    holds_files.then_some(facts.f_bavail as u64 * facts.f_frsize as u64)
 }
 
 /// Memory of the machine.

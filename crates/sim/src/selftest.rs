@@ -306,11 +306,7 @@ fn cluster_cases(add: &mut impl FnMut(String, Scenario, Vec<Measure>)) {
         ..single(0.7, exponential())
     };
     let expected = 1.0 / 0.3 + 1.0 / 0.55;
-    add(
-        "tandem, prefill and decode apart".into(),
-        tandem,
-        vec![measure("mean time", expected, |s| mean(&s.totals))],
-    );
+    add("tandem, prefill and decode apart".into(), tandem, vec![measure("mean time", expected, |s| mean(&s.totals))]);
 }
 
 fn run_case(case: &Case, replications: usize, requests: u64, seed: u64) -> Result<Vec<Check>, SimError> {

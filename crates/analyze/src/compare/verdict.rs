@@ -568,20 +568,20 @@ fn cause(group: &GroupComparison, part: &PartChange) -> Option<String> {
         k.part == part.part && k.delta_ns * part.delta_ns > 0.0 && k.delta_ns.abs() >= 0.25 * part.delta_ns.abs()
     };
     let kernel = group.kernels.iter().find(same_way)?;
-    let times = |count: f64| format!("{}x", (count * 10.0).round() / 10.0);
+    let number = |count: f64| (count * 10.0).round() / 10.0;
+    let calls = |count: f64| format!("{} call{} of", number(count), if number(count) == 1.0 { "" } else { "s" });
     let [a, b] = unlike(&kernel.a, &kernel.b);
     Some(match (a, b) {
         (Some(a), Some(b)) if kernel.is_replacement() => {
-            let (count_a, count_b) = (times(kernel.a_count), times(kernel.b_count));
             let (a, b) = short_pair(a, b);
-            format!("{count_a} {a} replaced by {count_b} {b}")
+            format!("{} {a} replaced by {} of {b}", calls(kernel.a_count), number(kernel.b_count))
         }
         (Some(_), Some(_)) if kernel.count_changed() => {
-            format!("{} {} -> {}", short(kernel.label()), times(kernel.a_count), times(kernel.b_count))
+            format!("{}: {} -> {} calls", short(kernel.label()), number(kernel.a_count), number(kernel.b_count))
         }
-        (Some(_), Some(_)) => format!("{} {}", times(kernel.b_count), short(kernel.label())),
-        (Some(a), None) => format!("{} {} only in A", times(kernel.a_count), short(a)),
-        (None, Some(b)) => format!("{} {} only in B", times(kernel.b_count), short(b)),
+        (Some(_), Some(_)) => format!("{} {}", calls(kernel.b_count), short(kernel.label())),
+        (Some(a), None) => format!("{} {}, only in A", calls(kernel.a_count), short(a)),
+        (None, Some(b)) => format!("{} {}, only in B", calls(kernel.b_count), short(b)),
         (None, None) => return None,
     })
 }

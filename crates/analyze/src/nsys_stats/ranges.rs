@@ -6,7 +6,7 @@ use strobe_trace::{NONE, OpKind, RangeSource, StrId, Trace, range_flags};
 
 use super::projection::{Launches, Projected, takes_part};
 use super::spread::{Spread, summarize};
-use super::sums::{WithHiddenGraphs, is_kernel, slot, slots, time_report};
+use super::sums::{WithHiddenGraphs, is_kernel, not_recorded, slot, slots, time_report};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
 /// Host time of ranges by name (`nvtx_sum`).
@@ -33,7 +33,7 @@ pub(super) fn host_time(trace: &Trace) -> Report {
     let slots = names.keys.len() + slots(trace);
     let sums = summarize(ranges.len() + trace.ops.len(), slots, ranges_and_ops, key);
     if sums.is_empty() {
-        return Report::absent(name, title, NO_RANGES);
+        return Report::absent(name, title, no_ranges(trace));
     }
     let unclosed =
         (0..ranges.len()).filter(|&i| row(i).is_some() && ranges.flags[i] & range_flags::UNCLOSED != 0).count();
@@ -263,12 +263,14 @@ impl Scratch {
     }
 }
 
-const NO_RANGES: &str = "the trace has no ranges of the program: record them with `nsys profile -t nvtx` and NVTX ranges \
-                         in the program, or with record_function in the PyTorch profiler";
+fn no_ranges(trace: &Trace) -> String {
+    let how = "`nsys profile -t nvtx` and NVTX ranges in the program, or record_function in the PyTorch profiler";
+    not_recorded(trace, "ranges of the program", how)
+}
 
 fn why_no_projection(trace: &Trace, launches: &Launches) -> String {
     if !(0..trace.ranges.len()).any(|range| takes_part(trace, range)) {
-        return NO_RANGES.to_owned();
+        return no_ranges(trace);
     }
     if launches.without_call > 0 {
         return format!(
@@ -276,7 +278,10 @@ fn why_no_projection(trace: &Trace, launches: &Launches) -> String {
             launches.without_call
         );
     }
-    "no range holds the launch of a kernel: record both with `nsys profile -t cuda,nvtx`".to_owned()
+    match trace.meta.is_own() {
+        true => "no range holds the launch of a kernel: a CPU runs its ops in the host's thread".to_owned(),
+        false => "no range holds the launch of a kernel: record both with `nsys profile -t cuda,nvtx`".to_owned(),
+    }
 }
 
 fn with_unlaunched(report: Report, trace: &Trace, launches: &Launches) -> Report {

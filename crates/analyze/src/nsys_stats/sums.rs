@@ -82,8 +82,8 @@ pub(super) fn calls(trace: &Trace) -> Report {
     let (name, title) = ("api-sum", "Calls of the CUDA or HIP interface by name");
     let sums = sum_calls(trace, CallKind::Gpu);
     if sums.is_empty() {
-        let why = "the trace has no calls of the CUDA or HIP interface: record them with `nsys profile -t cuda` or with \
-                   ProfilerActivity.CPU and ProfilerActivity.CUDA in the PyTorch profiler";
+        let how = "`nsys profile -t cuda` or ProfilerActivity.CPU and ProfilerActivity.CUDA in the PyTorch profiler";
+        let why = not_recorded(trace, "calls of the CUDA or HIP interface", how);
         return Report::absent(name, title, why);
     }
     time_report(name, title, &["Num Calls", "Name"], sums.into_iter().map(|(key, s)| (vec![key.into()], s)))
@@ -94,7 +94,7 @@ pub(super) fn os_runtime(trace: &Trace) -> Report {
     let (name, title) = ("osrt-sum", "Calls of the operating system by name");
     let sums = sum_calls(trace, CallKind::OsRuntime);
     if sums.is_empty() {
-        let why = "the trace has no calls of the operating system: record them with `nsys profile -t osrt`";
+        let why = not_recorded(trace, "calls of the operating system", "`nsys profile -t osrt`");
         return Report::absent(name, title, why);
     }
     time_report(name, title, &["Num Calls", "Name"], sums.into_iter().map(|(key, s)| (vec![key.into()], s)))
@@ -158,6 +158,15 @@ pub(super) fn time_report(
     Report::new(name, title).sheet(sheet).note("Time (%) is the share of the time listed here, not of the wall time.")
 }
 
+/// Why a trace has none of something, and `how` profilers record it. strobe records what it has: in a window.
+pub(super) fn not_recorded(trace: &Trace, what: &str, how: &str) -> String {
+    match (trace.meta.is_own(), trace.ops.is_empty()) {
+        (true, true) => format!("the run has no {what}: record a window with --profile A-B"),
+        (true, false) => format!("the run has no {what}"),
+        (false, _) => format!("the trace has no {what}: record them with {how}"),
+    }
+}
+
 fn no_device_work(trace: &Trace, what: &str) -> String {
     let graphs = trace.ops.kind.iter().filter(|&&kind| kind == OpKind::Graph).count();
     if graphs > 0 {
@@ -166,10 +175,7 @@ fn no_device_work(trace: &Trace, what: &str) -> String {
              whole; record them with `nsys profile --cuda-graph-trace=node`"
         );
     }
-    format!(
-        "the trace has no {what}: record them with `nsys profile -t cuda` or with ProfilerActivity.CUDA in the PyTorch \
-         profiler"
-    )
+    not_recorded(trace, what, "`nsys profile -t cuda` or ProfilerActivity.CUDA in the PyTorch profiler")
 }
 
 /// Adds what graph rows hide to a report.

@@ -80,10 +80,10 @@ fn nearest_limit(rows: &[Utilization]) -> Option<String> {
     };
     let kind = human::capitalized(row.kind);
     let begin = format!("{kind} iterations take {} of the time", human::percent(row.share_of_time));
-    let share = format!("{} of the measured peak ({formula})", human::percent(share));
+    let share = human::percent(share);
     Some(match row.mbu.max(row.mfu) >= NEAR {
-        true => format!("{begin} and are limited by {limit}: {share}."),
-        false => format!("{begin}; their nearest limit, {limit}, is far: {share}."),
+        true => format!("{begin}, limited by {limit}: {share} of the measured peak ({formula})."),
+        false => format!("{begin} at {share} of the measured peak {limit} ({formula}), the nearest limit."),
     })
 }
 

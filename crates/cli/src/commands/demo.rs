@@ -66,7 +66,7 @@ const PAGE: &str = "index.html";
 const COMPARISON: &str = "compare.html";
 const DATASET: &str = "dataset.jsonl";
 /// What the two builds are called: B is the one with fused attention.
-const NAMES: [&str; 2] = ["fmha disable", "fmha enable"];
+const NAMES: [&str; 2] = ["unfused attention", "fused attention"];
 
 pub fn run(args: Args) -> Result<()> {
     let start = Instant::now();

@@ -2,7 +2,9 @@
 
 use anyhow::{Result, bail};
 use serde_json::json;
+use strobe_report::human;
 use strobe_sim::capacity::{Capacity, Found, Resource, Search, Seen, Tried, rate_of};
+use strobe_sim::scenario::Policy;
 use strobe_sim::{Load, Scenario};
 
 use super::scenario::{Built, MOST_SERVERS, ScenarioArgs};
@@ -197,7 +199,7 @@ fn largest(args: &Args, built: &Built, search: &Search) -> Result<()> {
         Found::Rate(found) if args.json => {
             output::line(&format!("{:#}", json!({"simulation": heading(built), "capacity": found})));
         }
-        Found::Rate(found) => output::print(&text(&found, unit)),
+        Found::Rate(found) => output::print(&text(&found, &built.scenario)),
         Found::Unlimited(tried) if args.json => {
             let report = json!({"simulation": heading(built), "capacity": null, "unlimited_up_to_req_s": tried});
             output::line(&format!("{report:#}"));
@@ -219,21 +221,26 @@ fn largest(args: &Args, built: &Built, search: &Search) -> Result<()> {
 }
 
 /// Why the rate is not larger.
-fn binding(found: &Capacity) -> String {
+fn binding(found: &Capacity, policy: &Policy) -> String {
     let what = match &found.binds.slo {
         Some(slo) => format!("{} of {} ms", slo.name(), slo.limit_ms),
         None => "saturation (a queue that grows, or requests refused)".into(),
     };
+    let (batch, tokens, blocks) = match policy {
+        Policy::Engine(engine) => (engine.scheduler.max_batch_size, engine.scheduler.max_num_tokens, engine.kv_blocks),
+        Policy::Dynamic(dynamic) => (dynamic.max_batch_size, 0, 0),
+    };
     let why = match found.binds.resource {
-        Resource::Compute => "because iterations take too long",
-        Resource::Kv => "because of --kv-cache-blocks",
-        Resource::Batch => "because of --max-batch-size",
-        Resource::Tokens => "because of --max-num-tokens",
+        Resource::Compute => "because iterations take too long".into(),
+        Resource::Kv => format!("because of --kv-cache-blocks {blocks}"),
+        Resource::Batch => format!("because of --max-batch-size {batch}"),
+        Resource::Tokens => format!("because of --max-num-tokens {tokens}"),
     };
     format!("{what}, {why}")
 }
 
-fn text(found: &Capacity, unit: &str) -> String {
+fn text(found: &Capacity, scenario: &Scenario) -> String {
+    let unit = unit(scenario);
     let rate = found.rate_req_s;
     let own = match found.rate_scale {
         Some(scale) => format!("--rate-scale {scale}, {rate:.3} {unit} on average, meets every limit"),
@@ -241,14 +248,14 @@ fn text(found: &Capacity, unit: &str) -> String {
         None => format!("{rate} {unit}, {:.3} requests/s, meet every limit", found.requests_per_s),
     };
     let mut text = if found.only_one_run {
-        let above = if found.tried_above.held > 0 { "holds too" } else { "does not" };
-        format!("{own}; nothing is drawn at random, so that all runs are the same; 5 % more {above}\n")
+        let above = if found.tried_above.held > 0 { "hold too" } else { "do not" };
+        format!("{own}; nothing is drawn at random, so that all runs are the same; at 5 % more they {above}\n")
     } else {
         let above = &found.tried_above;
         let (low, high) = found.interval_req_s;
         let seeds = found.replications_req_s.len();
         format!(
-            "{own} {}; 5 % more in {} of {}\n  {seeds} seeds   {low:.3} to {high:.3} {unit}, mean of their largest rates with 95 % confidence\n",
+            "{own} {}; at 5 % more in {} of {}\n  {seeds} seeds   {low:.3} to {high:.3} {unit}, mean of their largest rates with 95 % confidence\n",
             in_runs(&found.tried),
             above.held,
             above.runs
@@ -258,12 +265,12 @@ fn text(found: &Capacity, unit: &str) -> String {
     let batch = &found.at_capacity.batch;
     text.push_str(&format!(
         "  binding: {}; at this rate {:.1} % busy, {:.1} requests per iteration\n",
-        binding(found),
+        binding(found, &scenario.policy),
         batch.utilization * 100.0,
         batch.time_mean_requests
     ));
     for other in &found.what_if {
-        let rate = format!("{:.3} {unit}", other.rate_req_s);
+        let rate = format!("{} {unit}", human::number(other.rate_req_s));
         text.push_str(&format!("  with {:<28} {rate} ({:+.1} %)\n", other.options, 100.0 * other.change));
     }
     text
