@@ -226,15 +226,17 @@ fn binding(found: &Capacity, policy: &Policy) -> String {
         Some(slo) => format!("{} of {} ms", slo.name(), slo.limit_ms),
         None => "saturation (a queue that grows, or requests refused)".into(),
     };
-    let (batch, tokens, blocks) = match policy {
-        Policy::Engine(engine) => (engine.scheduler.max_batch_size, engine.scheduler.max_num_tokens, engine.kv_blocks),
-        Policy::Dynamic(dynamic) => (dynamic.max_batch_size, 0, 0),
-    };
-    let why = match found.binds.resource {
-        Resource::Compute => "because iterations take too long".into(),
-        Resource::Kv => format!("because of --kv-cache-blocks {blocks}"),
-        Resource::Batch => format!("because of --max-batch-size {batch}"),
-        Resource::Tokens => format!("because of --max-num-tokens {tokens}"),
+    let why = match (found.binds.resource, policy) {
+        (Resource::Kv, Policy::Engine(engine)) => format!("because of --kv-cache-blocks {}", engine.kv_blocks),
+        (Resource::Batch, Policy::Engine(engine)) => {
+            format!("because of --max-batch-size {}", engine.scheduler.max_batch_size)
+        }
+        (Resource::Batch, Policy::Dynamic(dynamic)) => format!("because of --max-batch-size {}", dynamic.max_batch),
+        (Resource::Tokens, Policy::Engine(engine)) => {
+            format!("because of --max-num-tokens {}", engine.scheduler.max_num_tokens)
+        }
+        // Dynamic batching has neither a cache nor a limit of tokens.
+        (Resource::Compute, _) | (_, Policy::Dynamic(_)) => "because iterations take too long".into(),
     };
     format!("{what}, {why}")
 }
