@@ -3,24 +3,27 @@
 
     cargo build --release --features strobe-cli/handicap && cp target/release/strobe /tmp/strobe-handicap
     cargo build --release
-    python3 bench/verdicts.py target/release/strobe /tmp/strobe-handicap [PART ...]
+    python3 bench/verdicts.py target/release/strobe /tmp/strobe-handicap [--lanes N] [PART ...]
 
-Parts: noise aa one three ab-aa ab-5 ab-2 (all, in this order). Results go to bench/results/verdicts.json; parts that were
-not run keep what stands there. Needs a quiet machine and about 75 minutes; a cache of its own, so that the user's noise
-is neither used nor replaced.
+Parts: noise aa one three ab-aa ab-5 ab-2 (all, in this order). Results go to bench/results/verdicts.json (RESULTS=FILE:
+elsewhere); parts that were not run keep what stands there. Needs a quiet machine and about 75 minutes; a cache of its own,
+so that the user's noise is neither used nor replaced. On a machine of many cores, --lanes shares the trials of `three` and
+`ab-*` out to N lanes side by side, each on two physical cores of its own; lanes share the memory, so that is no quieter.
 """
 
+import glob
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import time
 
-TRIALS = 20
+TRIALS = int(os.environ.get("TRIALS", 20))
 MODEL = "llama-110m"
 ROOT = os.path.dirname(os.path.abspath(__file__))
-RESULTS = os.path.join(ROOT, "results", "verdicts.json")
+RESULTS = os.environ.get("RESULTS", os.path.join(ROOT, "results", "verdicts.json"))
 WORK = os.environ.get("WORK_DIR", "/tmp/strobe-verdicts")
 
 
@@ -116,23 +119,32 @@ def one(bench):
     return {"slower_by": 0.30, "found": right, "wrong_sign": wrong, "spread": spread(fast), **tally(found)}
 
 
-def three(bench):
-    found, fast = [], []
-    for trial in range(TRIALS):
-        for i in range(3):
-            fast.append(bench.run(f"three-a-{i}"))
+def three(bench, trials):
+    rows = []
+    for trial in trials:
+        fast = [bench.run(f"three-a-{i}") for i in range(3)]
         for i in range(3):
             bench.run(f"three-b-{i}", slower=10)
-        found.append(bench.compare("three-a-*", "three-b-*") if trial % 2 else bench.compare("three-b-*", "three-a-*"))
-        print(trial, found[-1], flush=True)
-    right = sum(outcome == ("slower" if trial % 2 else "faster") for trial, (outcome, _) in enumerate(found))
-    wrong = sum(outcome == ("faster" if trial % 2 else "slower") for trial, (outcome, _) in enumerate(found))
-    return {"slower_by": 0.10, "found": right, "wrong_sign": wrong, "spread": spread(fast), **tally(found)}
+        found = bench.compare("three-a-*", "three-b-*") if trial % 2 else bench.compare("three-b-*", "three-a-*")
+        rows.append({"trial": trial, "found": found, "fast": fast})
+        print(trial, found, flush=True)
+    return rows
 
 
-def ab(bench, slower):
-    found, trials = [], []
-    for trial in range(TRIALS):
+def three_summary(rows):
+    found = [tuple(row["found"]) for row in rows]
+    right = sum(row["found"][0] == ("slower" if row["trial"] % 2 else "faster") for row in rows)
+    wrong = sum(row["found"][0] == ("faster" if row["trial"] % 2 else "slower") for row in rows)
+    # Of equal runs of one trial: lanes and hours differ in speed.
+    ratios = [v / (sum(row["fast"]) / 3) for row in rows for v in row["fast"]]
+    within = (sum((r - 1) ** 2 for r in ratios) / (2 * len(rows))) ** 0.5
+    return {"slower_by": 0.10, "found": right, "wrong_sign": wrong, "spread": spread([v for row in rows for v in row["fast"]]),
+            "spread_within_trials": within, **tally(found)}
+
+
+def ab(bench, trials, slower):
+    rows = []
+    for trial in trials:
         out = os.path.join(WORK, "ab")
         shutil.rmtree(out, ignore_errors=True)
         words = [bench.plain, "ab", "--engine-dir", "E", "--dataset", "d.jsonl", "--fail-on-regression", "5%",
@@ -145,13 +157,17 @@ def ab(bench, slower):
             raise SystemExit(err)
         document = json.loads(text)
         verdict = document["comparison"]["verdict"]
-        found.append((document["outcome"], code))
         figure = document["comparison"]["runs"]["figures"][0]
-        trials.append({"outcome": document["outcome"], "exit": code, "pairs": document["pairs"], "stopped": document["stopped"],
-                       "time_change": figure["time_change"], "interval": figure["interval"],
-                       "decided_by": document["comparison"]["runs"]["decided_by"], "seconds": round(time.time() - begin, 1),
-                       "sentence": verdict["sentence"]})
-        print(trial, trials[-1], flush=True)
+        rows.append({"outcome": document["outcome"], "exit": code, "pairs": document["pairs"], "stopped": document["stopped"],
+                     "time_change": figure["time_change"], "interval": figure["interval"],
+                     "decided_by": document["comparison"]["runs"]["decided_by"], "seconds": round(time.time() - begin, 1),
+                     "sentence": verdict["sentence"]})
+        print(trial, rows[-1], flush=True)
+    return rows
+
+
+def ab_summary(trials, slower):
+    found = [(t["outcome"], t["exit"]) for t in trials]
     row = {"slower_by": slower / 100, "trials": trials, **tally(found)}
     if slower:
         row |= {"found": sum(o == "slower" for o, _ in found), "wrong_sign": sum(o == "faster" for o, _ in found)}
@@ -162,28 +178,69 @@ def ab(bench, slower):
     return row
 
 
-PARTS = {
-    "noise": noise, "aa": aa, "one": one, "three": three,
-    "ab-aa": lambda bench: ab(bench, 0), "ab-5": lambda bench: ab(bench, 5), "ab-2": lambda bench: ab(bench, 2),
+def physical_cores():
+    cores = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        names = glob.glob(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(open(names[0]).read() if names else cpu, cpu)
+    return list(cores.values())
+
+
+def lane(number, cores, arguments, trials, part):
+    global WORK
+    os.sched_setaffinity(0, cores)
+    WORK = f"{WORK}-{number}"
+    return LANED[part][0](Bench(*arguments), trials)
+
+
+def in_lanes(part, arguments, lanes):
+    cores = physical_cores()
+    if len(cores) < 2 * lanes:
+        raise SystemExit(f"{lanes} lanes need {2 * lanes} physical cores, this machine has {len(cores)}")
+    calls = [(number, cores[2 * number:2 * number + 2], arguments, range(number, TRIALS, lanes), part) for number in range(lanes)]
+    with multiprocessing.Pool(lanes) as pool:
+        return [row for rows in pool.starmap(lane, calls, chunksize=1) for row in rows]
+
+
+# Parts of independent trials: what runs some of them, and what is said of all.
+LANED = {
+    "three": (three, three_summary),
+    "ab-aa": (lambda bench, trials: ab(bench, trials, 0), lambda rows: ab_summary(rows, 0)),
+    "ab-5": (lambda bench, trials: ab(bench, trials, 5), lambda rows: ab_summary(rows, 5)),
+    "ab-2": (lambda bench, trials: ab(bench, trials, 2), lambda rows: ab_summary(rows, 2)),
 }
+PARTS = ["noise", "aa", "one", *LANED]
 
 
 def main():
-    if len(sys.argv) < 3 or any(part not in PARTS for part in sys.argv[3:]):
+    words, lanes = sys.argv[1:], 0
+    if "--lanes" in words:
+        at = words.index("--lanes")
+        lanes = int(words[at + 1])
+        del words[at:at + 2]
+    if len(words) < 2 or any(part not in PARTS for part in words[2:]):
         raise SystemExit(__doc__)
-    bench = Bench(sys.argv[1], sys.argv[2])
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    arguments = [os.path.abspath(word) for word in words[:2]]
+    bench = Bench(*arguments)
+    # A copy of the tree without its history is told its commit.
+    commit = os.environ.get("COMMIT") or subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
     doctor = json.loads(must([bench.plain, "doctor", "--json"]))
     try:
         document = json.load(open(RESULTS))
     except FileNotFoundError:
-        document = {"name": "verdicts", "parts": {}}
-    document |= {"command": "python3 bench/verdicts.py target/release/strobe /tmp/strobe-handicap",
-                 "workload": f"{MODEL} int8, 128 requests of 64/32 tokens", "machine": doctor["machine"],
-                 "reading_of_the_machine": doctor["host_reading"]}
-    for part in sys.argv[3:] or PARTS:
-        result = PARTS[part](bench)
-        document["parts"][part] = {"commit": commit, "result": result}
+        document = {"name": "verdicts", "workload": f"{MODEL} int8, 128 requests of 64/32 tokens", "parts": {}}
+    for part in words[2:] or PARTS:
+        if part in LANED:
+            some, summary = LANED[part]
+            rows = in_lanes(part, arguments, lanes) if lanes else some(bench, range(TRIALS))
+            result = summary(rows)
+        else:
+            result = {"noise": noise, "aa": aa, "one": one}[part](bench)
+        shown = f" --lanes {lanes}" if lanes and part in LANED else ""
+        document["parts"][part] = {
+            "commit": commit, "command": f"python3 bench/verdicts.py target/release/strobe /tmp/strobe-handicap{shown} {part}",
+            "machine": doctor["machine"], "reading_of_the_machine": doctor["host_reading"], "result": result}
         with open(RESULTS, "w") as file:
             json.dump(document, file, indent=1)
             file.write("\n")
