@@ -35,7 +35,7 @@ def call(words, **env):
 def must(words, **env):
     code, out, err = call(words, **env)
     if code != 0:
-        raise SystemExit(f"{' '.join(words)}: exit {code}\n{err}")
+        raise RuntimeError(f"{' '.join(words)}: exit {code}\n{err}")
     return out
 
 
@@ -44,6 +44,7 @@ class Bench:
         self.plain, self.handicap = os.path.abspath(plain), os.path.abspath(handicap)
         os.makedirs(WORK, exist_ok=True)
         os.environ["XDG_CACHE_HOME"] = os.path.join(WORK, "cache")
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the CPU is what is measured
         if not os.path.isdir(os.path.join(WORK, "E")):
             must([self.plain, "build", "--model", MODEL, "--quantization", "int8", "--output-dir", "E"])
             must([self.plain, "prepare-dataset", "--model", MODEL, "--output", "d.jsonl", "token-norm-dist",
@@ -67,7 +68,7 @@ class Bench:
     def compare(self, a, b):
         code, out, err = call([self.plain, "compare", a, b, "--fail-on-regression", "5%", "--json"])
         if not out:
-            raise SystemExit(err)
+            raise RuntimeError(err)
         return json.loads(out)["outcome"], code
 
 
@@ -154,7 +155,7 @@ def ab(bench, trials, slower):
         begin = time.time()
         code, text, err = call(words)
         if not text:
-            raise SystemExit(err)
+            raise RuntimeError(err)
         document = json.loads(text)
         verdict = document["comparison"]["verdict"]
         figure = document["comparison"]["runs"]["figures"][0]
