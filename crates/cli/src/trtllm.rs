@@ -2,6 +2,8 @@
 //! single options among strobe's own. An option with a counterpart is renamed, one without effect here is left out with a
 //! note, and what strobe cannot do is answered by the line to type.
 
+mod llm_api;
+
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -31,13 +33,15 @@ enum Fate {
     LeftOut(&'static str),
     /// A flag that has no effect here.
     FlagLeftOut(&'static str),
+    /// On or off under another name; on where no value follows.
+    Switch(&'static str),
     /// Left out where it has one of these values, refused otherwise.
     Only(&'static [&'static str], &'static str),
     /// Cannot be had: what to do instead.
     Refused(&'static str),
 }
 
-use Fate::{Flag, FlagLeftOut, LeftOut, Only, Refused, Renamed, Value};
+use Fate::{Flag, FlagLeftOut, LeftOut, Only, Refused, Renamed, Switch, Value};
 
 type Fates = &'static [(&'static str, Fate)];
 
@@ -62,11 +66,7 @@ const BENCH: Fates = &[
     ("max-input-len", LeftOut("--max-seq-len limits prompt and output together")),
     ("enable-chunked-context", Flag(&["--chunked-context", "enable"])),
     ("disable-chunked-context", Flag(&["--chunked-context", "disable"])),
-    (
-        "extra-llm-api-options",
-        Refused("strobe reads no YAML: pass its settings as options, see strobe bench throughput --help"),
-    ),
-    ("config", Refused("strobe reads no YAML: pass its settings as options, see strobe bench throughput --help")),
+    ("max-beam-width", Only(&["1"], "strobe has no beam search")),
     ("output-json", Refused("pass --request-json FILE: every request with its output")),
     ("no-skip-tokenizer-init", FlagLeftOut("token ids and texts are both taken")),
 ];
@@ -135,8 +135,8 @@ const MANAGER: Fates = &[
     ("request-rate", Value(|rate| Ok(if rate == "-1" { vec![] } else { vec!["--request-rate".into(), rate.into()] }))),
     ("max-num-samples", Renamed("--num-requests")),
     ("warm-up", Renamed("--warmup")),
-    ("enable-kv-cache-reuse", Value(|on| switch("--kv-cache-reuse", on))),
-    ("enable-chunked-context", Value(|on| switch("--chunked-context", on))),
+    ("enable-kv-cache-reuse", Switch("--kv-cache-reuse")),
+    ("enable-chunked-context", Switch("--chunked-context")),
     ("output-csv", Refused("pass --report-json FILE, or --output-dir RUN for everything")),
     ("static-emulated-batch-size", Refused("pass --scheduler-policy static_batch --max-batch-size N")),
     ("beam-width", Only(&["1"], "strobe has no beam search")),
@@ -180,13 +180,12 @@ fn batching(value: &str) -> Result<Vec<String>, String> {
     }
 }
 
-fn switch(option: &str, value: &str) -> Result<Vec<String>, String> {
-    let own = match value.to_lowercase().as_str() {
-        "true" | "1" => "enable",
-        "false" | "0" => "disable",
-        _ => return Err("expected true or false".into()),
-    };
-    Ok(vec![option.into(), own.into()])
+fn switch(value: &str) -> Option<&'static str> {
+    match value.to_lowercase().as_str() {
+        "true" | "1" => Some("enable"),
+        "false" | "0" => Some("disable"),
+        _ => None,
+    }
 }
 
 /// Whose command line it is.
@@ -265,6 +264,7 @@ fn own(before: Vec<OsString>, rest: Vec<OsString>, notes: &mut Vec<String>) -> R
     let mut words = with_options(rest, before);
     if bench {
         choose_model(&mut words, false, notes)?;
+        settings_of_file(&mut words, notes)?;
     }
     apply(fates, words, notes)
 }
@@ -285,17 +285,19 @@ fn foreign(
                 verb @ ("throughput" | "latency") => {
                     let mut words = words;
                     choose_model(&mut words, true, notes)?;
-                    Ok([vec!["bench".into(), verb.into()], apply(BENCH, words, notes)?].concat())
+                    settings_of_file(&mut words, notes)?;
+                    Ok(hyphens([vec!["bench".into(), verb.into()], apply(BENCH, words, notes)?].concat()))
                 }
-                "build" => Ok([vec!["build".into()], apply(BUILD, words, notes)?].concat()),
+                "build" => engine_of_bench(words, notes),
                 "prepare-dataset" | "prepare_dataset" => dataset(words, notes),
+                _ if words.iter().any(|word| asks_for_help(word)) => Ok(vec!["bench".into(), "--help".into()]),
                 _ => Err("trtllm-bench: expected throughput, latency, build or prepare-dataset; type strobe bench throughput --help".into()),
             }
         }
-        Tool::Build => Ok([vec!["build".into()], apply(BUILD, words, notes)?].concat()),
+        Tool::Build => Ok(hyphens([vec!["build".into()], apply(BUILD, words, notes)?].concat())),
         Tool::PrepareDataset => dataset(words, notes),
         Tool::ManagerBenchmark => {
-            Ok([vec!["bench".into(), "throughput".into()], apply(MANAGER, words, notes)?].concat())
+            Ok(hyphens([vec!["bench".into(), "throughput".into()], apply(MANAGER, words, notes)?].concat()))
         }
         Tool::ConvertCheckpoint => Err(convert_checkpoint(words)),
         Tool::Run => Err(run(words)),
@@ -310,7 +312,64 @@ fn dataset(words: Vec<OsString>, notes: &mut Vec<String>) -> Result<Vec<OsString
     if let Some(kind) = words.iter_mut().find(|word| *word == "dataset") {
         *kind = "real-dataset".into();
     }
-    Ok([vec!["prepare-dataset".into()], words].concat())
+    Ok(hyphens([vec!["prepare-dataset".into()], words].concat()))
+}
+
+/// `trtllm-bench build`, which puts the engine below its workspace.
+fn engine_of_bench(mut words: Vec<OsString>, notes: &mut Vec<String>) -> Result<Vec<OsString>, String> {
+    // It chooses limits by the dataset.
+    for chooses in ["dataset", "target-input-len", "target-output-len"] {
+        if let Some(value) = take(&mut words, chooses) {
+            let value = value.to_string_lossy().into_owned();
+            notes.push(format!("note: --{chooses} {value} left out: limits are those of the model, or --max-seq-len"));
+        }
+    }
+    let named = |words: &[OsString], name: &str| words.iter().any(|w| long_name(w).is_some_and(|(own, _)| own == name));
+    let workspace = take(&mut words, "workspace").unwrap_or_else(|| "/tmp".into());
+    let model = take(&mut words, "model");
+    let read = take(&mut words, "model-path").or_else(|| model.clone());
+    if let (false, Some(name)) = (named(&words, "output-dir"), model.as_ref().or(read.as_ref())) {
+        // Where trtllm-bench puts it.
+        let name = name.to_string_lossy().trim_start_matches(['.', '/']).to_owned();
+        let place = Path::new(&workspace).join(name).join("tp_1_pp_1");
+        words.extend(["--output-dir".into(), place.into_os_string()]);
+    }
+    if let Some(read) = read {
+        words.splice(0..0, ["--model".into(), read]);
+    }
+    Ok(hyphens([vec!["build".into()], apply(BUILD, words, notes)?].concat()))
+}
+
+/// Puts the settings of a YAML file in the place of the option that names it; they win, as they do in TensorRT-LLM.
+fn settings_of_file(words: &mut Vec<OsString>, notes: &mut Vec<String>) -> Result<(), String> {
+    for option in ["extra-llm-api-options", "config"] {
+        let Some(file) = take(words, option) else { continue };
+        let settings = llm_api::read(Path::new(&file)).map_err(|why| format!("--{option}: {why}"))?;
+        let mut options = Vec::new();
+        for (name, value) in settings.options {
+            if let (Some(value), Some(given)) = (&value, take(words, name)) {
+                let given = given.to_string_lossy();
+                notes.push(format!("note: --{name} {given} left out: {} says {value}", file.to_string_lossy()));
+            }
+            options.push(format!("--{name}").into());
+            options.extend(value.map(OsString::from));
+        }
+        notes.extend(settings.notes);
+        let all = std::mem::take(words);
+        *words = with_options(all, options);
+    }
+    Ok(())
+}
+
+/// Options spelled as strobe's help spells them, up to `--`.
+fn hyphens(mut words: Vec<OsString>) -> Vec<OsString> {
+    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    for word in &mut words[..end] {
+        if let Some((name, value)) = long_name(word).filter(|_| word.to_string_lossy().contains('_')) {
+            *word = value.map_or_else(|| format!("--{name}"), |value| format!("--{name}={value}")).into();
+        }
+    }
+    words
 }
 
 fn convert_checkpoint(mut words: Vec<OsString>) -> String {
@@ -323,7 +382,15 @@ fn convert_checkpoint(mut words: Vec<OsString>) -> String {
     if let Some(bits) = take(&mut words, "weight-only-precision") {
         line.arg("--quantization").arg(bits);
     }
-    line.args(["--output-dir", "ENGINE"]);
+    line.arg("--output-dir").arg(take(&mut words, "output-dir").unwrap_or_else(|| "ENGINE".into()));
+    if let Some(ranks) = ["tp-size", "pp-size"].into_iter().find_map(|name| take(&mut words, name).filter(|n| n != "1"))
+    {
+        return format!(
+            "convert_checkpoint.py: {ONE_DEVICE} (found {} ranks); type `{}`",
+            ranks.to_string_lossy(),
+            shell::line(&line)
+        );
+    }
     format!(
         "convert_checkpoint.py: strobe builds an engine from the Hugging Face directory in one step; type `{}`",
         shell::line(&line)
@@ -350,7 +417,8 @@ fn run(mut words: Vec<OsString>) -> String {
 }
 
 fn serve(words: &[OsString]) -> String {
-    let model = words.iter().find(|word| !is_option(word)).cloned().unwrap_or_else(|| "MODEL".into());
+    let mut names = words.iter().filter(|word| !is_option(word) && *word != "serve");
+    let model = names.next().cloned().unwrap_or_else(|| "MODEL".into());
     let mut bench = Command::new("strobe");
     bench.args(["bench", "throughput", "--streaming", "--dataset", "FILE", "--request-rate", "RATE", "--model"]);
     bench.arg(model);
@@ -482,6 +550,13 @@ fn apply(fates: Fates, words: Vec<OsString>, notes: &mut Vec<String>) -> Result<
         match fate {
             Renamed(own) => made.extend([own.into(), value()?]),
             Flag(own) => made.extend(own.iter().map(OsString::from)),
+            Switch(own) => {
+                let value =
+                    inline.clone().or_else(|| words.next_if(|next| next.to_str().is_some_and(|n| switch(n).is_some())));
+                let value = value.unwrap_or_else(|| "true".into()).to_string_lossy().into_owned();
+                let on = switch(&value).ok_or_else(|| format!("--{name} {value}: expected true or false"))?;
+                made.extend([own.into(), on.into()]);
+            }
             FlagLeftOut(why) => notes.push(format!("note: --{name} left out: {why}")),
             LeftOut(why) => {
                 notes.push(format!("note: --{name} {} left out: {why}", value()?.to_string_lossy()));
@@ -491,6 +566,7 @@ fn apply(fates: Fates, words: Vec<OsString>, notes: &mut Vec<String>) -> Result<
                 if !values.contains(&value.as_str()) {
                     return Err(format!("--{name} {value}: {why}; leave it out"));
                 }
+                notes.push(format!("note: --{name} {value} left out: it is always so"));
             }
             Value(own) => {
                 let value = value()?.to_string_lossy().into_owned();
@@ -580,10 +656,35 @@ mod tests {
     }
 
     #[test]
+    fn lines_are_shown_in_words_of_one_style() {
+        assert_eq!(
+            line(
+                "gptManagerBenchmark --engine_dir E --enable_kv_cache_reuse --request_rate 50 --enable_chunked_context=false"
+            ),
+            "strobe bench throughput --engine-dir E --kv-cache-reuse enable --request-rate 50 --chunked-context disable"
+        );
+        assert_eq!(
+            line(
+                "trtllm-bench --model M --workspace=/w build --dataset d --tp_size 1 --quantization FP8 --max_seq_len 128"
+            ),
+            "strobe build --model M --quantization fp8 --max-seq-len 128 --output-dir /w/M/tp_1_pp_1"
+        );
+        assert_eq!(line("trtllm-bench --help"), "strobe bench --help");
+        assert!(said("trtllm-serve serve M --host h").unwrap_err().contains("--model M"));
+        let (_, notes) = said("trtllm-build --checkpoint_dir C --output_dir E --max_beam_width 1").unwrap();
+        assert!(notes.iter().any(|note| note.contains("--max-beam-width 1 left out")), "{notes:?}");
+    }
+
+    #[test]
     fn what_cannot_be_had_says_what_to_do() {
         for (typed, said_in_answer) in [
             ("trtllm-bench --model M throughput --dataset F --tp 2", "--tp 2: strobe runs on one device; leave it out"),
-            ("trtllm-bench --model M throughput --extra_llm_api_options y.yaml", "strobe reads no YAML"),
+            ("trtllm-bench --model M throughput --extra_llm_api_options y.yaml", "cannot read y.yaml"),
+            ("trtllm-bench --model M throughput --max_beam_width 4", "no beam search"),
+            (
+                "convert_checkpoint.py --model_dir M --output_dir C --tp_size 2",
+                "one device (found 2 ranks); type `strobe build --model M --output-dir C`",
+            ),
             (
                 "trtllm-build --checkpoint_dir C --gemm_plugin fp8",
                 "--gemm-plugin fp8: expected auto or disable; for FP8 weights pass --quantization fp8",
@@ -592,7 +693,7 @@ mod tests {
             ("trtllm-bench --model M", "expected throughput, latency, build or prepare-dataset"),
             (
                 "python3 examples/convert_checkpoint.py --model_dir M --output_dir C --dtype float16",
-                "type `strobe build --model M --dtype float16 --output-dir ENGINE`",
+                "type `strobe build --model M --dtype float16 --output-dir C`",
             ),
         ] {
             let error = said(typed).unwrap_err();

@@ -75,7 +75,7 @@ fn the_workflow_of_a_gemm_plugin_ablation_runs_unchanged() {
     assert_eq!(script.0.json_lines("d.jsonl").len(), 5);
     // The checkpoint that another tool would convert is the model itself.
     let answer = script.answer("convert_checkpoint.py --model_dir M --output_dir C --dtype float16");
-    assert_eq!(answer, "strobe build --model M --dtype float16 --output-dir ENGINE");
+    assert_eq!(answer, "strobe build --model M --dtype float16 --output-dir C");
     script.works(&answer);
     for plugin in ["auto", "disable"] {
         let done = script.works(&format!(
@@ -135,14 +135,41 @@ fn what_strobe_does_not_do_is_answered_by_lines_that_run() {
 }
 
 #[test]
+fn settings_of_a_yaml_file_are_followed() {
+    let script = Script::new();
+    script.works(
+        "strobe prepare-dataset --model M --output d.jsonl token-norm-dist --num-requests 2 --input-mean 4 --input-stdev 0 \
+         --output-mean 2 --output-stdev 0",
+    );
+    script.0.write(
+        "extra.yaml",
+        "max_batch_size: 1\nenable_chunked_prefill: true\nkv_cache_config:\n  enable_block_reuse: false\nattn_backend: TRTLLM\n",
+    );
+    let line =
+        "trtllm-bench --model M throughput --dataset d.jsonl --max_batch_size 8 --extra_llm_api_options extra.yaml";
+    let done = script.works(&format!("{line} --report_json r.json"));
+    assert_names(
+        &done.stderr,
+        &[
+            "--max-batch-size 1 --chunked-context enable --kv-cache-reuse disable",
+            "attn_backend left out",
+            "extra.yaml says 1",
+        ],
+    );
+    assert_eq!(script.0.json("r.json")["world_info"]["max_batch_size"], 1);
+}
+
+#[test]
 fn options_that_would_change_the_work_are_refused() {
     let script = Script::new();
+    script.0.write("x.yaml", "max_batch_size: 4\ntensor_parallel_size: 8\n");
     for (line, parts) in [
         ("trtllm-bench --model M throughput --dataset d --tp 2", ["--tp 2", "one device"]),
         (
             "trtllm-bench --model M throughput --dataset d --extra_llm_api_options x.yaml",
-            ["--extra-llm-api-options", "YAML"],
+            ["x.yaml, line 2", "one device"],
         ),
+        ("trtllm-bench --model M throughput --dataset d --config none.yaml", ["--config", "none.yaml"]),
         (
             "trtllm-build --checkpoint_dir M --output_dir E --gemm_plugin fp8",
             ["--gemm-plugin fp8", "--quantization fp8"],

@@ -28,7 +28,7 @@ pub struct Args {
     /// Preset, Hugging Face directory, GGUF file or engine directory whose vocabulary is used
     #[arg(long, value_name = "PRESET|DIR|FILE", global = true)]
     model: Option<String>,
-    /// tokenizer.json, or a directory that holds one
+    /// tokenizer.json, a directory that holds one, or a preset
     #[arg(long, value_name = "FILE|DIR", global = true, conflicts_with = "model")]
     tokenizer: Option<PathBuf>,
     /// File to write
@@ -245,6 +245,10 @@ fn vocabulary(args: &Args) -> Result<Vocabulary> {
     if let Some(path) = &args.tokenizer {
         let tokenizer = if path.is_dir() {
             Tokenizer::from_dir(path)?.with_context(|| format!("{} holds no tokenizer.json", path.display()))?
+        } else if let Some(preset) = path.to_str().and_then(preset) {
+            preset.tokenizer()
+        } else if !path.exists() {
+            bail!("--tokenizer: {}", unknown_model(&path.to_string_lossy()))
         } else {
             Tokenizer::from_file(path)?
         };
