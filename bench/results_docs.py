@@ -129,22 +129,31 @@ def measuring():
     wall = checksums["wall"]
     yield (f"| verifying {checksums['bytes'] / 1e9:.2f} GB of weights at load | +{wall['mean_ms']:.0f} ms (95 % CI "
            f"{wall['low_ms']:.0f} to {wall['high_ms']:.0f} ms) | `{checksums['command']}` |")
-    for words, result in verdicts():
-        yield f"| {words} | {result} | `python3 bench/verdicts.py` |"
+    for words, result, _, commit in verdicts():
+        yield f"| {words} | {result}, commit {commit} | `python3 bench/verdicts.py` |"
 
 
 def verdicts():
+    """What was compared, what came of it, and the spread and the commit of those runs."""
     parts = {name: (part["result"], part["commit"]) for name, part in read("verdicts")["parts"].items()}
     equal, commit = parts["aa"]
     called = sum(count for row in equal for outcome, count in row["outcomes"].items() if outcome in ("faster", "slower"))
-    total = sum(row["comparisons"] for row in equal)
-    yield "A/A: equal runs compared, one a side", f"{called} of {total} called different, commit {commit}"
+    total, failed = sum(row["comparisons"] for row in equal), sum(row["exit_codes"].get("1", 0) for row in equal)
+    yield ("A/A, 5 equal runs, all ordered pairs, one run a side; quiet or a core loaded, with and without `--profile`",
+           f"{called} of {total} called different, {failed} exits of 1",
+           " / ".join(f"{100 * row['spread']:.1f} %" for row in equal), commit)
     result, commit = parts["ab-aa"]
-    yield "A/A by `strobe ab`", f"{result['called']} of {result['comparisons']} called different, commit {commit}"
-    for name, words in (("one", "one run a side"), ("three", "three runs a side"), ("ab-5", "`strobe ab`")):
+    yield ("A/A by `strobe ab`", f"{result['called']} of {result['comparisons']} called different, "
+           f"{result['exit_codes'].get('1', 0)} exits of 1", "", commit)
+    for name, words in (("one", "one run a side"), ("three", "three runs a side"), ("ab-5", "`strobe ab`"), ("ab-2", "`strobe ab`")):
         result, commit = parts[name]
-        yield (f"{100 * result['slower_by']:.0f} % slower steps, {words}",
-               f"{result['found']} of {result['comparisons']} found, {result['wrong_sign']} with the wrong sign, commit {commit}")
+        found = f"{result['found']} of {result['comparisons']} found, {result['wrong_sign']} wrong signs"
+        if name == "ab-2":
+            smallest = result["smallest_size_called_no_difference"]
+            found += (f"; {result['outcomes'].get('no_difference', 0)} \"no difference larger than X\", "
+                      f"X at least {100 * smallest:.1f} %")
+        spread_ = f"{100 * result['spread']:.1f} %" if "spread" in result else ""
+        yield f"{100 * result['slower_by']:.0f} % slower steps, {words}", found, spread_, commit
 
 
 def traces():
@@ -187,35 +196,44 @@ def machines():
             f"tok/s, median {document['median']:,.0f} (most with an earlier strobe).")
 
 
+def beside(ratios, peer):
+    """A ratio to a peer; where runs disagree on its side of 1, that is what is said."""
+    if min(ratios) < 1 < max(ratios):
+        return f"no clear difference from {peer} ({min(ratios):.2f}-{max(ratios):.2f}x)"
+    return f"{times(ratios)} {peer}"
+
+
 def decisive(peers):
     """At most eight results, wins and losses, each with its command."""
     gpu = {run["name"]: run for section in ("decode", "throughput", "fp8", "peers") for run in read(f"cuda-{section}")["runs"]}
     figure = lambda name, key: gpu[name]["figures"][key]  # noqa: E731
-    value = lambda name, key: f"{figure(name, key)['median']:,.0f} tok/s"  # noqa: E731
+    rate = lambda found: f"{found['median']:,.0f} ({found['min']:,.0f}-{found['max']:,.0f}) tok/s"  # noqa: E731
+    value = lambda name, key: rate(figure(name, key))  # noqa: E731
     ratio = lambda a, b, key: f"{figure(a, key)['median'] / figure(b, key)['median']:.2f}x"  # noqa: E731
     best = max((name for name in gpu if name.startswith("peer-graph-3000")), key=lambda name: figure(name, "output_tok_s")["median"])
-    runs = lambda name, key: figure(name, key)["runs"]  # noqa: E731
     rows = ["| workload | strobe | compared with | command |", "|---|---|---|---|"]
-    rows.append(f"| H200, TinyLlama-1.1B bfloat16, 3,000 requests of 128/128 | {value('throughput-3000', 'output_tok_s')} (n={runs('throughput-3000', 'output_tok_s')}) | "
+    rows.append(f"| H200, TinyLlama-1.1B bfloat16, 3,000 requests of 128/128 | {value('throughput-3000', 'output_tok_s')} | "
                 f"{ratio('throughput-3000', best, 'output_tok_s')} PyTorch in CUDA graphs | `bench/cuda.sh throughput peers` |")
-    rows.append(f"| H200, the same model, decode, batch 1 | {value('decode-1', 'decode_tok_s')} (n={runs('decode-1', 'decode_tok_s')}) | "
+    rows.append(f"| H200, the same model, decode, batch 1 | {value('decode-1', 'decode_tok_s')} | "
                 f"{ratio('decode-1', 'peer-graph-1', 'decode_tok_s')} PyTorch in a CUDA graph | `bench/cuda.sh decode peers` |")
     short = figure("fp8-short", "output_tok_s")
-    rows.append(f"| H200, Llama-3.1-8B FP8, 128/128 | {short['median']:,.0f} tok/s (n={short['runs']}) | "
-                f"{short['median'] / cuda.PUBLISHED['fp8-short']:.2f}x what TensorRT-LLM publishes | `bench/cuda.sh fp8` |")
+    rows.append(f"| H200, Llama-3.1-8B FP8, 128/128 | {rate(short)} | "
+                f"{short['median'] / cuda.PUBLISHED['fp8-short']:.2f}x TensorRT-LLM's published figure (not rerun) | `bench/cuda.sh fp8` |")
     command = "bench/peers/run.py"
     for workload, kind, words in (("prefill", "int8", "prefill of 512"), ("decode", "bfloat16", "decode, batch 1")):
         own = [value for entry in peers.of(workload, kind) for value in entry["strobe"]["values"]]
-        against = ", ".join(f"{times(peers.ratio(workload, kind, peer))} {peer}" for peer in
+        against = ", ".join(beside(peers.ratio(workload, kind, peer), peer) for peer in
                             dict.fromkeys(entry["peer"] for entry in peers.of(workload, kind)))
         rows.append(f"| 2 CPU cores, TinyLlama-1.1B {kind}, {words} | {spread(own)} tok/s | {against} | `{command}` |")
     kineto = read("traces-kineto")["report"]
     hta, own = kineto["hta"]["median_wall_s"], kineto["strobe analyze"]["median_wall_s"]
     rows.append(f"| PyTorch trace of {kineto['bytes'] / 1e6:.0f} MB, all reports | {own:.2f} s (n=5) | {hta / own:.0f}x Holistic Trace "
                 f"Analysis | `bench/traces.sh` |")
-    every = dict(verdicts())
-    rows.append(f"| A/A: equal runs compared, one a side | {every['A/A: equal runs compared, one a side'].split(',')[0]} | | `bench/verdicts.py` |")
-    rows.append(f"| 5 % slower build, `strobe ab` | {every['5 % slower steps, `strobe ab`'].split(',')[0]} | | `bench/verdicts.py` |")
+    every = {words.split(",")[0] if words.startswith("A/A,") else words: result for words, result, *_ in verdicts()}
+    false = every["A/A"].split(" called")[0]
+    rows.append(f"| Equal runs compared (A/A), one a side: false alarms | {false} | | `bench/verdicts.py` |")
+    found = every["5 % slower steps, `strobe ab`"].split(",")[0]
+    rows.append(f"| Build with 5 % slower steps, `strobe ab`: detected | {found.replace(' found', '')} | | `bench/verdicts.py` |")
     return rows
 
 
@@ -226,6 +244,9 @@ def main():
     replace(PAGE, "cpu-peers", [*head, *peers.rows(), "", peers.conditions(), "", "\n\n".join(peers.more())])
     replace(PAGE, "cpu-runs", cpu_runs())
     replace(PAGE, "measuring", measuring())
+    table = [f"| {words} | {result} | {spread_} | {commit} |" for words, result, spread_, commit in verdicts()]
+    head = ["| | result | standard deviation of the runs | commit |", "|---|---|---|---|"]
+    replace(ROOT / "docs/verdicts.md", "verdicts", [*head, *table])
     replace(PAGE, "traces", traces())
     replace(PAGE, "sim-speed", simulator())
     replace(PAGE, "cuda-machines", [machines()])

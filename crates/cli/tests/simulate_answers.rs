@@ -59,7 +59,11 @@ fn a_capacity_holds_in_fresh_long_runs_and_five_per_cent_more_does_not() {
     let text = sandbox.ok(&format!("simulate capacity {limits} {SMALL} {COST} --runs 8")).stdout;
     assert_names(
         &text,
-        &["8 of 8 fresh runs", "binding: ttft p99 of 30 ms, because of --max-batch-size", "--max-batch-size 8"],
+        &[
+            "8 of 8 runs with new seeds",
+            "binding: above this rate ttft p99 of 30 ms breaks first, because of --max-batch-size",
+            "--max-batch-size 8",
+        ],
     );
 }
 

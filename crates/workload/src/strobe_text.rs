@@ -128,7 +128,7 @@ fn latencies(text: &mut Text, m: &Metrics) {
     }
     if let Some(size) = m.effective_num_requests {
         text.line(format_args!(
-            "By the correlation of neighbours these {} requests are worth {size:.0} independent ones.",
+            "Neighbouring requests are correlated: these {} count as about {size:.0} independent.",
             m.num_requests
         ));
     }

@@ -28,11 +28,21 @@ use crate::{output, run_dir};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe bench throughput --engine-dir E --dataset d.jsonl
+  strobe bench latency --engine-dir E --dataset d.jsonl --num-requests 8
+  strobe bench kernels --op gemm,gemv --dtype bfloat16
+  strobe bench moe-balance --model mixtral-small --dataset d.jsonl";
+
+const THROUGHPUT_EXAMPLES: &str = "EXAMPLES:
+  strobe bench throughput --engine-dir E --dataset d.jsonl
   strobe bench throughput --model tinyllama-1.1b --dataset d.jsonl --profile 10-20 --output-dir RUN
   strobe bench throughput --engine-dir E --dataset d.jsonl --request-rate 2 --arrival poisson --streaming
-  strobe bench latency --engine-dir E --dataset d.jsonl --num-requests 8
   strobe bench throughput --engine-dir E --dataset d.jsonl --measure-profiler-overhead
   strobe bench throughput --model tinyllama-1.1b --dataset d.jsonl --runtime pytorch-graph --max-batch-size 1024";
+
+const LATENCY_EXAMPLES: &str = "EXAMPLES:
+  strobe bench latency --engine-dir E --dataset d.jsonl --num-requests 8
+  strobe bench latency --engine-dir E --dataset d.jsonl --num-requests 8 --concurrency 4 --streaming
+  strobe bench latency --model tinyllama-1.1b --dataset d.jsonl --profile 10-20 --output-dir RUN";
 
 const KERNEL_EXAMPLES: &str = "EXAMPLES:
   strobe bench kernels                                      every kernel with the shapes of tinyllama-1.1b
@@ -50,10 +60,10 @@ pub struct Args {
 #[derive(Subcommand)]
 enum Mode {
     /// Measure throughput: all requests batched
-    #[command(before_help = EXAMPLES)]
+    #[command(before_help = THROUGHPUT_EXAMPLES)]
     Throughput(Box<BenchArgs>),
     /// Measure latency: one request at a time
-    #[command(before_help = EXAMPLES)]
+    #[command(before_help = LATENCY_EXAMPLES)]
     Latency(Box<BenchArgs>),
     /// Measure the speed-up of perfect expert balance in an MoE model
     #[command(before_help = moe_balance::EXAMPLES, mut_args(moe_balance::in_help))]

@@ -177,7 +177,7 @@ fn fewest(args: &Args, built: &Built, search: &Search) -> Result<()> {
 }
 
 fn in_runs(tried: &Tried) -> String {
-    format!("in {} of {} fresh runs of {} requests", tried.held, tried.runs, tried.requests)
+    format!("in {} of {} runs with new seeds, {} requests each", tried.held, tried.runs, human::count(tried.requests))
 }
 
 fn values(seen: &[Seen]) -> String {
@@ -223,7 +223,7 @@ fn largest(args: &Args, built: &Built, search: &Search) -> Result<()> {
 /// Why the rate is not larger.
 fn binding(found: &Capacity, policy: &Policy) -> String {
     let what = match &found.binds.slo {
-        Some(slo) => format!("{} of {} ms", slo.name(), slo.limit_ms),
+        Some(slo) => format!("above this rate {} of {} ms breaks first", slo.name(), slo.limit_ms),
         None => "saturation (a queue that grows, or requests refused)".into(),
     };
     let why = match (found.binds.resource, policy) {
@@ -254,19 +254,21 @@ fn text(found: &Capacity, scenario: &Scenario) -> String {
         format!("{own}; nothing is drawn at random, so that all runs are the same; at 5 % more they {above}\n")
     } else {
         let above = &found.tried_above;
-        let (low, high) = found.interval_req_s;
-        let seeds = found.replications_req_s.len();
+        let rates = &found.replications_req_s;
+        let (low, high) = rates.iter().fold((f64::MAX, 0f64), |(low, high), rate| (low.min(*rate), high.max(*rate)));
+        let lower = if rate < low { "; the answer is lower, because other seeds hold it too" } else { "" };
         format!(
-            "{own} {}; at 5 % more in {} of {}\n  {seeds} seeds   {low:.3} to {high:.3} {unit}, mean of their largest rates with 95 % confidence\n",
+            "{own} {}; at 5 % more in {} of {}\n  {} seeds alone {low:.1} to {high:.1} {unit}{lower}\n",
             in_runs(&found.tried),
             above.held,
-            above.runs
+            above.runs,
+            rates.len()
         )
     };
     text.push_str(&values(&found.values_ms));
     let batch = &found.at_capacity.batch;
     text.push_str(&format!(
-        "  binding: {}; at this rate {:.1} % busy, {:.1} requests per iteration\n",
+        "  binding: {}; at the answer servers are {:.1} % busy, {:.1} requests per iteration\n",
         binding(found, &scenario.policy),
         batch.utilization * 100.0,
         batch.time_mean_requests
