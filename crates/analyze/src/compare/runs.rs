@@ -4,7 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use strobe_stats::{Estimate, LogSpread, Range, needed_pairs, needed_runs, paired, pooled_spread, unpaired};
+use strobe_stats::{
+    Estimate, LogSpread, PercentileRule, Range, needed_pairs, needed_runs, paired, percentile, pooled_spread, sorted,
+    unpaired,
+};
 use strobe_trace::IterationKind;
 
 use super::verdict::Outcome;
@@ -33,7 +36,14 @@ pub struct Cell {
     pub iterations: u64,
     /// Their wall time in all.
     pub total_ns: f64,
+    /// The lower quartile of their wall times; absent in reports of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lower_quartile_ns: Option<f64>,
 }
+
+/// What disturbs an iteration makes it longer and never shorter: the lower quartile is that of the undisturbed ones as long as
+/// fewer than three in four are disturbed. On a shared machine it varied 20 times less between equal runs than their means.
+const LOWER_QUARTILE: f64 = 0.25;
 
 /// Prompt tokens are told apart by this many leading binary digits, so that a long run has few batches.
 const DIGITS: u32 = 4;
@@ -45,19 +55,24 @@ impl Cell {
             let dropped = (u32::BITS - tokens.leading_zeros()).saturating_sub(DIGITS);
             tokens >> dropped << dropped
         };
-        let mut cells: BTreeMap<(u32, u32), Cell> = BTreeMap::new();
+        let mut walls: BTreeMap<(u32, u32), Vec<f64>> = BTreeMap::new();
         for (context_tokens, generation_requests, wall_ns) in iterations {
-            let context_tokens = coarse(context_tokens);
-            let cell = cells.entry((context_tokens, generation_requests)).or_insert(Cell {
-                context_tokens,
-                generation_requests,
-                iterations: 0,
-                total_ns: 0.0,
-            });
-            cell.iterations += 1;
-            cell.total_ns += wall_ns;
+            walls.entry((coarse(context_tokens), generation_requests)).or_default().push(wall_ns);
         }
-        cells.into_values().collect()
+        let cell = |((context_tokens, generation_requests), walls): (_, Vec<f64>)| Cell {
+            context_tokens,
+            generation_requests,
+            iterations: walls.len() as u64,
+            total_ns: walls.iter().sum(),
+            lower_quartile_ns: percentile(&sorted(&walls), LOWER_QUARTILE, PercentileRule::Linear),
+        };
+        walls.into_iter().map(cell).collect()
+    }
+
+    /// What an iteration typically takes when nothing disturbs it; the mean where a report is older.
+    fn typical_ns(&self, quartiles: bool) -> f64 {
+        let mean = self.total_ns / self.iterations.max(1) as f64;
+        if quartiles { self.lower_quartile_ns.unwrap_or(mean) } else { mean }
     }
 
     /// Prompts only, generation only, or both.
@@ -644,7 +659,7 @@ struct KindSeries {
     kind: IterationKind,
     /// Its share of the time of all iterations.
     share: f64,
-    /// The mean time of an iteration in each run, in milliseconds.
+    /// What an iteration typically takes in each run, in milliseconds.
     values: Vec<f64>,
 }
 
@@ -666,19 +681,51 @@ fn kind_series(runs: &[&RunFacts]) -> Vec<KindSeries> {
         if total <= 0.0 || time < SMALL_KIND * total || covered < MOSTLY_COVERED * time {
             return None;
         }
-        let weights: Vec<f64> =
-            common.iter().map(|batch| cells(batch).iter().map(|cell| cell.iterations).sum::<u64>() as f64).collect();
-        let mean = |cells: &BTreeMap<(u32, u32), Cell>| {
-            let of = |(batch, weight): (&(u32, u32), &f64)| {
-                cells.get(batch).map_or(0.0, |cell| weight * cell.total_ns / cell.iterations as f64)
-            };
-            common.iter().zip(&weights).map(of).sum::<f64>() / weights.iter().sum::<f64>() / 1e6
+        // Times of a batch as ratios to what they are over all runs; a run's ratio is the lower quartile over the batches,
+        // by the time that these take: a burst of the machine that hits one batch does not make a run slow.
+        let quartiles = common.iter().flat_map(cells).all(|cell| cell.lower_quartile_ns.is_some());
+        let usual = |batch: &(u32, u32)| {
+            let of: Vec<f64> = cells(batch).iter().map(|cell| cell.typical_ns(quartiles).max(1.0).ln()).collect();
+            (of.iter().sum::<f64>() / of.len() as f64).exp()
         };
-        Some(KindSeries { kind, share: time / total, values: runs.iter().map(mean).collect() })
+        let batches: Vec<((u32, u32), f64, f64)> = common
+            .iter()
+            .map(|batch| {
+                let iterations = cells(batch).iter().map(|cell| cell.iterations).sum::<u64>() as f64;
+                (*batch, usual(batch), iterations)
+            })
+            .collect();
+        let mean = batches.iter().map(|(_, usual, n)| usual * n).sum::<f64>()
+            / batches.iter().map(|(_, _, n)| n).sum::<f64>()
+            / 1e6;
+        let ratio = |cells: &BTreeMap<(u32, u32), Cell>| {
+            let ratios = batches.iter().filter_map(|(batch, usual, n)| {
+                Some((cells.get(batch)?.typical_ns(quartiles) / usual, usual * n))
+            });
+            if quartiles { lower_quartile_of(ratios.collect()) } else { mean_of(ratios.collect()) }
+        };
+        Some(KindSeries { kind, share: time / total, values: runs.iter().map(|cells| mean * ratio(cells)).collect() })
     };
     let mut found: Vec<KindSeries> = IterationKind::ALL.into_iter().filter_map(series).collect();
     found.sort_by(|x, y| y.share.total_cmp(&x.share));
     found
+}
+
+/// The mean of values with weights.
+fn mean_of(values: Vec<(f64, f64)>) -> f64 {
+    values.iter().map(|(value, weight)| value * weight).sum::<f64>() / values.iter().map(|(_, weight)| weight).sum::<f64>()
+}
+
+/// The value below which a quarter of the weight lies.
+fn lower_quartile_of(mut values: Vec<(f64, f64)>) -> f64 {
+    values.sort_by(|x, y| x.0.total_cmp(&y.0));
+    let quarter = LOWER_QUARTILE * values.iter().map(|(_, weight)| weight).sum::<f64>();
+    let mut below = 0.0;
+    let found = values.iter().find(|(_, weight)| {
+        below += weight;
+        below >= quarter
+    });
+    found.map_or(f64::NAN, |(value, _)| *value)
 }
 
 /// Kinds of iteration compared, most time first.
@@ -689,10 +736,15 @@ fn kinds(sides: &[Vec<&RunFacts>; 2], how: &How) -> Vec<Quantity> {
     let chosen = kind_series(&sides.concat());
     // Several questions are asked: each answer has to be surer.
     let confidence = 1.0 - (1.0 - how.confidence) / chosen.len().max(1) as f64;
-    let how = How { confidence, ..*how };
+    // Undisturbed iterations hardly vary within a state of the machine, and their spread says nothing of its states.
+    let between = match how.evidence {
+        Evidence::Pairs => how.between,
+        _ => how.between.max(BETWEEN_PROCESSES),
+    };
+    let how = How { confidence, between, ..*how };
     let compared = |series: KindSeries| {
         let (a, b) = series.values.split_at_checked(sides[0].len())?;
-        let unit = format!("ms per {} iteration", series.kind);
+        let unit = format!("ms per typical {} iteration", series.kind);
         let quantity = Quantity::of(series.kind.as_str(), &unit, false, [a, b], &how)?;
         Some(Quantity { share: Some(series.share), ..quantity })
     };

@@ -1,7 +1,10 @@
 //! Faster, slower, no difference, or not to be told; and the sentence that says why.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use strobe_stats::Range;
+use strobe_trace::IterationKind;
 
 use super::names::{short, short_pair, unlike};
 use super::runs::{BETWEEN_PROCESSES, DecidedBy, Evidence, Quantity, WholeRuns, largest, outcome_of};
@@ -493,12 +496,32 @@ pub(super) fn explanation(comparison: &Comparison, where_from: &str) -> Option<S
         cause(group, part)
     });
     let why = why.map_or(String::new(), |why| format!(" ({why})"));
-    let mut text = format!("{} {} per {where_from}{why}", capitalised(&main.name), moved(main.delta_ns));
+    let place = where_alone(&comparison.groups, &main.name).map_or(String::new(), |kind| format!(", in {kind} iterations only"));
+    let mut text = format!("{} {} per {where_from}{place}{why}", capitalised(&main.name), moved(main.delta_ns));
     if rest.abs() > 0.02 * delta.abs() {
         text.push_str(&format!(", the rest {}", moved(rest)));
     }
     text.push('.');
     Some(text)
+}
+
+/// A kind of iteration that accounts for at least this much of a change has it alone.
+const ALONE: f64 = 0.9;
+
+/// The one kind of iteration in which a part changed, where others take time too.
+fn where_alone(groups: &[GroupComparison], part: &str) -> Option<IterationKind> {
+    let mut kinds: BTreeMap<IterationKind, [f64; 2]> = BTreeMap::new();
+    for group in groups {
+        let change = group.parts.iter().find(|p| p.part == part).map_or(0.0, |p| p.delta_ns);
+        let [time, moved] = kinds.entry(group.kind?).or_default();
+        *time += group.weight * (group.a_wall_ns + group.b_wall_ns);
+        *moved += group.weight * change;
+    }
+    let sum = |of: fn(&[f64; 2]) -> f64| kinds.values().map(of).sum::<f64>();
+    let (time, moved) = (sum(|kind| kind[0]), sum(|kind| kind[1].abs()));
+    let (kind, [_, most]) = kinds.iter().max_by(|x, y| x.1[1].abs().total_cmp(&y.1[1].abs()))?;
+    let others_matter = kinds.iter().any(|(other, [own, _])| other != kind && *own >= SMALL_GROUP * time);
+    (others_matter && most.abs() >= ALONE * moved).then_some(*kind)
 }
 
 fn capitalised(text: &str) -> String {
@@ -580,8 +603,8 @@ fn cause(group: &GroupComparison, part: &PartChange) -> Option<String> {
             format!("{}: {} -> {} calls", short(kernel.label()), number(kernel.a_count), number(kernel.b_count))
         }
         (Some(_), Some(_)) => format!("{} {}", calls(kernel.b_count), short(kernel.label())),
-        (Some(a), None) => format!("{} {}, only in A", calls(kernel.a_count), short(a)),
-        (None, Some(b)) => format!("{} {}, only in B", calls(kernel.b_count), short(b)),
+        (Some(a), None) => format!("{} {} in A, none in B", calls(kernel.a_count), short(a)),
+        (None, Some(b)) => format!("{} {} in B, none in A", calls(kernel.b_count), short(b)),
         (None, None) => return None,
     })
 }

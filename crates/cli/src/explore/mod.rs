@@ -113,7 +113,7 @@ pub fn pair_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], headline
     let budgets: Vec<(&str, &[IterationBudget])> = budgets.iter().map(|(side, b)| (*side, b.as_slice())).collect();
     let contexts: Vec<&Context> = shown.iter().map(|(_, _, context)| *context).collect();
     Explorer {
-        title: format!("{} against {}", comparison.names[1], comparison.names[0]),
+        title: format!("{} vs {}", comparison.names[0], comparison.names[1]),
         subtitle: shown
             .iter()
             .map(|(letter, name, context)| format!("{letter} = {name} ({})", subtitle(context)))

@@ -1,0 +1,65 @@
+//! Whole runs on a machine that disturbs them in bursts.
+
+use strobe_analyze::compare::runs::{Cell, DecidedBy, Metric, RunFacts};
+use strobe_analyze::compare::{Outcome, Runs};
+
+/// A run of 8 prefills and 64 decode iterations, each slower by `share`; the last `hit` iterations of both kinds take three
+/// times as long.
+fn run(name: &str, share: f64, hit: usize) -> RunFacts {
+    let wall = |place: usize, count: usize, ms: f64| {
+        // Contexts grow, so equal batches do not take exactly equal times.
+        ms * 1e6 * (1.0 + share) * (1.0 + 0.02 * place as f64 / count as f64) * if place + hit >= count { 3.0 } else { 1.0 }
+    };
+    let prefills = (0..8).map(|i| (2048, 0, wall(i, 8, 100.0)));
+    let decodes = (0..64).map(|i| (0, 64, wall(i, 64, 12.0)));
+    let iterations: Vec<(u32, u32, f64)> = prefills.chain(decodes).collect();
+    let total: f64 = iterations.iter().map(|i| i.2).sum();
+    let throughput = Metric {
+        name: "Output throughput (tokens/sec)".into(),
+        unit: "output tok/s".into(),
+        higher_is_better: true,
+        value: 4096.0 / (total / 1e9),
+    };
+    let cells = Cell::group(iterations.into_iter());
+    RunFacts { name: name.into(), metrics: vec![throughput], cells, ..RunFacts::default() }
+}
+
+fn judged(a: [usize; 3], b: [usize; 3], slower: f64) -> strobe_analyze::compare::WholeRuns {
+    let side = |hits: [usize; 3], share: f64| {
+        hits.iter().enumerate().map(|(process, &hit)| RunFacts { process, ..run("run", share, hit) }).collect()
+    };
+    Runs { sides: [side(a, 0.0), side(b, slower)], ..Runs::default() }.judge(0.05)
+}
+
+#[test]
+fn bursts_of_the_machine_hide_a_difference_from_totals_and_not_from_typical_iterations() {
+    let found = judged([0, 4, 1], [3, 0, 5], 0.10);
+    assert_eq!((found.outcome, found.decided_by), (Outcome::Slower, DecidedBy::Iterations));
+    assert_eq!(found.figures[0].outcome, Outcome::CannotTell, "{:?}", found.figures[0]);
+    let decode = found.kinds.iter().find(|kind| kind.name == "decode").unwrap();
+    assert!((decode.time_change - 0.10).abs() < 0.005, "{decode:?}");
+}
+
+#[test]
+fn bursts_alone_are_no_difference_of_the_builds() {
+    let found = judged([0, 0, 1], [5, 4, 6], 0.0);
+    assert!(!found.kinds.iter().any(|kind| kind.outcome.is_difference()), "{:?}", found.kinds);
+    assert!(!(found.outcome.is_difference() && found.decided_by == DecidedBy::Iterations));
+}
+
+#[test]
+fn small_differences_between_blocks_of_runs_are_the_machines() {
+    // All within 0.1 %, 1.5 % apart: another minute of a shared machine does that.
+    let found = judged([0, 4, 1], [3, 0, 5], 0.015);
+    assert!(!found.kinds.iter().any(|kind| kind.outcome.is_difference()), "{:?}", found.kinds);
+}
+
+#[test]
+fn reports_without_quartiles_are_compared_by_means() {
+    let mut old = [run("a", 0.0, 0), run("b", 0.0, 0), run("c", 0.2, 0), run("d", 0.2, 0)];
+    old.iter_mut().flat_map(|run| &mut run.cells).for_each(|cell| cell.lower_quartile_ns = None);
+    let [a, b, c, d] = old;
+    let found = Runs { sides: [vec![a, b], vec![c, d]], ..Runs::default() }.judge(0.05);
+    let decode = found.kinds.iter().find(|kind| kind.name == "decode").unwrap();
+    assert!((decode.time_change - 0.2).abs() < 1e-6, "{decode:?}");
+}
