@@ -603,7 +603,7 @@ pub fn report(context: &Context) -> Report {
     let kinds = budget_by_kind(&budgets);
     let mut report = Report::new("budget", TITLE);
     match &context.iterations.method {
-        Some(method) if !budgets.is_empty() => {
+        Some(_) if !budgets.is_empty() => {
             let of = if on_cpu {
                 "its recorded wall time"
             } else {
@@ -613,10 +613,10 @@ pub fn report(context: &Context) -> Report {
                 .sheet(side_by_side(&kinds))
                 .sheet(kinds_sheet(&kinds))
                 .sheet(worst_sheet(context, &budgets, &kinds))
-                .note(format!("Iterations were found {method}; what is split is {of}."))
+                .note(format!("Iterations were found {}; what is split is {of}.", context.iterations.how()))
                 .note("Means add up to the mean wall time and shares to 100 % of it; medians do not add up.");
         }
-        _ => report = report.note("No iterations were found: only whole devices are split."),
+        _ => report = report.note(context.iterations.sentence()).note("Only whole devices are split."),
     }
     if budgets.iter().flat_map(|b| &b.parts).any(|(part, _)| *part == Part::CpuWait) {
         report = report.note(match on_cpu {

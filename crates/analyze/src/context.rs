@@ -9,7 +9,7 @@ use crate::attribution::{Attribution, innermost_ranges};
 use crate::categories::{Categories, Rules};
 use crate::critical_path;
 use crate::intervals::{Span, SpanSet};
-use crate::iterations::{Detected, Method, detect};
+use crate::iterations::{Detected, Method, detect, detect_by_count};
 use crate::launch::{Launch, launches};
 use crate::own_time::own_times;
 use crate::roofline::{Roofline, roofline};
@@ -46,13 +46,18 @@ pub struct Options {
     pub rules: Rules,
     /// A regular expression for the names of ranges that are iterations.
     pub iteration_range: Option<regex::Regex>,
+    /// How often what repeats once per iteration does; [`Self::iteration_range`] goes first.
+    pub iterations: Option<usize>,
 }
 
 impl<'t> Context<'t> {
     /// Classifies the ops and finds the iterations.
     pub fn new(trace: &'t Trace, options: &Options) -> Self {
         let categories = Categories::of(trace, &options.rules);
-        let iterations = detect(trace, options.iteration_range.as_ref());
+        let iterations = match (&options.iteration_range, options.iterations) {
+            (None, Some(count)) => detect_by_count(trace, count),
+            (range, _) => detect(trace, range.as_ref()),
+        };
         Self::with(trace, categories, iterations)
     }
 

@@ -189,11 +189,7 @@ fn devices(context: &Context, times: &[DeviceTime]) -> Sheet {
 fn notes(context: &Context) -> Vec<String> {
     let (trace, ops) = (context.trace, &context.trace.ops);
     let mut notes = Vec::new();
-    let iterations = &context.iterations;
-    notes.push(match &iterations.method {
-        Some(method) => format!("{}, found {method}.", iterations.counted()),
-        None => "No iterations were found; name their ranges with --iteration-range REGEX.".to_owned(),
-    });
+    notes.push(context.iterations.sentence());
     let unseen = context.unseen().length();
     if unseen > 0 {
         notes.push(format!(
@@ -207,7 +203,7 @@ fn notes(context: &Context) -> Vec<String> {
             let time: i64 = (0..ops.len()).filter(|&i| keep(i)).map(|i| ops.duration(i)).sum();
             format!("{:.1} %", 100.0 * time as f64 / total as f64)
         };
-        let in_iterations = share(&|i| iterations.of_op.get(i).is_some_and(|&found| found != NONE));
+        let in_iterations = share(&|i| context.iterations.of_op.get(i).is_some_and(|&found| found != NONE));
         let classified = share(&|i| context.categories.of_op(i).name != "unclassified");
         notes.push(format!(
             "Of the time of all ops (sum of durations), {in_iterations} lies in iterations and {classified} in known categories."
@@ -232,7 +228,7 @@ fn notes(context: &Context) -> Vec<String> {
             notes.push(format!("{silent} of {} processes made GPU calls but have no GPU rows.", trace.processes.len()));
         }
     }
-    match trace.meta.graph_mode {
+    match trace.meta.graph_mode.filter(|_| launches_graphs(trace)) {
         Some(GraphMode::Graph) => notes.push(
             "CUDA graphs were captured in graph mode: their kernels are hidden behind one row per launch. Capture with `nsys profile --cuda-graph-trace=node` to see them; that mode slows replays down."
                 .to_owned(),
@@ -248,4 +244,12 @@ fn notes(context: &Context) -> Vec<String> {
         notes.push(format!("{cause}: the trace is partial."));
     }
     notes
+}
+
+/// Whether any CUDA graph was launched: a mode of capture says nothing where there was nothing to capture.
+fn launches_graphs(trace: &Trace) -> bool {
+    let by_op = trace.ops.kind.contains(&OpKind::Graph) || trace.ops.graph_node.iter().any(|&node| node != 0);
+    let mut known: std::collections::HashMap<strobe_trace::StrId, bool> = Default::default();
+    let mut launches = |name| *known.entry(name).or_insert_with(|| trace.text(name).contains("GraphLaunch"));
+    by_op || trace.calls.name.iter().any(|&name| launches(name))
 }

@@ -8,7 +8,10 @@ use strobe_analyze::compare::{Outcome, Runs};
 fn run(name: &str, share: f64, hit: usize) -> RunFacts {
     let wall = |place: usize, count: usize, ms: f64| {
         // Contexts grow, so equal batches do not take exactly equal times.
-        ms * 1e6 * (1.0 + share) * (1.0 + 0.02 * place as f64 / count as f64) * if place + hit >= count { 3.0 } else { 1.0 }
+        ms * 1e6
+            * (1.0 + share)
+            * (1.0 + 0.02 * place as f64 / count as f64)
+            * if place + hit >= count { 3.0 } else { 1.0 }
     };
     let prefills = (0..8).map(|i| (2048, 0, wall(i, 8, 100.0)));
     let decodes = (0..64).map(|i| (0, 64, wall(i, 64, 12.0)));

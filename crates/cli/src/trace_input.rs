@@ -17,6 +17,9 @@ pub struct ViewArgs {
     /// Ranges whose name matches this regular expression are the iterations
     #[arg(long, value_name = "REGEX")]
     iteration_range: Option<String>,
+    /// What repeats N times is one iteration each; `strobe analyze TRACE --list-iterations` shows what does
+    #[arg(long, value_name = "N", conflicts_with = "iteration_range")]
+    iterations: Option<std::num::NonZeroUsize>,
     /// A TOML file with rules that put kernels into categories, tried before the built-in ones
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
@@ -41,7 +44,7 @@ impl ViewArgs {
             }
             None => Rules::builtin(),
         };
-        Ok(Options { rules, iteration_range })
+        Ok(Options { rules, iteration_range, iterations: self.iterations.map(usize::from) })
     }
 }
 
@@ -85,7 +88,20 @@ pub fn context<'t>(trace: &'t Trace, options: &Options) -> Result<Context<'t>> {
     if let Some(range) = &options.iteration_range
         && context.iterations.list.is_empty()
     {
-        bail!("--iteration-range `{range}` matches no range of the trace; `--report nvtx-sum` lists their names");
+        bail!("--iteration-range `{range}` matches no range of the trace; --list-iterations lists their names");
+    }
+    if let Some(count) = options.iterations
+        && context.iterations.list.is_empty()
+    {
+        let counts: Vec<String> = context.iterations.candidates.iter().map(|c| c.count.to_string()).collect();
+        let known = if counts.is_empty() {
+            "nothing repeats in it".to_owned()
+        } else {
+            format!("what repeats comes {} times", counts.join(", "))
+        };
+        bail!(
+            "--iterations {count}: nothing repeats {count} times in the trace; {known}; --list-iterations shows what"
+        );
     }
     Ok(context)
 }

@@ -97,16 +97,26 @@ impl Estimate {
     }
 }
 
+/// Degrees of freedom that the spread of earlier runs counts for at most beside repeats of now: how much equal runs differ
+/// changes from hour to hour on a shared machine, however many runs an hour had.
+const STORED_FREEDOM: f64 = 8.0;
+
+/// Repeats that differ more than this many times as much as earlier runs did say that the machine is another one today (a
+/// variance ratio of 4 is beyond what three runs a side show by chance in 95 of 100 cases).
+const ANOTHER_SPREAD: f64 = 2.0;
+
 /// Compares independent runs. `stored` is what equal runs showed before: it stands in where a side has a single run, and
-/// backs up few repeats. Repeats that differ more than it are taken by themselves. None without any spread, of no runs,
-/// or of values that have no logarithm.
+/// backs up few repeats, which alone say little about their own spread. Repeats that differ much more than it are taken by
+/// themselves. None without any spread, of no runs, or of values that have no logarithm.
 #[must_use]
 pub fn unpaired(a: &[f64], b: &[f64], stored: Option<Spread>) -> Option<Estimate> {
     let centre =
         |side: &[f64]| mean(&side.iter().map(|value| value.ln()).collect::<Vec<_>>()).filter(|x| x.is_finite());
     let log_ratio = centre(b)? - centre(a)?;
     let spread = match (pooled_spread(&[a, b]), stored) {
-        (Some(own), Some(stored)) if own.sd <= stored.sd => own.pooled_with(&stored),
+        (Some(own), Some(stored)) if own.sd <= ANOTHER_SPREAD * stored.sd => {
+            own.pooled_with(&Spread { freedom: stored.freedom.min(STORED_FREEDOM), ..stored })
+        }
         (Some(own), _) => own,
         (None, stored) => stored?,
     };
@@ -222,12 +232,30 @@ mod tests {
     }
 
     #[test]
-    fn repeats_that_differ_more_than_what_is_stored_are_taken_by_themselves() {
+    fn repeats_that_differ_much_more_than_what_is_stored_are_taken_by_themselves() {
         let stored = Some(Spread { sd: 0.001, freedom: 9.0 });
         let noisy = unpaired(&[100.0, 110.0, 120.0], &[101.0, 111.0, 121.0], stored).unwrap();
         assert_eq!(noisy.freedom, 4.0);
         let quiet = unpaired(&[100.0, 100.01, 100.02], &[101.0, 101.01, 101.02], stored).unwrap();
-        assert_eq!(quiet.freedom, 13.0);
+        assert_eq!(quiet.freedom, 12.0);
+    }
+
+    #[test]
+    fn few_repeats_lean_on_what_is_stored_and_false_alarms_stay_rare_on_a_noisier_day() {
+        let mut stored_rng = Rng::new(5, "stored");
+        let mut misses = |today: f64| {
+            1.0 - coverage(1.0, 0.99, |rng| {
+                let before = runs(&mut stored_rng, 20, 100.0, 0.02);
+                let stored = pooled_spread(&[&before]);
+                unpaired(&runs(rng, 3, 100.0, today), &runs(rng, 3, 100.0, today), stored).unwrap()
+            })
+        };
+        let (same, noisier, twice) = (misses(0.02), misses(0.03), misses(0.04));
+        assert!(same < 0.012 && noisier < 0.03 && twice < 0.05, "{same} {noisier} {twice}");
+        // Three runs alone would hardly ever show 10 % at a spread of 2 %; with what is stored they nearly always do.
+        let stored = Some(Spread { sd: 0.02, freedom: 19.0 });
+        let half = |stored| unpaired(&[98.0, 100.0, 102.0], &[98.0, 100.0, 102.0], stored).unwrap().half_width(0.99);
+        assert!(half(stored) < 0.055 && half(None) > 0.07, "{} {}", half(stored), half(None));
     }
 
     #[test]

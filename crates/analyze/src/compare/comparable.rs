@@ -28,9 +28,6 @@ const NO_NAMES_SHARED: f64 = 0.05;
 /// The same for the share of distinct names, of the side that has fewer.
 const FEW_DISTINCT_NAMES: f64 = 0.1;
 
-/// Two windows whose kernel counts differ by more than this did not do the same work.
-const SAME_WORK: f64 = 0.01;
-
 /// What one side is like, over all its traces.
 struct Nature {
     ops: usize,
@@ -207,15 +204,19 @@ impl Judged {
     /// When no iterations can be aligned: says why whole windows are compared, and whether they may be.
     pub fn windows_only(
         &mut self,
-        a: &[Context],
-        b: &[Context],
+        contexts: [&[Context]; 2],
         sides: &[Side; 2],
         left_out: &[LeftOut],
         notes: &mut Vec<String>,
     ) {
         let found = [0, 1].map(|side| !sides[side].samples.is_empty());
+        for (letter, side) in SIDES.iter().zip(contexts) {
+            if let Some(without) = side.iter().find(|context| context.iterations.list.is_empty()) {
+                notes.push(format!("{letter}: {}", without.iterations.why_none()));
+            }
+        }
         match found {
-            [false, false] => notes.push("no iterations were found: whole windows are compared".to_owned()),
+            [false, false] => notes.push("whole windows are compared".to_owned()),
             [true, true] => {
                 let of = |side: char| {
                     let own = left_out.iter().filter(|l| l.side == side);
@@ -229,19 +230,8 @@ impl Judged {
             }
             [in_a, _] => {
                 let missing = SIDES[usize::from(in_a)];
-                notes.push(format!("no iterations were found in {missing}: whole windows are compared"));
+                notes.push(format!("{missing} has no iterations: whole windows are compared"));
             }
-        }
-        let kernels = |side: &[Context]| {
-            let counts = side.iter().map(|c| c.trace.ops.kind.iter().filter(|kind| !kind.is_memory()).count());
-            counts.sum::<usize>() as f64 / side.len().max(1) as f64
-        };
-        let (in_a, in_b) = (kernels(a), kernels(b));
-        if (in_a - in_b).abs() > SAME_WORK * in_a.max(in_b) && found != [true, true] {
-            self.blockers.push(format!(
-                "without iterations on both sides only whole windows can be compared, and they hold different work \
-                 (A {in_a:.0} kernels, B {in_b:.0}); name the iterations with --iteration-range"
-            ));
         }
     }
 }

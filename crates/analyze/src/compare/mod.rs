@@ -17,6 +17,7 @@ mod samples;
 mod split;
 mod verdict;
 mod window;
+mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,6 +31,7 @@ pub use runs::{Runs, WholeRuns};
 pub use strobe_stats::{FEWEST, Range as Interval};
 pub use verdict::{BETWEEN_RUNS, Gate, MARGIN, Outcome, Verdict};
 pub use window::{Burst, Window};
+pub use work::Work;
 
 use crate::{Context, Summary};
 use align::{Group, SIDES, align};
@@ -93,6 +95,9 @@ pub struct Comparison {
     pub by_category: Vec<Delta>,
     /// The same with one row per op (kernel) in place of its category.
     pub by_op: Vec<Delta>,
+    /// How much work the sides hold, where whole windows are compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
     /// The whole windows, for what they are worth.
     pub windows: Option<[Window; 2]>,
     /// Work between long pauses, first with first, where the traces have no markers.
@@ -258,9 +263,11 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
     let mut notes = std::mem::take(&mut aligned.notes);
     let left_out = std::mem::take(&mut aligned.left_out);
     let basis = if aligned.groups.is_empty() { Basis::WholeWindow } else { Basis::Iterations };
+    let mut work = None;
     if basis == Basis::WholeWindow {
-        judged.windows_only(a, b, &sides, &left_out, &mut notes);
+        judged.windows_only([a, b], &sides, &left_out, &mut notes);
         sides = [Side::of_windows(a), Side::of_windows(b)];
+        work = Some(matched_work([a, b], &mut sides));
         aligned = align(&slots(&sides[0]), &slots(&sides[1]), false, &|_, _| 1.0);
     }
     let total: usize = aligned.groups.iter().map(|g| g.a.len() + g.b.len()).sum();
@@ -314,6 +321,7 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
         by_op: deltas(&members, &groups, &sides, false),
         groups,
         left_out,
+        work: work.filter(|work| work.kernels.iter().any(|kernels| *kernels > 0.0)),
         windows: window::window(a).zip(window::window(b)).map(|(a, b)| [a, b]),
         bursts,
         notes,
@@ -361,6 +369,18 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
     }
     comparison.warnings = judged.warnings;
     comparison
+}
+
+/// The work of whole windows. Where one side holds the same work more often its times are brought to that of A.
+fn matched_work([a, b]: [&[Context]; 2], sides: &mut [Side; 2]) -> Work {
+    let mut work = Work::of(a, b);
+    let total = |side: &Side| mean(&side.samples.iter().map(|sample| sample.wall_ns).collect::<Vec<_>>());
+    let [of_a, of_b] = sides.each_ref().map(total);
+    work.total_change = if of_a > 0.0 { (of_b - of_a) / of_a } else { 0.0 };
+    if let Some(ratio) = work.ratio {
+        sides[1].samples.iter_mut().for_each(|sample| sample.divide(ratio));
+    }
+    work
 }
 
 /// How much equal runs differ in a kind of iteration, as the half width of an interval; absent where it is not known.

@@ -699,9 +699,9 @@ fn kind_series(runs: &[&RunFacts]) -> Vec<KindSeries> {
             / batches.iter().map(|(_, _, n)| n).sum::<f64>()
             / 1e6;
         let ratio = |cells: &BTreeMap<(u32, u32), Cell>| {
-            let ratios = batches.iter().filter_map(|(batch, usual, n)| {
-                Some((cells.get(batch)?.typical_ns(quartiles) / usual, usual * n))
-            });
+            let ratios = batches
+                .iter()
+                .filter_map(|(batch, usual, n)| Some((cells.get(batch)?.typical_ns(quartiles) / usual, usual * n)));
             if quartiles { lower_quartile_of(ratios.collect()) } else { mean_of(ratios.collect()) }
         };
         Some(KindSeries { kind, share: time / total, values: runs.iter().map(|cells| mean * ratio(cells)).collect() })
@@ -713,7 +713,8 @@ fn kind_series(runs: &[&RunFacts]) -> Vec<KindSeries> {
 
 /// The mean of values with weights.
 fn mean_of(values: Vec<(f64, f64)>) -> f64 {
-    values.iter().map(|(value, weight)| value * weight).sum::<f64>() / values.iter().map(|(_, weight)| weight).sum::<f64>()
+    values.iter().map(|(value, weight)| value * weight).sum::<f64>()
+        / values.iter().map(|(_, weight)| weight).sum::<f64>()
 }
 
 /// The value below which a quarter of the weight lies.

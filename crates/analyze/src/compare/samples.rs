@@ -10,7 +10,7 @@ use super::split::{Owners, Split, splits, whole_window};
 use crate::Context;
 use crate::budget::Part;
 use crate::categories::{Category, Class};
-use crate::iterations::{Found, Method};
+use crate::iterations::{Found, Method, without_numbers};
 
 /// What a part of the time is, for tables that add up.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -30,6 +30,19 @@ pub(super) struct Sample {
     pub parts: BTreeMap<PartKey, f64>,
     /// By index into [`Side::keys`].
     pub ops: BTreeMap<u32, OpTime>,
+}
+
+impl Sample {
+    /// Brings everything in it to a part of its work.
+    pub fn divide(&mut self, by: f64) {
+        for value in [&mut self.wall_ns, &mut self.kernels, &mut self.launches] {
+            *value /= by;
+        }
+        self.parts.values_mut().for_each(|ns| *ns /= by);
+        for time in self.ops.values_mut() {
+            *time = OpTime { count: time.count / by, ns: time.ns / by, own_ns: time.own_ns / by };
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -186,19 +199,6 @@ fn size_of(found: &Found) -> Size {
         context_tokens: found.context_tokens,
         generation_tokens: found.generation_tokens,
     }
-}
-
-/// `ProfilerStep#12` is one of `ProfilerStep#N`.
-fn without_numbers(label: &str) -> String {
-    let mut name = String::with_capacity(label.len());
-    for letter in label.chars() {
-        match letter.is_ascii_digit() {
-            false => name.push(letter),
-            true if !name.ends_with('N') => name.push('N'),
-            true => {}
-        }
-    }
-    name
 }
 
 fn sample(

@@ -19,6 +19,9 @@ pub const MARGIN: f64 = 0.05;
 /// Groups without an interval that take more than this share of the time leave the whole open.
 const MOST_UNJUDGED: f64 = 0.5;
 
+/// Steps whose numbers of kernels differ by more than this share do not do the same work, and the sentence says so.
+const OTHER_WORK: f64 = 0.05;
+
 /// A group with less than this share of the compared time is not named for disagreeing.
 const SMALL_GROUP: f64 = 0.05;
 
@@ -78,6 +81,9 @@ pub struct Verdict {
     /// The confidence of that interval.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub confidence: Option<f64>,
+    /// How much longer the whole of B is, as a share, where steps are not known and times are per matched work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_change: Option<f64>,
     /// Why the sides cannot be compared, or nothing can be told.
     pub reasons: Vec<String>,
 }
@@ -101,6 +107,10 @@ impl Verdict {
     pub fn gate(&self, limit: f64) -> Gate {
         match (self.outcome, self.interval) {
             (Outcome::NotComparable, _) => Gate::NotComparable,
+            // Without steps a longer whole may be a regression however its parts compare.
+            (outcome, _) if outcome != Outcome::Slower && self.total_change.is_some_and(|total| total > limit) => {
+                Gate::CannotTell
+            }
             (Outcome::Faster | Outcome::NoDifference, _) => Gate::Passed,
             (Outcome::Slower, Some(interval)) if interval.low > limit => Gate::Failed,
             (_, Some(interval)) if interval.high <= limit => Gate::Passed,
@@ -159,6 +169,11 @@ fn number(value: f64) -> String {
     }
     let decimals = if value == 0.0 { 2 } else { (2.0 - value.abs().log10().floor()).clamp(0.0, 6.0) as usize };
     format!("{value:.decimals$}")
+}
+
+/// A whole number, thousands set apart.
+pub(super) fn whole(value: f64) -> String {
+    if value.abs() >= 999.5 { number(value) } else { format!("{value:.0}") }
 }
 
 /// A value of B and one of A with as many digits as it takes to tell them apart.
@@ -429,6 +444,14 @@ pub(super) fn of_groups(
         _ => format!("Cannot tell: {walls} ({}{signed_interval}{n})", signed(change)),
     };
     let mut reasons = Vec::new();
+    let per_step = [|g: &GroupComparison| g.weight * g.a_kernels, |g: &GroupComparison| g.weight * g.b_kernels];
+    let [in_a, in_b] = per_step.map(|of| comparison.groups.iter().map(of).sum::<f64>());
+    if comparison.basis == Basis::Iterations && (in_a - in_b).abs() > OTHER_WORK * in_a.max(in_b) {
+        sentence.push_str(&format!("; B runs {} of A's {} kernels per step", whole(in_b), whole(in_a)));
+    }
+    if let Some(work) = &comparison.work {
+        sentence.push_str(&format!("; it is not known what a step is, so {}", work.sentence()));
+    }
     if outcome == Outcome::CannotTell && total.interval.is_none() {
         let why = comparison.groups.iter().find_map(|g| g.no_interval.clone()).unwrap_or_default();
         sentence.push_str(&format!("; {why}"));
@@ -471,6 +494,7 @@ pub(super) fn of_groups(
         time_change: total.change,
         interval: total.interval,
         confidence: total.interval.map(|_| Evidence::Assumed.confidence()),
+        total_change: comparison.work.as_ref().filter(|work| work.ratio.is_some()).map(|work| work.total_change),
         reasons,
     }
 }
@@ -496,7 +520,8 @@ pub(super) fn explanation(comparison: &Comparison, where_from: &str) -> Option<S
         cause(group, part)
     });
     let why = why.map_or(String::new(), |why| format!(" ({why})"));
-    let place = where_alone(&comparison.groups, &main.name).map_or(String::new(), |kind| format!(", in {kind} iterations only"));
+    let place = where_alone(&comparison.groups, &main.name)
+        .map_or(String::new(), |kind| format!(", in {kind} iterations only"));
     let mut text = format!("{} {} per {where_from}{place}{why}", capitalised(&main.name), moved(main.delta_ns));
     if rest.abs() > 0.02 * delta.abs() {
         text.push_str(&format!(", the rest {}", moved(rest)));

@@ -41,12 +41,12 @@ pub(super) struct Family {
 pub(super) static FAMILIES: [Family; 7] = [
     Family {
         name: "vLLM execute_<tokens>_context_<n>(..)_generation_<n>(..)",
-        pattern: r"^execute_\d+_context_(\d+)\(sq(\d+)[^)]*\)_generation_(\d+)\(sq(\d+)[^)]*\)",
+        pattern: r"^execute_\d+_context_(\d+)\((?:sq)?(\d*)[^)]*\)_generation_(\d+)\((?:sq)?(\d*)[^)]*\)",
         read: requests_and_tokens,
     },
     Family {
         name: "vLLM execute_context_<n>(<tokens>)_generation_<n>(<tokens>)",
-        pattern: r"^execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)",
+        pattern: r"^execute_context_(\d+)\((?:sq)?(\d*)[^)]*\)_generation_(\d+)\((?:sq)?(\d*)[^)]*\)",
         read: requests_and_tokens,
     },
     Family {
@@ -197,6 +197,15 @@ mod tests {
         assert_eq!(
             requests("execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)"),
             ([Some(0), Some(0), Some(32), Some(32)], Some(Decode))
+        );
+        // What stands in the brackets changes from version to version: the first number is that of tokens.
+        assert_eq!(
+            requests("execute_context_1(888_788544)_generation_0(0)"),
+            ([Some(1), Some(888), Some(0), Some(0)], Some(Prefill))
+        );
+        assert_eq!(
+            requests("execute_context_0()_generation_2(chunked)"),
+            ([Some(0), None, Some(2), None], Some(Decode))
         );
         assert_eq!(
             requests("step[EXTEND bs=15 toks=15360]"),

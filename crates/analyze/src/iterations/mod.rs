@@ -1,7 +1,10 @@
-//! The iterations of a trace: as its engine recorded them, or found by markers, graph launches or repetition.
+//! The iterations of a trace: as its engine recorded them, by its markers, or by what comes once in each.
 
+mod levels;
 mod markers;
 mod patterns;
+mod roles;
+mod steps;
 mod table;
 
 use std::collections::{HashMap, HashSet};
@@ -12,13 +15,20 @@ use strobe_trace::{IterationKind, NONE, OpKind, RangeSource, StrId, Trace, range
 use crate::intervals::Span;
 use markers::{FAMILIES, Marker, PROFILER_STEP};
 
-pub use table::{IterationFigures, figures, report};
+pub(crate) use roles::without_numbers;
+pub use table::{IterationFigures, Summary, candidates_report, figures, report};
 
 /// The iterations of a trace and how they were found.
 #[derive(Clone, Debug, Default)]
 pub struct Detected {
     /// How they were found; `None` when there are none.
     pub method: Option<Method>,
+    /// What that rests on, in words.
+    pub evidence: String,
+    /// How sure it is. Where it is uncertain what the iterations are, `list` is empty.
+    pub confidence: Confidence,
+    /// What else they may be, the most likely first; where they were found without markers the first is what was chosen.
+    pub candidates: Vec<Candidate>,
     /// The iterations in order of time. Those of one process do not overlap on the host.
     pub list: Vec<Found>,
     /// Per op of the trace the index of its iteration in `list`, or [`strobe_trace::NONE`].
@@ -27,7 +37,70 @@ pub struct Detected {
     pub of_call: Vec<u32>,
 }
 
+/// How sure the iterations are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Confidence {
+    /// The program or the user named them.
+    Certain,
+    /// What repeats tells them clearly.
+    Likely,
+    /// It does not.
+    #[default]
+    Uncertain,
+}
+
+impl Confidence {
+    /// As in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Confidence::Certain => "certain",
+            Confidence::Likely => "likely",
+            Confidence::Uncertain => "uncertain",
+        }
+    }
+}
+
+/// What the iterations of a trace may be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Candidate {
+    /// How many there would be.
+    pub count: usize,
+    /// What speaks for it, in words.
+    pub evidence: String,
+    /// What to type to have it.
+    pub choose: String,
+}
+
 impl Detected {
+    /// The next best, where iterations were found without markers.
+    pub fn runner_up(&self) -> Option<&Candidate> {
+        let chosen = usize::from(matches!(self.method, Some(Method::GraphReplays | Method::Repeats)));
+        self.candidates.get(chosen)
+    }
+
+    /// Why there are no iterations and what to do, for reports that need them.
+    pub fn why_none(&self) -> String {
+        const CHOOSE: &str = "name the ranges that are iterations with --iteration-range";
+        if let Some(pattern) = self.unmatched_range_name() {
+            return format!("no range of the trace matches `{pattern}`");
+        }
+        match &self.candidates[..] {
+            [] => format!(
+                "no iterations: the trace has no markers of a known engine, no repeated graph launches, and nothing that \
+                 repeats as steps do; {CHOOSE}"
+            ),
+            [first, rest @ ..] => {
+                let second =
+                    rest.first().map_or(String::new(), |second| format!(", {} by {}", second.count, second.evidence));
+                format!(
+                    "it is uncertain what an iteration is: {} by {}{second}; choose with {} or see --list-iterations",
+                    first.count, first.evidence, first.choose
+                )
+            }
+        }
+    }
+
     /// The user's name for iterations when no range of the trace has it.
     pub fn unmatched_range_name(&self) -> Option<&str> {
         match &self.method {
@@ -38,7 +111,7 @@ impl Detected {
 
     fn none(trace: &Trace, method: Option<Method>) -> Self {
         let (of_op, of_call) = (vec![NONE; trace.ops.len()], vec![NONE; trace.calls.len()]);
-        Self { method, list: Vec::new(), of_op, of_call }
+        Self { method, of_op, of_call, ..Self::default() }
     }
 }
 
@@ -54,8 +127,10 @@ pub enum Method {
     RangeName(String),
     /// By launches of CUDA graphs.
     GraphReplays,
-    /// By a sequence of kernels that repeats.
-    RepeatingKernels,
+    /// By what comes once in each: kernels, copies, ranges.
+    Repeats,
+    /// What comes as often as the user says.
+    Chosen(usize),
 }
 
 impl std::fmt::Display for Method {
@@ -65,7 +140,8 @@ impl std::fmt::Display for Method {
             Method::Markers(family) => write!(f, "by markers `{family}`"),
             Method::RangeName(pattern) => write!(f, "by ranges that match `{pattern}`"),
             Method::GraphReplays => f.write_str("by launches of CUDA graphs"),
-            Method::RepeatingKernels => f.write_str("by a repeating sequence of kernels"),
+            Method::Repeats => f.write_str("by what repeats"),
+            Method::Chosen(count) => write!(f, "as what repeats {count} times"),
         }
     }
 }
@@ -116,9 +192,8 @@ impl Found {
 }
 
 /// Finds the iterations of a trace: ranges that match `range_name` if one is given, else what the engine recorded, else
-/// the markers of known engines (of all families together), else graph launches, else a sequence of kernels that
-/// repeats. When `range_name` matches nothing, nothing else is tried
-/// (see [`Detected::unmatched_range_name`]).
+/// the markers of known engines (of all families together), else what comes once in each step. When `range_name` matches
+/// nothing, nothing else is tried (see [`Detected::unmatched_range_name`]).
 ///
 /// An op belongs to the iteration of its process inside whose host time the call that launched it lies wholly. An op
 /// without launch belongs to the iteration inside whose device time it lies.
@@ -129,17 +204,29 @@ pub fn detect(trace: &Trace, range_name: Option<&regex::Regex>) -> Detected {
             let text = trace.text(name);
             pattern.is_match(text).then(|| markers::parse(text).unwrap_or_default())
         });
-        return by_host_time(trace, method, numbered(trace, named));
+        return certain(by_host_time(trace, method, numbered(trace, named)));
     }
     if !trace.iterations.is_empty() {
-        return recorded(trace);
+        return certain(recorded(trace));
     }
-    if let Some(marked) = by_markers(trace) {
-        return marked;
+    match by_markers(trace) {
+        Some(marked) => certain(marked),
+        None => steps::by_evidence(trace),
     }
-    patterns::by_graph_launches(trace)
-        .or_else(|| patterns::by_repetition(trace))
-        .unwrap_or_else(|| Detected::none(trace, None))
+}
+
+/// The iterations that come `count` times, by what repeats in the trace; empty where nothing does.
+pub fn detect_by_count(trace: &Trace, count: usize) -> Detected {
+    let none = || Detected {
+        candidates: steps::by_evidence(trace).candidates,
+        ..Detected::none(trace, Some(Method::Chosen(count)))
+    };
+    steps::by_count(trace, count).map_or_else(none, certain)
+}
+
+fn certain(detected: Detected) -> Detected {
+    let evidence = detected.method.as_ref().map_or(String::new(), |method| method.to_string());
+    Detected { evidence, confidence: Confidence::Certain, ..detected }
 }
 
 /// Operators and Python functions are too many to be looked at and never markers.

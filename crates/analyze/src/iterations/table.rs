@@ -2,16 +2,100 @@
 
 use strobe_trace::{NONE, OpKind, Trace};
 
-use super::{Detected, Method};
+use super::steps::{choose_range, repeating_ranges};
+use super::{Candidate, Confidence, Detected, Method};
 use crate::context::Context;
 use crate::intervals::{Span, SpanSet};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use serde::Serialize;
 
 impl Detected {
+    /// How they were found and how sure that is, with the next best.
+    pub fn how(&self) -> String {
+        let Some(method) = &self.method else { return String::new() };
+        if self.confidence != Confidence::Likely {
+            return method.to_string();
+        }
+        let mut text = format!("{method} (likely: {}", self.evidence);
+        if let Some(second) = self.runner_up() {
+            text += &format!("; else {} by {}: {}", second.count, second.evidence, second.choose);
+        }
+        text + ")"
+    }
+
+    /// How many there are, how they were found and how sure that is; or why there are none.
+    pub fn sentence(&self) -> String {
+        if !self.list.is_empty() {
+            return format!("{}, found {}.", self.counted(), self.how());
+        }
+        let why = self.why_none();
+        let mut letters = why.chars();
+        let first = letters.next().map(|first| first.to_ascii_uppercase());
+        first.into_iter().chain(letters).chain(['.']).collect()
+    }
+
     /// How many there are, in words.
     pub fn counted(&self) -> String {
         format!("{} {}", self.list.len(), if self.list.len() == 1 { "iteration" } else { "iterations" })
     }
+}
+
+/// The iterations of a trace in a few words, for programs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// How many there are.
+    pub count: usize,
+    /// How they were found.
+    pub evidence: String,
+    /// How sure that is.
+    pub confidence: Confidence,
+    /// What else they may be.
+    pub runner_up: Option<Candidate>,
+}
+
+impl Detected {
+    /// Count, evidence, confidence and the next best.
+    pub fn summary(&self) -> Summary {
+        let evidence = if self.list.is_empty() { self.why_none() } else { self.evidence.clone() };
+        Summary { count: self.list.len(), evidence, confidence: self.confidence, runner_up: self.runner_up().cloned() }
+    }
+}
+
+/// Rows of names that `--list-iterations` shows.
+const NAMES: usize = 40;
+
+/// What the iterations of a trace may be, and what to type to choose.
+pub fn candidates_report(context: &Context) -> Report {
+    const TITLE: &str = "What may be an iteration";
+    let (trace, detected) = (context.trace, &context.iterations);
+    let columns = [
+        Column::new("count", Unit::Count),
+        Column::new("what repeats", Unit::Text),
+        Column::new("to choose it", Unit::Text),
+    ];
+    let mut sheet = Sheet::new("candidates", columns);
+    for candidate in &detected.candidates {
+        sheet.push([candidate.count.into(), candidate.evidence.as_str().into(), candidate.choose.as_str().into()]);
+    }
+    let columns = [
+        Column::new("count", Unit::Count),
+        Column::new("time", Unit::Ns),
+        Column::new("range", Unit::Text),
+        Column::new("to choose it", Unit::Text),
+    ];
+    let mut ranges = Sheet::new("ranges", columns).title("Ranges, numbers in their names as N");
+    for (name, count, time) in repeating_ranges(trace).into_iter().take(NAMES) {
+        let choose = choose_range(&name);
+        ranges.push([count.into(), time.into(), name.into(), choose.into()]);
+    }
+    if sheet.rows.is_empty() && ranges.rows.is_empty() {
+        return Report::absent("list-iterations", TITLE, detected.why_none());
+    }
+    let mut report = Report::new("list-iterations", TITLE).note(detected.sentence());
+    for sheet in [sheet, ranges].into_iter().filter(|sheet| !sheet.rows.is_empty()) {
+        report = report.sheet(sheet);
+    }
+    report
 }
 
 /// What the devices did for one iteration.
@@ -72,12 +156,8 @@ pub fn figures(trace: &Trace, detected: &Detected) -> Vec<IterationFigures> {
 pub fn report(context: &Context) -> Report {
     const TITLE: &str = "Iterations";
     let (trace, detected) = (context.trace, &context.iterations);
-    if let Some(pattern) = detected.unmatched_range_name() {
-        return Report::absent("iterations", TITLE, format!("no range of the trace matches `{pattern}`"));
-    }
     let Some(method) = detected.method.as_ref().filter(|_| !detected.list.is_empty()) else {
-        let why = "no markers of a known engine, no repeated graph launches and no repeating sequence of kernels were found; name the ranges that are iterations with --iteration-range";
-        return Report::absent("iterations", TITLE, why);
+        return Report::absent("iterations", TITLE, detected.why_none());
     };
     let columns = [
         Column::new("number", Unit::Id),
@@ -123,7 +203,7 @@ pub fn report(context: &Context) -> Report {
     let outside = detected.of_op.iter().filter(|&&i| i == NONE).count();
     let mut report = Report::new("iterations", TITLE)
         .sheet(sheet)
-        .note(format!("{}, found {method}.", detected.counted()))
+        .note(detected.sentence())
         .note("Idle is the time between the first and the last op of an iteration in which none of its ops ran.");
     if outside > 0 {
         report = report.note(format!("{outside} of {} ops belong to no iteration.", trace.ops.len()));

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use serde_json::json;
+use strobe_analyze::iterations;
 use strobe_analyze::reports::{self, Entry};
 use strobe_analyze::sheet::Report;
 use strobe_report::html::Link;
@@ -42,6 +43,9 @@ pub struct Args {
     /// Rows shown of each table, 0 for all
     #[arg(long, value_name = "N", default_value_t = DEFAULT_TOP)]
     top: usize,
+    /// List what the iterations may be (ranges, graphs, kernels that repeat, with counts) and what to type to choose
+    #[arg(long, conflicts_with_all = ["report", "html"])]
+    list_iterations: bool,
     #[command(flatten)]
     view: ViewArgs,
 }
@@ -109,6 +113,7 @@ pub fn first_screen(path: &Path) -> Result<()> {
         json: false,
         html: None,
         top: DEFAULT_TOP,
+        list_iterations: false,
         view: ViewArgs::default(),
     })
 }
@@ -122,7 +127,10 @@ pub fn run(args: Args) -> Result<()> {
     let trace = trace_input::read(&args.traces)?;
     let spinner = progress::Waiting::new("analysing");
     let context = trace_input::context(&trace, &options)?;
-    let mut reports = reports::run_all(&entries, &context);
+    let mut reports = match args.list_iterations {
+        true => vec![iterations::candidates_report(&context)],
+        false => reports::run_all(&entries, &context),
+    };
     let page = args.html.as_ref().map(|path| (path, explore::trace_page(&context, page_links(path, &args.traces))));
     drop(spinner);
     if let Some((path, page)) = &page {
@@ -150,6 +158,7 @@ pub fn run(args: Args) -> Result<()> {
             let document = json!({
                 "strobe": env!("CARGO_PKG_VERSION"),
                 "sources": trace_input::sources(&trace),
+                "iterations": context.iterations.summary(),
                 "reports": reports.iter().map(sheets::json).collect::<Vec<_>>(),
             });
             output::line(&format!("{document:#}"));

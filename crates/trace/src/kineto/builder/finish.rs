@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::Builder;
 use super::words::{grouped, small, split_label};
-use crate::{GraphMode, RangeSource, Source, Trace};
+use crate::{GraphMode, OpKind, RangeSource, Source, Trace};
 
 impl Builder {
     /// The finished trace.
@@ -60,7 +60,9 @@ impl Builder {
             let call = trace.calls.name.get(launch as usize);
             call.is_some_and(|&name| trace.text(name).contains("GraphLaunch"))
         };
-        if trace.ops.launch.iter().any(replayed) {
+        if trace.ops.kind.contains(&OpKind::Graph) {
+            trace.meta.graph_mode = Some(GraphMode::Graph);
+        } else if trace.ops.launch.iter().any(replayed) {
             trace.meta.graph_mode = Some(GraphMode::Node);
         }
         trace.ops.shrink_to_fit();
