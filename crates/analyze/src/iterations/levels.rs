@@ -26,6 +26,8 @@ pub(super) struct Unit {
     pub kernels: u32,
     /// Whether it is a graph.
     pub graph: bool,
+    /// The kernels in it as a number that does not depend on their order: those of a graph may run side by side.
+    what: u64,
 }
 
 /// Something that comes back.
@@ -503,11 +505,15 @@ impl Work {
                 for (at, call, op) in own {
                     let call = if launched { call } else { NONE };
                     match work.units.last_mut().filter(|unit| call != NONE && unit.call == call) {
-                        Some(unit) => unit.kernels += 1,
+                        Some(unit) => {
+                            unit.kernels += 1;
+                            unit.what = unit.what.wrapping_add(mixed(ops.name[op as usize]));
+                        }
                         None => {
                             let replayed = graph_call.get(call as usize).copied().unwrap_or(false);
                             let graph = replayed || ops.kind[op as usize] == OpKind::Graph;
-                            work.units.push(Unit { at, op, call, kernels: 1, graph });
+                            let what = mixed(ops.name[op as usize]);
+                            work.units.push(Unit { at, op, call, kernels: 1, graph, what });
                         }
                     }
                     work.kernels.push((op, work.units.len() as u32 - 1));
@@ -516,6 +522,13 @@ impl Work {
             })
             .collect()
     }
+}
+
+/// A name as a number whose sums tell which names are in them.
+fn mixed(name: StrId) -> u64 {
+    let mut mixed = u64::from(name.0).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^= mixed >> 32;
+    mixed.wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
 fn calls_by_name(trace: &Trace, of: impl Fn(&str) -> bool) -> Vec<bool> {
@@ -543,14 +556,14 @@ fn kernel_anchors(trace: &Trace, work: &Work) -> Vec<Anchor> {
             by_shape.entry((ops.name[op], ops.detail[op])).or_default().push(unit);
         }
     }
-    let mut graphs: HashMap<(u32, StrId, u32), Vec<u32>> = HashMap::new();
+    let mut graphs: HashMap<(u32, u64, u32), Vec<u32>> = HashMap::new();
     for (place, unit) in work.units.iter().enumerate().filter(|(_, unit)| unit.graph) {
         let op = unit.op as usize;
         let exec = match trace.detail_of(op) {
             Some(&OpDetail::Graph { exec, .. }) => exec,
             _ => 0,
         };
-        graphs.entry((unit.kernels, ops.name[op], exec)).or_default().push(place as u32);
+        graphs.entry((unit.kernels, unit.what, exec)).or_default().push(place as u32);
     }
     let mut anchors: Vec<Anchor> = Vec::new();
     let whole: HashMap<StrId, usize> = by_name.iter().map(|(&name, places)| (name, places.len())).collect();
