@@ -150,11 +150,14 @@ fn is_below(path: &str, parent: &str) -> bool {
     path.strip_prefix(parent).is_some_and(|rest| rest.starts_with('.'))
 }
 
-/// The leaves of nested maps: line, keys joined by dots, value. An empty map is a leaf without a value; of a list only that it
+/// A leaf of nested maps: line, keys joined by dots, value.
+type Leaf = (usize, String, String);
+
+/// The leaves of nested maps, or the line that is none and why. An empty map is a leaf without a value; of a list only that it
 /// is there counts, because no setting with a counterpart is one.
-fn values(text: &str) -> Result<Vec<(usize, String, String)>, (usize, String)> {
+fn values(text: &str) -> Result<Vec<Leaf>, (usize, String)> {
     const EXPECTED: &str = "expected `key: value`; pass what it sets as options of strobe bench";
-    let mut leaves: Vec<(usize, String, String)> = Vec::new();
+    let mut leaves: Vec<Leaf> = Vec::new();
     // Open maps: indentation of their keys, and their path.
     let mut open: Vec<(usize, String)> = Vec::new();
     let mut parent: Option<(usize, String)> = None;
