@@ -104,8 +104,9 @@ pub fn known_run(path: &Path, process: usize) -> Result<KnownRun> {
     };
     // Only what was measured around this run says in what state the machine was.
     let measured = report.and_then(|report| report.pointer("/strobe/peaks/bandwidth_measured")).and_then(Value::as_str);
-    let bandwidth =
+    let of_report =
         measured.filter(|how| how.starts_with("right before")).and_then(|_| number("/strobe/peaks/read_bytes_per_s"));
+    let of_report: Vec<f64> = of_report.into_iter().collect();
     let several = dir.repeats.len() > 1;
     let mut runs = Vec::new();
     for (repeat, figures) in dir.repeats.iter().enumerate() {
@@ -119,7 +120,7 @@ pub fn known_run(path: &Path, process: usize) -> Result<KnownRun> {
             cells,
             work,
             disturbed: figures.host.as_ref().and_then(disturbance),
-            bandwidth,
+            bandwidth: figures.bandwidth_around.map_or_else(|| of_report.clone(), Vec::from),
         });
     }
     // Beside finished repeats, iterations of one that ended early say little, and may be those of the last.

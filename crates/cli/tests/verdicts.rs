@@ -170,7 +170,7 @@ fn single_runs_in_different_states_of_the_machine_are_not_told_apart() {
     }
     let done = compare(&sandbox, "a b");
     assert_eq!(first_words(&done), "cannot tell", "{}", done.stdout);
-    assert_names(&done.stdout, &["the machine changed between the runs", "54.0 and 91.0 GB/s", "strobe ab"]);
+    assert_names(&done.stdout, &["the machine changed between the runs", "54.0 to 91.0 GB/s", "strobe ab"]);
     assert_eq!(first_words(&compare(&sandbox, "a c")), "slower");
 }
 

@@ -113,8 +113,8 @@ pub struct RunFacts {
     pub work: Option<RunWork>,
     /// How the machine disturbed it.
     pub disturbed: Option<Disturbance>,
-    /// Memory bandwidth that was measured right before and after it, in bytes per second.
-    pub bandwidth: Option<f64>,
+    /// Readings of the memory bandwidth right before and after it, in bytes per second; empty where none were taken.
+    pub bandwidth: Vec<f64>,
 }
 
 /// What the machine did to a run.
@@ -291,8 +291,8 @@ pub const BETWEEN_PROCESSES: f64 = 0.02;
 /// shared as well.
 const TIMES_LOST: f64 = 2.0;
 
-/// Two single runs around which the machine read memory at rates that differ by more than this factor met it in different
-/// states (on shared machines it switches, and everything with it): earlier equal runs say nothing about their difference.
+/// Runs around which the machine read memory at rates that differ by more than this factor met it in different states (on
+/// shared machines it switches, and everything with it): what differs between them may be the machine's.
 const SAME_STATE: f64 = 1.4;
 
 /// Sides whose amounts of work differ by more than this did not do the same.
@@ -410,6 +410,10 @@ impl Runs {
             Some(sides) => sides,
             None => self.sides.each_ref().map(|side| side.iter().collect()),
         };
+        let (sides, changed) = match self.paired {
+            true => (sides, None), // neighbours share the state, and their differences show where they do not
+            false => self.in_one_state(sides, &mut found),
+        };
         // Runs that ended early have iterations, but no figures.
         let whole =
             sides.each_ref().map(|side| side.iter().copied().filter(|r| !r.metrics.is_empty()).collect::<Vec<_>>());
@@ -429,10 +433,8 @@ impl Runs {
         found.counts = sides.each_ref().map(Vec::len);
         found.one_process = matches!(found.evidence, Evidence::Repeats | Evidence::RepeatsAndStored)
             && sides.iter().any(|side| side.len() > 1 && processes(side) == 1);
-        if found.evidence == Evidence::Stored
-            && let Some(changed) = changed_state(&sides)
-        {
-            found.why_not = Some(changed);
+        if changed.is_some() {
+            found.why_not = changed;
             found.evidence = Evidence::Nothing;
         }
         let how = How {
@@ -533,6 +535,49 @@ impl Runs {
         Some(quiet)
     }
 
+    /// The runs that met the machine in the same state, by the memory bandwidth around them; and where they are too few, why
+    /// nothing can be told. Readings before and after one run count alike: between them it met both states.
+    fn in_one_state<'s>(
+        &self,
+        sides: [Vec<&'s RunFacts>; 2],
+        found: &mut WholeRuns,
+    ) -> ([Vec<&'s RunFacts>; 2], Option<String>) {
+        let all = || sides.iter().flatten().copied();
+        let Some(Range { low, high }) = readings(all()).filter(|_| all().all(|run| !run.bandwidth.is_empty())) else {
+            return (sides, None);
+        };
+        if high <= SAME_STATE * low {
+            return (sides, None);
+        }
+        // The state with most runs on the side that has fewer of them.
+        let state = |lowest: f64| {
+            sides.each_ref().map(|side| side.iter().copied().filter(|run| in_state(run, lowest)).collect::<Vec<_>>())
+        };
+        let size = |state: &[Vec<&RunFacts>; 2]| {
+            let [a, b] = state.each_ref().map(Vec::len);
+            (a.min(b), a + b)
+        };
+        let states = all().filter_map(|run| Some(state(readings([run])?.low)));
+        let Some(best) = states.max_by_key(size) else { return (sides, None) };
+        let fewest = if self.stored.is_some() { 1 } else { 2 };
+        let rates = format!("memory bandwidth around them {:.1} to {:.1} GB/s", low / 1e9, high / 1e9);
+        if size(&best).0 < fewest {
+            let why = format!(
+                "the machine changed between the runs ({rates}); run both again, or interleave them with `strobe ab`"
+            );
+            return (sides, Some(why));
+        }
+        let left = [0, 1].map(|side| sides[side].len() - best[side].len());
+        found.set_aside.push(format!(
+            "{} of {} runs of A and {} of {} of B: the machine was in another state ({rates})",
+            left[0],
+            sides[0].len(),
+            left[1],
+            sides[1].len()
+        ));
+        (best, None)
+    }
+
     /// What the interval does not hold.
     fn caveats(&self, sides: &[Vec<&RunFacts>; 2], found: &mut WholeRuns) {
         if !matches!(found.evidence, Evidence::Repeats | Evidence::RepeatsAndStored) || found.one_process {
@@ -618,18 +663,24 @@ impl WholeRuns {
     }
 }
 
-/// How the machine changed between the runs, in words.
-fn changed_state(sides: &[Vec<&RunFacts>; 2]) -> Option<String> {
-    let known: Option<Vec<f64>> = sides.iter().flatten().map(|run| run.bandwidth).collect();
-    let known = known?;
-    let (least, most) = known.iter().fold((f64::INFINITY, 0.0f64), |(least, most), &b| (least.min(b), most.max(b)));
-    (most > SAME_STATE * least).then(|| {
-        format!(
-            "the machine changed between the runs (memory bandwidth around them {:.1} and {:.1} GB/s); run both again, or interleave them with `strobe ab`",
-            least / 1e9,
-            most / 1e9
-        )
+/// The lowest and the highest reading of the memory bandwidth around runs.
+fn readings<'r>(runs: impl IntoIterator<Item = &'r RunFacts>) -> Option<Range> {
+    let known = runs.into_iter().flat_map(|run| &run.bandwidth).filter(|rate| rate.is_finite() && **rate > 0.0);
+    known.fold(None, |range: Option<Range>, &rate| {
+        Some(range.map_or(Range { low: rate, high: rate }, |r| Range { low: r.low.min(rate), high: r.high.max(rate) }))
     })
+}
+
+/// Whether no reading around a run is below the lowest of a state or too high for it.
+fn in_state(run: &RunFacts, lowest: f64) -> bool {
+    readings([run]).is_some_and(|of| of.low >= lowest && of.high <= SAME_STATE * lowest)
+}
+
+/// The runs of the state of the machine that most of equal runs met; all where it is not known of all.
+pub fn of_one_state(runs: &[RunFacts]) -> Vec<&RunFacts> {
+    let lows: Option<Vec<f64>> = runs.iter().map(|run| Some(readings([run])?.low)).collect();
+    let states = lows.into_iter().flatten().map(|low| runs.iter().filter(|run| in_state(run, low)).collect::<Vec<_>>());
+    states.max_by_key(Vec::len).unwrap_or_else(|| runs.iter().collect())
 }
 
 /// In how many processes the runs of a side ran.

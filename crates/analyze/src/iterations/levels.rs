@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use strobe_trace::{CallKind, NONE, OpDetail, OpKind, RangeSource, StrId, Trace, range_flags};
 
 use super::patterns::{DEVICE_TO_HOST, copy_direction};
+use super::rhythm;
 use super::roles::{At, Role, of_kernel, of_range, without_numbers};
 
 /// What one call launched: a kernel, or a graph with all of its kernels; or a kernel without a recorded launch.
@@ -51,6 +52,8 @@ enum Kind {
     Range,
     /// An operator or a Python function.
     Operator,
+    /// The first of several layers that follow each other.
+    Layers,
 }
 
 /// Something that a process does again and again.
@@ -138,15 +141,14 @@ impl Repeats {
         // Steps begin with the strongest thing that begins one, or after what ends one.
         let first = of(At::Start).max_by(|a, b| a.weight().total_cmp(&b.weight()));
         let last = of(At::End).max_by(|a, b| a.weight().total_cmp(&b.weight()));
-        let reference = &self.anchors[level.reference];
+        let layers = level.members.iter().map(|&m| &self.anchors[m]).find(|anchor| anchor.kind == Kind::Layers);
         let (begin, after) = match (first, last) {
             (Some(first), last) => (first, last),
             (None, Some(last)) => (last, Some(last)),
-            (None, None) => (reference, None),
+            (None, None) => (layers.unwrap_or(&self.anchors[level.reference]), None),
         };
-        let starts_there = first.is_some();
         let mut begins: Vec<usize> = begin.places.iter().map(|&place| place as usize).collect();
-        if !starts_there && first.is_none() && last.is_some() {
+        if first.is_none() && last.is_some() {
             // What ends a step is the last of it: the next one begins behind it.
             let kernel = matches!(begin.kind, Kind::Kernel | Kind::Graph);
             let mut behind: Vec<usize> = begins.iter().map(|&place| place + usize::from(kernel)).collect();
@@ -155,12 +157,30 @@ impl Repeats {
             behind.dedup();
             begins = behind;
         } else {
-            let offset = self.pause_before(&begins, after, level);
+            let head = layers.filter(|_| first.is_none()).and_then(|_| self.head_before(&begins));
+            let offset = head.unwrap_or_else(|| self.pause_before(&begins, after, level));
             begins.iter_mut().for_each(|place| *place = place.saturating_sub(offset));
+            // A prefill may begin with other kernels than decode steps do: a run of layers before the first step is one more.
+            let mut runs = self.anchors.iter().filter(|anchor| anchor.kind == Kind::Layers && anchor.places.len() > 1);
+            let before = |runs: &Anchor| runs.places.first().zip(begins.first()).is_some_and(|(&run, &b)| (run as usize) < b);
+            if level.count > 1 && runs.any(before) {
+                begins.insert(0, 0);
+            }
         }
         begins.dedup();
         begins.push(end);
         self.without_partial(begins)
+    }
+
+    /// Units between the beginning of a step and its first layer, where the recording holds whole steps: then what is before
+    /// the first run of layers and from the last one on makes up a step.
+    fn head_before(&self, begins: &[usize]) -> Option<usize> {
+        let (&first, &last) = (begins.first()?, begins.last()?);
+        let mut periods: Vec<usize> = begins.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        periods.sort_unstable();
+        let Some(&period) = periods.get(periods.len() / 2) else { return Some(first) };
+        let around = first + self.units.len().saturating_sub(last);
+        (first < period && around.abs_diff(period) <= period / 100).then_some(first)
     }
 
     /// How many units before what begins a step the step really begins: inputs are prepared first, behind a pause of the
@@ -222,6 +242,11 @@ impl Repeats {
     }
 
     fn find_levels(&mut self) {
+        let kernels = self.anchors.iter().filter(|anchor| anchor.kind == Kind::Kernel);
+        if let Some(runs) = rhythm::runs(kernels.map(|anchor| anchor.places.as_slice())) {
+            let name = format!("a run of {} layers", runs.layers);
+            self.anchors.push(Anchor { kind: Kind::Layers, name, role: None, places: runs.places });
+        }
         let mut by_count: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (index, anchor) in self.anchors.iter().enumerate() {
             by_count.entry(anchor.places.len()).or_default().push(index);
@@ -254,6 +279,11 @@ impl Repeats {
             levels.push(self.level(count, reference, members));
         }
         self.relate(&mut levels);
+        // What comes once may belong to one step of several that do not look alike: a prefill among decode steps.
+        let reasoned = |level: &Level| level.members.iter().any(|&member| self.anchors[member].is_reason());
+        if levels.iter().any(|level| level.count > 1 && level.score >= ENOUGH && !level.inside && reasoned(level)) {
+            levels.iter_mut().filter(|level| level.count == 1).for_each(|level| level.score = level.score.min(1.0));
+        }
         levels.retain(|level| level.score > 0.0);
         levels
             .sort_by(|a, b| (a.inside, b.score).partial_cmp(&(b.inside, a.score)).unwrap_or(std::cmp::Ordering::Equal));
@@ -332,6 +362,11 @@ impl Repeats {
         }
         if of_kind(Kind::Operator).any(|anchor| anchor.role.is_none()) {
             score += 0.5;
+        }
+        // A single run of layers may be a piece of something; several have something between them.
+        if let Some(layers) = of_kind(Kind::Layers).next() {
+            score += if count > 1 { 3.0 } else { 1.0 };
+            said.push(layers.name.clone());
         }
         let kernels = of_kind(Kind::Kernel).filter(|anchor| anchor.places.len() == count).count();
         if kernels > 0 {
@@ -412,7 +447,10 @@ impl Repeats {
         counts.sort_unstable();
         let usual = counts[counts.len() / 2];
         let same = counts.iter().filter(|&&count| count == usual).count();
-        (usual >= 2 && 10 * same >= 8 * counts.len()).then_some(usual)
+        // What lies before the first and behind the last counts too: as many as in a segment at most.
+        let all = inner.len();
+        let whole = all >= usual * counts.len() && all <= usual * (counts.len() + 2);
+        (usual >= 2 && whole && 10 * same >= 8 * counts.len()).then_some(usual)
     }
 }
 
@@ -431,7 +469,7 @@ impl Anchor {
             Kind::Range => 2.0,
             Kind::ReadBack | Kind::Sync => 2.0,
             Kind::Input => 1.0,
-            Kind::Kernel => 1.0,
+            Kind::Kernel | Kind::Layers => 1.0,
             Kind::Operator => 0.5,
         }
     }
@@ -447,7 +485,7 @@ impl Anchor {
 
     /// Whether it is a reason to take what holds it once for a step.
     fn is_reason(&self) -> bool {
-        self.role.is_some_and(|role| role.weight >= 2.0)
+        self.role.is_some_and(|role| role.weight >= 2.0) || (self.kind == Kind::Layers && self.places.len() > 1)
     }
 }
 

@@ -3,6 +3,7 @@
 mod levels;
 mod markers;
 mod patterns;
+mod rhythm;
 mod roles;
 mod steps;
 mod table;

@@ -112,6 +112,7 @@ fn decide(repeats: &Repeats, graphs: Option<Vec<GraphStep>>) -> Decision {
         // A step may hold several graphs: then something else comes once in it, and has a reason to be a step.
         let coarser = top.filter(|level| {
             level.score >= ENOUGH
+                && level.count > 1
                 && 3 * level.count <= 2 * steps.len()
                 && !near(level.count, steps.len())
                 && !level.graphs

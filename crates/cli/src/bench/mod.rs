@@ -200,10 +200,15 @@ pub fn execute(
         if let Some((start, first_token)) = start.as_mut().zip(first_token) {
             start.first_token_at(&info, *first_token);
         }
+        let mut bandwidth_around = None;
         if !interrupt::requested() {
             let achieved = utilization::achieved(&run.iterations);
             framed = match (&mut frame, &info.device) {
-                (Some(frame), _) => frame.close(&known, achieved),
+                (Some(frame), _) => {
+                    let closed = frame.close(&known, achieved);
+                    bandwidth_around = Some(closed.bandwidth);
+                    closed.peaks
+                }
                 (None, DeviceFacts::Cpu { tier, threads }) if achieved.ops_per_s > framed.of_products(build).0 => {
                     machine::corrected(framed, &mut Cpu::new(*tier, *threads), products, achieved.ops_per_s)
                 }
@@ -217,7 +222,7 @@ pub fn execute(
         {
             let utilization = utilization::by_kind(&run.iterations, &framed, ops_per_s);
             let figures = RepeatFigures::of(&metrics, &utilization, &run.iterations);
-            let figures = RepeatFigures { host: run.host.clone(), ..figures };
+            let figures = RepeatFigures { host: run.host.clone(), bandwidth_around, ..figures };
             if spec.repeat > 1 {
                 keep.repeat(&figures);
             }

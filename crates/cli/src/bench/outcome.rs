@@ -57,6 +57,9 @@ pub struct RepeatFigures {
     /// Iterations by batch: what a comparison of kinds of iteration stands on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cells: Vec<Cell>,
+    /// Memory bandwidth right before and right after this run, bytes per second: the state that it met the machine in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_around: Option<[f64; 2]>,
 }
 
 impl RepeatFigures {
@@ -75,6 +78,7 @@ impl RepeatFigures {
             full_batch_decode_tok_s: FullBatchDecode::of(iterations).map(|full| full.tokens_per_s),
             cells: cells(iterations),
             host: None,
+            bandwidth_around: None,
         }
     }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use strobe_analyze::compare::runs::{RunFacts, spreads_of};
+use strobe_analyze::compare::runs::{RunFacts, of_one_state, spreads_of};
 use strobe_report::human;
 use strobe_report::table::Table;
 use strobe_stats::{mean, student_quantile};
@@ -98,7 +98,10 @@ pub fn run(task: &Task) -> Result<()> {
     output::print(&table(&noise).render(output::width()));
     let set_aside = task.runs - noise.runs;
     if set_aside > 0 {
-        output::line(&format!("{set_aside} of {} runs were disturbed by the machine and do not count.", task.runs));
+        output::line(&format!(
+            "{set_aside} of {} runs do not count: the machine was busy, or in another state than in most.",
+            task.runs
+        ));
     }
     output::line(&format!(
         "Stored for {}, {}, runs of about {}: `strobe compare` uses it where a side has a single run.",
@@ -117,7 +120,7 @@ fn embedded(scratch: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((engine, dataset))
 }
 
-/// The spread of runs; those that the machine disturbed do not count.
+/// The spread of runs; those that the machine disturbed, or that met it in another state than most, do not count.
 fn of_runs(known: &[KnownRun], command: String) -> Result<Noise> {
     let Some((machine, model)) = known.first().and_then(|run| key(&run.about)) else {
         bail!("the runs do not say on what they ran");
@@ -135,7 +138,17 @@ fn of_runs(known: &[KnownRun], command: String) -> Result<Noise> {
             known.len()
         );
     }
-    let facts: Vec<RunFacts> = quiet.iter().flat_map(|run| run.runs.clone()).collect();
+    let all: Vec<RunFacts> = quiet.iter().flat_map(|run| run.runs.clone()).collect();
+    // Runs are compared within one state of the machine: the spread has to be that of one.
+    let facts: Vec<RunFacts> = of_one_state(&all).into_iter().cloned().collect();
+    if facts.len() < FEWEST.max(known.len() / 2) {
+        bail!(
+            "the machine changed its speed: at most {} of {} runs met it in one state (memory bandwidth around them); nothing was \
+             stored, measure again",
+            facts.len(),
+            known.len()
+        );
+    }
     let seconds: Vec<f64> = quiet.iter().filter_map(|run| run.seconds).collect();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     Ok(Noise {
