@@ -276,10 +276,7 @@ const READ_AGAIN: f64 = 1.25;
 
 impl Reading {
     fn better_of(self, other: Reading) -> Reading {
-        Reading {
-            bytes_per_s: self.bytes_per_s.max(other.bytes_per_s),
-            ops_per_s: self.ops_per_s.max(other.ops_per_s),
-        }
+        Reading { bytes_per_s: self.bytes_per_s.max(other.bytes_per_s), ops_per_s: self.ops_per_s.max(other.ops_per_s) }
     }
 
     fn take(cpu: &mut Cpu, products: Products) -> Reading {

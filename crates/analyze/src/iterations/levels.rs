@@ -70,6 +70,8 @@ pub(super) struct Level {
     pub graphs: bool,
     /// Whether it is a part of a coarser level that is known to be one of steps.
     pub inside: bool,
+    /// Kernels that come exactly as often.
+    kernels: usize,
     /// Its anchors.
     members: Vec<usize>,
     /// The one that the others take turns with.
@@ -97,6 +99,14 @@ const MOST: usize = 50_000;
 const LEAST_OF_TIME: f64 = 0.01;
 /// Share of exceptions that an alternation may have.
 const EXCEPTIONS: usize = 50;
+/// Share of a process' kernels that are in the layers of its only pass.
+const MOST_OF_PASS: f64 = 0.6;
+/// Fewest kernels around the layers of a pass that come once.
+const FEWEST_AROUND: usize = 2;
+/// How many times as many kernels a coarser level must have once as a finer one, so that the finer one is a part of it.
+const MANY_MORE: usize = 2;
+/// And how many at least.
+const FEWEST_OF_MANY: usize = 8;
 /// Fewest repeats of an inner level in each step that make it a level of layers.
 const FEWEST_LAYERS: usize = 4;
 
@@ -134,18 +144,36 @@ impl Repeats {
     /// The units at which the steps of a level begin, in order, and where the last one ends.
     pub fn cuts(&self, level: &Level) -> Vec<usize> {
         let end = self.units.len();
+        if level.count == 1 {
+            return vec![0, end];
+        }
         let of = |at: At| {
             let own = level.members.iter().map(|&m| &self.anchors[m]);
             own.filter(move |anchor| anchor.starts_or_ends() == Some(at))
         };
-        // Steps begin with the strongest thing that begins one, or after what ends one.
-        let first = of(At::Start).max_by(|a, b| a.weight().total_cmp(&b.weight()));
-        let last = of(At::End).max_by(|a, b| a.weight().total_cmp(&b.weight()));
+        // Steps begin with the strongest thing that begins one, or after what ends one, or with the kernel that comes first.
+        let kernels = || {
+            let own = level.members.iter().map(|&m| &self.anchors[m]);
+            own.filter(|anchor| anchor.kind == Kind::Kernel && anchor.places.len() == level.count)
+        };
+        let earlier = |a: &Anchor, b: &Anchor| b.places.first().cmp(&a.places.first());
+        // A gather may be that of an embedding, and that of the last tokens: then most of the step comes before it.
+        let begins_there = |anchor: &&Anchor| {
+            let before = kernels().filter(|kernel| kernel.places.first() < anchor.places.first()).count();
+            2 * before <= kernels().count()
+        };
+        let first = of(At::Start).filter(begins_there);
+        let first = first.max_by(|a, b| a.weight().total_cmp(&b.weight()).then_with(|| earlier(a, b)));
+        let last = of(At::End).filter(|anchor| anchor.kind != Kind::Sync);
+        let last = last.max_by(|a, b| a.weight().total_cmp(&b.weight()));
         let layers = level.members.iter().map(|&m| &self.anchors[m]).find(|anchor| anchor.kind == Kind::Layers);
         let (begin, after) = match (first, last) {
             (Some(first), last) => (first, last),
             (None, Some(last)) => (last, Some(last)),
-            (None, None) => (layers.unwrap_or(&self.anchors[level.reference]), None),
+            (None, None) => {
+                let earliest = kernels().min_by(|a, b| earlier(b, a));
+                (layers.or(earliest).unwrap_or(&self.anchors[level.reference]), None)
+            }
         };
         let mut begins: Vec<usize> = begin.places.iter().map(|&place| place as usize).collect();
         if first.is_none() && last.is_some() {
@@ -160,16 +188,32 @@ impl Repeats {
             let head = layers.filter(|_| first.is_none()).and_then(|_| self.head_before(&begins));
             let offset = head.unwrap_or_else(|| self.pause_before(&begins, after, level));
             begins.iter_mut().for_each(|place| *place = place.saturating_sub(offset));
-            // A prefill may begin with other kernels than decode steps do: a run of layers before the first step is one more.
-            let mut runs = self.anchors.iter().filter(|anchor| anchor.kind == Kind::Layers && anchor.places.len() > 1);
-            let before = |runs: &Anchor| runs.places.first().zip(begins.first()).is_some_and(|(&run, &b)| (run as usize) < b);
-            if level.count > 1 && runs.any(before) {
+            if level.count > 1 && self.is_step_before(&begins) {
                 begins.insert(0, 0);
             }
         }
         begins.dedup();
         begins.push(end);
         self.without_partial(begins)
+    }
+
+    /// Whether what comes before the first step is one more that begins with other kernels, as a prefill does: it holds
+    /// something that begins steps, and its size is like theirs.
+    fn is_step_before(&self, begins: &[usize]) -> bool {
+        let Some(&first) = begins.first() else { return false };
+        let mut lengths: Vec<usize> = begins.windows(2).map(|pair| self.kernels_in(pair[0]..pair[1])).collect();
+        lengths.sort_unstable();
+        let usual = lengths.get(lengths.len() / 2).copied().unwrap_or(0);
+        let begins_there = |anchor: &Anchor| {
+            let reason =
+                anchor.is_reason() && anchor.starts_or_ends() == Some(At::Start) || anchor.kind == Kind::Layers;
+            reason && anchor.places.first().is_some_and(|&place| (place as usize) < first)
+        };
+        2 * self.kernels_in(0..first) >= usual && self.anchors.iter().any(begins_there)
+    }
+
+    fn kernels_in(&self, units: std::ops::Range<usize>) -> usize {
+        self.units.get(units).unwrap_or_default().iter().map(|unit| unit.kernels as usize).sum()
     }
 
     /// Units between the beginning of a step and its first layer, where the recording holds whole steps: then what is before
@@ -202,11 +246,12 @@ impl Repeats {
             return begins.first().map_or(0, |&first| if first <= MOST_BEFORE { first } else { 0 });
         }
         rooms.sort_unstable();
-        let room = rooms[rooms.len() / 2];
+        let shortest = begins.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(1);
+        let room = rooms[rooms.len() / 2].min(shortest.saturating_sub(1));
         let pause = |offset: usize| {
             let gaps = inside.iter().filter_map(|&begin| {
                 let place = begin.checked_sub(offset).filter(|&place| place > 0)?;
-                Some(self.units[place].at.saturating_sub(self.units[place - 1].at))
+                Some(self.units.get(place)?.at.saturating_sub(self.units.get(place - 1)?.at))
             });
             let mut gaps: Vec<i64> = gaps.collect();
             gaps.sort_unstable();
@@ -243,8 +288,11 @@ impl Repeats {
 
     fn find_levels(&mut self) {
         let kernels = self.anchors.iter().filter(|anchor| anchor.kind == Kind::Kernel);
+        let mut single_run = None;
         if let Some(runs) = rhythm::runs(kernels.map(|anchor| anchor.places.as_slice())) {
             let name = format!("a run of {} layers", runs.layers);
+            let begin = runs.places.first().copied().unwrap_or(0);
+            single_run = (runs.places.len() == 1).then_some((begin, runs.last));
             self.anchors.push(Anchor { kind: Kind::Layers, name, role: None, places: runs.places });
         }
         let mut by_count: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -279,9 +327,16 @@ impl Repeats {
             levels.push(self.level(count, reference, members));
         }
         self.relate(&mut levels);
-        // What comes once may belong to one step of several that do not look alike: a prefill among decode steps.
-        let reasoned = |level: &Level| level.members.iter().any(|&member| self.anchors[member].is_reason());
-        if levels.iter().any(|level| level.count > 1 && level.score >= ENOUGH && !level.inside && reasoned(level)) {
+        let several =
+            |level: &Level| level.count > 1 && level.score >= ENOUGH && !level.inside && self.has_reason(level);
+        if single_run.is_some_and(|(first, last)| self.is_single_pass(first, last)) {
+            // What repeats are its layers, whatever they are called.
+            levels.iter_mut().for_each(|level| match level.count {
+                1 => level.score += 2.0,
+                _ => level.inside = true,
+            });
+        } else if levels.iter().any(several) {
+            // What comes once may belong to one step of several that do not look alike: a prefill among decode steps.
             levels.iter_mut().filter(|level| level.count == 1).for_each(|level| level.score = level.score.min(1.0));
         }
         levels.retain(|level| level.score > 0.0);
@@ -302,6 +357,25 @@ impl Repeats {
         self.levels = kept;
     }
 
+    /// Whether a run of layers between these units is the one forward pass of the process: it holds most of the kernels,
+    /// and what stands around it, a reason among it, comes once.
+    fn is_single_pass(&self, first: u32, last: u32) -> bool {
+        let inside = self.kernels_in(first as usize..last as usize + 1);
+        let around = |anchor: &&Anchor| match anchor.places[..] {
+            [place] => place < first || place > last,
+            _ => false,
+        };
+        let own = || self.anchors.iter().filter(around);
+        let kernels = own().filter(|anchor| anchor.kind == Kind::Kernel).count();
+        let reason = own().any(|anchor| anchor.is_reason());
+        inside as f64 >= MOST_OF_PASS * self.kernels() as f64 && kernels >= FEWEST_AROUND && reason
+    }
+
+    /// Whether something in it is a reason to take it for the level of steps.
+    fn has_reason(&self, level: &Level) -> bool {
+        level.members.iter().any(|&member| self.anchors[member].is_reason())
+    }
+
     /// Whether something comes back at similar distances, over most of the process' work.
     fn is_regular(&self, anchor: &Anchor) -> bool {
         let places = &anchor.places;
@@ -313,6 +387,11 @@ impl Repeats {
         let mut sorted: Vec<usize> = distances().collect();
         sorted.sort_unstable();
         let usual = sorted[sorted.len() / 2];
+        // Of two or three, what is around them tells whether they are at similar distances at all.
+        let around = first as usize + self.units.len().saturating_sub(last as usize);
+        if places.len() <= 3 && (2 * around < usual || around > 2 * usual) {
+            return false;
+        }
         let similar = distances().filter(|&d| 2 * d >= usual && d <= 2 * usual).count();
         let covered = (last - first) as usize + usual;
         usual > 0 && 10 * similar >= 6 * (places.len() - 1) && 2 * covered >= self.units.len()
@@ -330,8 +409,10 @@ impl Repeats {
             }
         }
         roles.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+        // A final norm comes once a step too: what layers have speaks against a step where nothing speaks for one.
+        let for_step = roles.iter().any(|role| role.weight >= 2.0);
         for role in &roles {
-            score += role.weight;
+            score += if for_step { role.weight.max(0.0) } else { role.weight };
             if role.weight > 0.0 {
                 said.push(role.name.clone());
             }
@@ -373,8 +454,12 @@ impl Repeats {
             score += kernels.min(3) as f64;
             said.push(if kernels == 1 { "a kernel".to_owned() } else { format!("{kernels} kernels") });
         }
+        // Waits of the host and a rhythm are no steps without something on the device that comes as often.
+        if kernels == 0 && !graphs && range.is_none() && !roles.iter().any(|role| role.weight > 0.0) {
+            score = 0.0;
+        }
         // A single pass, or two, need a reason beside what happens to be there once or twice.
-        let reason = roles.iter().any(|role| role.weight >= 2.0) || graphs || range.is_some();
+        let reason = roles.iter().any(|role| role.weight >= 2.0) || graphs || (count > 1 && range.is_some());
         if count <= 2 && !reason {
             score = 0.0;
         }
@@ -388,6 +473,7 @@ impl Repeats {
             range: range.map(|anchor| anchor.name.clone()),
             graphs,
             inside: false,
+            kernels,
             members,
             reference,
         }
@@ -396,24 +482,30 @@ impl Repeats {
     /// Finds which levels lie inside others. A coarser one that holds others in equal numbers is a step with its layers,
     /// if it has a reason of its own to be one.
     fn relate(&self, levels: &mut [Level]) {
+        let mut held: Vec<(usize, usize)> = Vec::new();
         for outer in 0..levels.len() {
             for inner in outer + 1..levels.len() {
                 let (coarse, fine) = (&levels[outer], &levels[inner]);
-                let Some(each) = self.holds(coarse, fine) else { continue };
-                let semantic = coarse.members.iter().any(|&member| self.anchors[member].is_reason());
-                let is_step = fine.graphs
-                    && fine
-                        .members
-                        .iter()
-                        .any(|&m| matches!(self.anchors[m].kind, Kind::ReadBack | Kind::Sync | Kind::Input));
-                if semantic && !is_step {
-                    levels[inner].inside = true;
+                if coarse.score <= 0.0 {
+                    break;
                 }
-                if each >= FEWEST_LAYERS && !is_step && !levels[outer].evidence.ends_with(LAYERS) {
+                let Some(each) = self.holds(coarse, fine) else { continue };
+                let of_kind = |kinds: &[Kind]| fine.members.iter().any(|&m| kinds.contains(&self.anchors[m].kind));
+                let is_step = fine.graphs && of_kind(&[Kind::ReadBack, Kind::Sync, Kind::Input]);
+                if is_step || (coarse.count == 1 && self.has_reason(fine)) {
+                    continue;
+                }
+                held.push((outer, inner));
+                if each >= FEWEST_LAYERS && !coarse.evidence.ends_with(LAYERS) {
                     levels[outer].score += 2.0;
                     levels[outer].evidence += &format!(", {each}{LAYERS}");
                 }
             }
+        }
+        for (outer, inner) in held {
+            let (coarse, fine) = (&levels[outer], &levels[inner]);
+            let many = coarse.count > 1 && coarse.kernels >= FEWEST_OF_MANY.max(MANY_MORE * fine.kernels);
+            levels[inner].inside |= coarse.score >= ENOUGH && (self.has_reason(coarse) || many);
         }
     }
 
@@ -563,7 +655,7 @@ impl Work {
 }
 
 /// A name as a number whose sums tell which names are in them.
-fn mixed(name: StrId) -> u64 {
+pub(super) fn mixed(name: StrId) -> u64 {
     let mut mixed = u64::from(name.0).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^= mixed >> 32;
     mixed.wrapping_mul(0xd6e8_feb8_6659_fd93)

@@ -2,6 +2,7 @@
 
 use strobe_trace::{NONE, OpDetail, OpKind, Trace};
 
+use super::levels::mixed;
 use super::{ByProcess, Detected, place_unlaunched, set_device_spans};
 use crate::intervals::Span;
 
@@ -19,6 +20,8 @@ struct Launched {
     time: i64,
     graph: bool,
     reads_back: bool,
+    /// Which graph it is: the kernels in it, or its number where those are hidden.
+    what: u64,
 }
 
 /// A step of a process that launches graphs.
@@ -82,6 +85,10 @@ pub(super) fn graph_steps_of(trace: &Trace) -> Vec<Option<Vec<GraphStep>>> {
         of_call.kernels += u32::from(trace.ops.kind[op] == OpKind::Kernel);
         of_call.time = of_call.time.saturating_add(time).max(1);
         of_call.graph |= launches_graph[call as usize];
+        of_call.what = of_call.what.wrapping_add(match trace.detail_of(op) {
+            Some(OpDetail::Graph { exec, .. }) => u64::from(*exec),
+            _ => mixed(trace.ops.name[op]),
+        });
         of_call.reads_back |= copy_direction(trace, op) == Some(DEVICE_TO_HOST);
     }
     let mut calls_of_process: Vec<Vec<u32>> = vec![Vec::new(); trace.processes.len()];
@@ -153,7 +160,9 @@ fn graph_steps(trace: &Trace, calls: &[u32], launched: &[Launched], total_time: 
             continue;
         };
         let has_kernels = |from: usize, to: usize| segment[from + 1..to].iter().any(|&c| of(c).kernels > 0);
-        let in_pieces = replays.len() >= FEWEST_PIECES && replays.windows(2).all(|w| has_kernels(w[0], w[1]));
+        let is_one = replays.iter().all(|&i| of(segment[i]).what == of(segment[first]).what);
+        let in_pieces =
+            replays.len() >= FEWEST_PIECES && !is_one && replays.windows(2).all(|w| has_kernels(w[0], w[1]));
         if in_pieces {
             if end == calls.len() && steps.is_empty() {
                 return None; // Nothing tells where a step of many graphs begins: let repetition decide.

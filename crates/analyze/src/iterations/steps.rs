@@ -81,8 +81,9 @@ pub(super) fn by_count(trace: &Trace, count: usize) -> Option<Detected> {
     let mut detected = Detected::none(trace, Some(Method::Chosen(count)));
     for (process, (repeats, graphs)) in repeats.iter().zip(graphs).enumerate() {
         let of_graphs = graphs.filter(|steps| steps.len() == count).map(Steps::OfGraphs);
-        let level = || repeats.levels.iter().find(|level| level.count == count);
-        let steps = of_graphs.or_else(|| Some(Steps::Cuts(repeats.cuts(level()?))));
+        // Candidates are listed by the steps that they make.
+        let made = |level: &Level| Some(Steps::Cuts(repeats.cuts(level))).filter(|steps| steps.count() == count);
+        let steps = of_graphs.or_else(|| repeats.levels.iter().find_map(made));
         if let Some(steps) = steps {
             place(trace, repeats, process as u16, &steps, &mut detected);
         }
@@ -92,7 +93,16 @@ pub(super) fn by_count(trace: &Trace, count: usize) -> Option<Detected> {
 
 fn decide(repeats: &Repeats, graphs: Option<Vec<GraphStep>>) -> Decision {
     let top = repeats.levels.first();
-    let mut candidates: Vec<Candidate> = repeats.levels.iter().map(candidate).collect();
+    let mut candidates: Vec<Candidate> = Vec::new();
+    for level in &repeats.levels {
+        let count = Steps::Cuts(repeats.cuts(level)).count();
+        if count > 0 && candidates.iter().all(|other| other.count != count) {
+            candidates.push(candidate(level, count));
+        }
+        if candidates.len() >= LISTED {
+            break;
+        }
+    }
     let near = |a: usize, b: usize| a.abs_diff(b) <= 1;
     if let Some(steps) = graphs {
         let replays = steps.iter().filter(|step| step.graphs > 0).count();
@@ -136,19 +146,16 @@ fn decide(repeats: &Repeats, graphs: Option<Vec<GraphStep>>) -> Decision {
         return Decision { steps: None, graphs: false, sure: false, evidence: String::new(), candidates };
     };
     let steps = Steps::Cuts(repeats.cuts(top));
-    if let Some(first) = candidates.first_mut() {
-        first.count = steps.count();
-    }
     let sure = repeats.is_decided();
     Decision { steps: Some(steps), graphs: top.graphs, sure, evidence: top.evidence.clone(), candidates }
 }
 
-fn candidate(level: &Level) -> Candidate {
+fn candidate(level: &Level, count: usize) -> Candidate {
     let choose = match &level.range {
         Some(range) => choose_range(range),
-        None => format!("--iterations {}", level.count),
+        None => format!("--iterations {count}"),
     };
-    Candidate { count: level.count, evidence: level.evidence.clone(), choose }
+    Candidate { count, evidence: level.evidence.clone(), choose }
 }
 
 /// What to type to take ranges of a name, numbers in it as `N`, for iterations.
