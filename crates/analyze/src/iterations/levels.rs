@@ -458,6 +458,11 @@ impl Repeats {
         if kernels == 0 && !graphs && range.is_none() && !roles.iter().any(|role| role.weight > 0.0) {
             score = 0.0;
         }
+        // Layers have copies, waits and kernels of their own as well: more has to speak for a step.
+        let evident = graphs || range.is_some() || read_back.is_some() || own().any(Anchor::is_reason);
+        if !evident {
+            score = score.min(ENOUGH - 1.0 - LAYERS_WORTH);
+        }
         // A single pass, or two, need a reason beside what happens to be there once or twice.
         let reason = roles.iter().any(|role| role.weight >= 2.0) || graphs || (count > 1 && range.is_some());
         if count <= 2 && !reason {
@@ -497,7 +502,7 @@ impl Repeats {
                 }
                 held.push((outer, inner));
                 if each >= FEWEST_LAYERS && !coarse.evidence.ends_with(LAYERS) {
-                    levels[outer].score += 2.0;
+                    levels[outer].score += LAYERS_WORTH;
                     levels[outer].evidence += &format!(", {each}{LAYERS}");
                 }
             }
@@ -546,6 +551,8 @@ impl Repeats {
     }
 }
 
+/// What it is worth that a level has layers.
+const LAYERS_WORTH: f64 = 2.0;
 /// How a level with layers says so.
 const LAYERS: &str = " repeats inside";
 
@@ -770,6 +777,8 @@ fn ranges(trace: &Trace, work: &[Work]) -> BTreeMap<(usize, Kind, String), Vec<i
         _ if ranges.flags[range] & range_flags::MARK != 0 => None,
         RangeSource::GpuAnnotation => None,
         RangeSource::CpuOp | RangeSource::Python => Some(Kind::Operator),
+        // `torch.autograd.profiler.emit_nvtx` writes its operators as NVTX ranges.
+        _ if trace.text(ranges.name[range]).contains(", op_id = ") => Some(Kind::Operator),
         _ => Some(Kind::Range),
     };
     let process_of = |range: usize| trace.threads.get(ranges.thread[range] as usize).map(|t| usize::from(t.process));
