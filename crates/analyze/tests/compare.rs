@@ -78,7 +78,8 @@ impl Made {
         let categories = Categories { list, of_op, ..Default::default() };
         let method = (!self.list.is_empty()).then(|| Method::Markers("step".into()));
         let of_call = vec![NONE; self.trace.calls.len()];
-        let iterations = Detected { method, list: self.list.clone(), of_op: self.of_op.clone(), of_call };
+        let (list, of_op) = (self.list.clone(), self.of_op.clone());
+        let iterations = Detected { method, list, of_op, of_call, ..Detected::default() };
         Context::with(&self.trace, categories, iterations)
     }
 }
@@ -264,11 +265,15 @@ fn without_iterations_whole_windows_are_compared_and_said_so() {
     let (a, b) = (whole(&steps), whole(&steps[..7]));
     let same = compare(&[a.context()], &[a.context()], &CompareOptions::default());
     assert_eq!((same.basis, same.verdict.outcome), (Basis::WholeWindow, Outcome::NoDifference));
-    assert!(same.notes.iter().any(|n| n.contains("no iterations were found")));
+    assert!(same.notes.iter().any(|n| n.contains("no iterations: ")), "{:?}", same.notes);
+    // The same work fewer times is no difference, and more of it never passes a gate.
     let other = compare(&[a.context()], &[b.context()], &CompareOptions::default());
-    assert_eq!(other.verdict.outcome, Outcome::NotComparable);
-    assert!(other.verdict.sentence.contains("A 10 kernels, B 7"), "{}", other.verdict.sentence);
+    assert_eq!(other.verdict.outcome, Outcome::NoDifference);
+    assert!(other.verdict.sentence.contains("B holds 7 of 10 kernels"), "{}", other.verdict.sentence);
     assert_adds_up(&other);
+    let back = compare(&[b.context()], &[a.context()], &CompareOptions::default());
+    assert_eq!((back.verdict.outcome, back.verdict.total_change.map(|c| c > 0.4)), (Outcome::NoDifference, Some(true)));
+    assert_eq!(back.verdict.gate(0.05), Gate::CannotTell);
 }
 
 #[test]

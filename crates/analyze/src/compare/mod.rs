@@ -371,14 +371,15 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
     comparison
 }
 
-/// The work of whole windows. Where one side holds the same work more often its times are brought to that of A.
+/// The work of whole windows. Where one side holds the same work more often its times are brought to those of the other.
 fn matched_work([a, b]: [&[Context]; 2], sides: &mut [Side; 2]) -> Work {
     let mut work = Work::of(a, b);
     let total = |side: &Side| mean(&side.samples.iter().map(|sample| sample.wall_ns).collect::<Vec<_>>());
     let [of_a, of_b] = sides.each_ref().map(total);
     work.total_change = if of_a > 0.0 { (of_b - of_a) / of_a } else { 0.0 };
     if let Some(ratio) = work.ratio {
-        sides[1].samples.iter_mut().for_each(|sample| sample.divide(ratio));
+        let (longer, times) = if ratio > 1.0 { (1, ratio) } else { (0, 1.0 / ratio) };
+        sides[longer].samples.iter_mut().for_each(|sample| sample.divide(times));
     }
     work
 }

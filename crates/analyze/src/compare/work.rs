@@ -20,7 +20,7 @@ pub struct Work {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<[f64; 2]>,
     /// How much of the work of A is in B, where every kernel comes by this factor more or less often: more or fewer steps of
-    /// the same work. B's times are divided by it.
+    /// the same work. The times of the side with more are divided by it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
     /// How much longer the whole window of B is, as a share.
@@ -105,15 +105,17 @@ fn ratio(a: &BTreeMap<String, f64>, b: &BTreeMap<String, f64>, kernels: [f64; 2]
     if all_a <= 0.0 || all_b <= 0.0 || (all_a - all_b).abs() <= SAME * all_a.max(all_b) {
         return None;
     }
-    let ratio = all_b / all_a;
+    // Looked at from the side with fewer, so that exchanging the sides changes nothing.
+    let ((few, many), (fewer, more)) = if all_a < all_b { ((a, b), (all_a, all_b)) } else { ((b, a), (all_b, all_a)) };
+    let times = more / fewer;
     let names: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
     let of = |side: &BTreeMap<String, f64>, name: &String| side.get(name).copied().unwrap_or(0.0);
     // What a side has in a cut-off step at its ends is not a different mix.
-    let stray: f64 = names.iter().map(|name| ((of(b, name) - ratio * of(a, name)).abs() - 1.0).max(0.0)).sum();
+    let stray: f64 = names.iter().map(|name| ((of(many, name) - times * of(few, name)).abs() - 1.0).max(0.0)).sum();
     // A kernel that comes once per step tells steps from layers: where some come as often on both sides, the numbers of
     // steps are the same and the steps differ.
     let anchored = names.iter().filter(|name| of(a, name) >= 3.0 && of(a, name) == of(b, name)).count();
-    (stray <= STRAY * all_b && anchored == 0).then_some(ratio)
+    (stray <= STRAY * more && anchored == 0).then_some(all_b / all_a)
 }
 
 struct Amounts {

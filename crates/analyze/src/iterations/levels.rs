@@ -99,6 +99,8 @@ const MOST: usize = 50_000;
 const LEAST_OF_TIME: f64 = 0.01;
 /// Share of exceptions that an alternation may have.
 const EXCEPTIONS: usize = 50;
+/// Fewest kernels that may be a step alone.
+const FEWEST_OF_ONE: usize = 30;
 /// Share of a process' kernels that are in the layers of its only pass.
 const MOST_OF_PASS: f64 = 0.6;
 /// Fewest kernels around the layers of a pass that come once.
@@ -465,7 +467,7 @@ impl Repeats {
         }
         // A single pass, or two, need a reason beside what happens to be there once or twice.
         let reason = roles.iter().any(|role| role.weight >= 2.0) || graphs || (count > 1 && range.is_some());
-        if count <= 2 && !reason {
+        if count <= 2 && !reason || count == 1 && self.kernels() < FEWEST_OF_ONE {
             score = 0.0;
         }
         let range = range.or_else(|| {
