@@ -27,6 +27,8 @@ pub(super) struct Unit {
     pub kernels: u32,
     /// Whether it is a graph.
     pub graph: bool,
+    /// Whether the kernels in it were not recorded.
+    hidden: bool,
     /// The kernels in it as a number that does not depend on their order: those of a graph may run side by side.
     what: u64,
 }
@@ -334,7 +336,7 @@ impl Repeats {
         if single_run.is_some_and(|(first, last)| self.is_single_pass(first, last)) {
             // What repeats are its layers, whatever they are called.
             levels.iter_mut().for_each(|level| match level.count {
-                1 => level.score += 2.0,
+                1 => level.score = level.score.max(ENOUGH + AHEAD),
                 _ => level.inside = true,
             });
         } else if levels.iter().any(several) {
@@ -367,6 +369,15 @@ impl Repeats {
             [place] => place < first || place > last,
             _ => false,
         };
+        // A graph beside the layers may be a step of its own.
+        let beside = |&(place, unit): &(usize, &Unit)| {
+            unit.graph
+                && (place < first as usize || place > last as usize)
+                && (unit.hidden || 4 * unit.kernels as usize > inside)
+        };
+        if self.units.iter().enumerate().any(|unit| beside(&unit)) {
+            return false;
+        }
         let own = || self.anchors.iter().filter(around);
         let kernels = own().filter(|anchor| anchor.kind == Kind::Kernel).count();
         let reason = own().any(|anchor| anchor.is_reason());
@@ -462,12 +473,15 @@ impl Repeats {
         }
         // Layers have copies, waits and kernels of their own as well: more has to speak for a step.
         let evident = graphs || range.is_some() || read_back.is_some() || own().any(Anchor::is_reason);
+        // A run of layers and a graph, once each, may be a prefill and a decode step.
+        let two = count == 1 && graphs && of_kind(Kind::Layers).next().is_some();
         if !evident {
             score = score.min(ENOUGH - 1.0 - LAYERS_WORTH);
         }
         // A single pass, or two, need a reason beside what happens to be there once or twice.
-        let reason = roles.iter().any(|role| role.weight >= 2.0) || graphs || (count > 1 && range.is_some());
-        if count <= 2 && !reason || count == 1 && self.kernels() < FEWEST_OF_ONE {
+        let named = own().any(Anchor::is_reason);
+        let reason = named || graphs || (count > 1 && range.is_some());
+        if count <= 2 && !reason || two || count == 1 && self.kernels() < FEWEST_OF_ONE {
             score = 0.0;
         }
         let range = range.or_else(|| {
@@ -652,7 +666,8 @@ impl Work {
                             let replayed = graph_call.get(call as usize).copied().unwrap_or(false);
                             let graph = replayed || ops.kind[op as usize] == OpKind::Graph;
                             let what = mixed(ops.name[op as usize]);
-                            work.units.push(Unit { at, op, call, kernels: 1, graph, what });
+                            let hidden = ops.kind[op as usize] == OpKind::Graph;
+                            work.units.push(Unit { at, op, call, kernels: 1, graph, hidden, what });
                         }
                     }
                     work.kernels.push((op, work.units.len() as u32 - 1));

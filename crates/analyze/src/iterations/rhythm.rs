@@ -61,10 +61,15 @@ fn runs_of(places: &[u32]) -> Option<Runs> {
     begins.extend(distances.iter().enumerate().filter(|(_, distance)| **distance > usual).map(|(i, _)| i + 1));
     let ends = begins.iter().skip(1).copied().chain([places.len()]);
     let mut lengths: Vec<usize> = begins.iter().zip(ends).map(|(begin, end)| end - begin).collect();
-    lengths.sort_unstable();
-    let layers = lengths[lengths.len() / 2];
-    let alike = lengths.iter().filter(|&&length| length == layers).count();
-    if layers < FEWEST_LAYERS || (alike as f64) < ALIKE * lengths.len() as f64 {
+    let (cut, whole) = match lengths.len() {
+        0..=2 => (lengths.iter().copied().max().unwrap_or(0), &mut lengths[..]),
+        // The recording may begin and end in the middle of a step.
+        n => (lengths[0].max(lengths[n - 1]), &mut lengths[1..n - 1]),
+    };
+    whole.sort_unstable();
+    let layers = whole[whole.len() / 2];
+    let alike = whole.iter().filter(|&&length| length == layers).count();
+    if layers < FEWEST_LAYERS || cut > layers || (alike as f64) < ALIKE * whole.len() as f64 {
         return None;
     }
     let last = places.last().copied().unwrap_or(0);
@@ -106,6 +111,17 @@ mod tests {
         rounds.chars().enumerate().for_each(|(place, kernel)| of.entry(kernel).or_default().push(place as u32));
         let all: Vec<Vec<u32>> = of.into_values().collect();
         assert_eq!(found(&all).map(|(steps, layers, _)| (steps, layers)), Some((24, 8)));
+    }
+
+    #[test]
+    fn a_recording_may_begin_and_end_within_a_step() {
+        let whole = places(6, "e", 12, "nqqqrao", "nlx");
+        let cut = |from: u32, to: u32| -> Vec<Vec<u32>> {
+            whole.iter().map(|of| of.iter().copied().filter(|place| (from..to).contains(place)).collect()).collect()
+        };
+        let steps = |cut: &[Vec<u32>]| found(cut).map(|(steps, layers, _)| (steps, layers));
+        assert_eq!(steps(&cut(40, 500)), Some((6, 12)));
+        assert_eq!(steps(&cut(0, 400)), Some((5, 12)));
     }
 
     #[test]
