@@ -156,6 +156,14 @@ def verdicts():
         yield f"{100 * result['slower_by']:.0f} % slower steps, {words}", found, spread_, commit
 
 
+def iterations():
+    """How often steps are found."""
+    document = read("iterations")
+    totals = document["totals"]
+    yield (f"{sum(totals.values())} captures: {totals['right']} right, {totals['uncertain']} uncertain, {totals['wrong']} wrong "
+           f"(commit {document['commit']}).")
+
+
 def traces():
     yield "| trace | strobe, all reports | import alone | others | commit |"
     yield "|---|---|---|---|---|"
@@ -247,6 +255,7 @@ def main():
     table = [f"| {words} | {result} | {spread_} | {commit} |" for words, result, spread_, commit in verdicts()]
     head = ["| | result | standard deviation of the runs | commit |", "|---|---|---|---|"]
     replace(ROOT / "docs/verdicts.md", "verdicts", [*head, *table])
+    replace(ROOT / "docs/steps.md", "iterations", iterations())
     replace(PAGE, "traces", traces())
     replace(PAGE, "sim-speed", simulator())
     replace(PAGE, "cuda-machines", [machines()])
