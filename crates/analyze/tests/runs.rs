@@ -1,6 +1,6 @@
 //! Whole runs on a machine that disturbs them in bursts.
 
-use strobe_analyze::compare::runs::{Cell, DecidedBy, Metric, RunFacts};
+use strobe_analyze::compare::runs::{Cell, DecidedBy, Metric, RunFacts, of_one_state};
 use strobe_analyze::compare::{Outcome, Runs};
 
 /// A run of 8 prefills and 64 decode iterations, each slower by `share`; the last `hit` iterations of both kinds take three
@@ -65,4 +65,51 @@ fn reports_without_quartiles_are_compared_by_means() {
     let found = Runs { sides: [vec![a, b], vec![c, d]], ..Runs::default() }.judge(0.05);
     let decode = found.kinds.iter().find(|kind| kind.name == "decode").unwrap();
     assert!((decode.time_change - 0.2).abs() < 1e-6, "{decode:?}");
+}
+
+/// Runs of a share longer iterations, and the readings of the memory bandwidth around each.
+fn in_states(side: &[(f64, [f64; 2])]) -> Vec<RunFacts> {
+    let made = |(process, &(share, bandwidth)): (usize, &(f64, [f64; 2]))| RunFacts {
+        process,
+        bandwidth: bandwidth.to_vec(),
+        // No two runs are equal to the last digit.
+        ..run("run", share + 0.001 * process as f64, 0)
+    };
+    side.iter().enumerate().map(made).collect()
+}
+
+#[test]
+fn runs_are_compared_within_one_state_of_the_machine() {
+    const FAST: [f64; 2] = [56e9, 57e9];
+    const SLOW: [f64; 2] = [92e9, 90e9];
+    let judge = |a: &[(f64, [f64; 2])], b: &[(f64, [f64; 2])]| {
+        Runs { sides: [in_states(a), in_states(b)], ..Runs::default() }.judge(0.05)
+    };
+    // The same build; two runs of B met the slow state, one both.
+    let found = judge(
+        &[(0.0, FAST), (0.0, FAST), (0.0, FAST)],
+        &[(0.0, FAST), (0.25, SLOW), (0.12, [56e9, 92e9]), (0.0, FAST)],
+    );
+    assert_eq!((found.outcome, found.counts), (Outcome::NoDifference, [3, 2]), "{:?}", found.figures);
+    assert!(found.set_aside[0].contains("2 of 4 of B: the machine was in another state"), "{:?}", found.set_aside);
+    // A slower build that met the fast state: nothing can be told, whichever looks faster.
+    let found = judge(&[(0.0, SLOW), (0.0, SLOW)], &[(-0.1, FAST), (-0.1, FAST)]);
+    assert_eq!(found.outcome, Outcome::CannotTell);
+    assert!(found.why_not.unwrap().contains("the machine changed between the runs"));
+    // Within one state readings differ a little, and without readings nothing is known of states.
+    let found = judge(&[(0.0, SLOW), (0.0, [84e9, 95e9])], &[(0.2, SLOW), (0.2, [78e9, 93e9])]);
+    assert_eq!((found.outcome, found.counts), (Outcome::Slower, [2, 2]));
+    let unread = |share: f64| {
+        vec![RunFacts { process: 0, ..run("a", share, 0) }, RunFacts { process: 1, ..run("b", share + 0.001, 0) }]
+    };
+    let found = Runs { sides: [unread(0.0), unread(0.2)], ..Runs::default() }.judge(0.05);
+    assert_eq!(found.outcome, Outcome::Slower);
+}
+
+#[test]
+fn the_spread_of_equal_runs_is_that_of_one_state() {
+    let runs = in_states(&[(0.0, [56e9, 56e9]), (0.3, [92e9, 92e9]), (0.0, [57e9, 56e9]), (0.1, [56e9, 91e9])]);
+    let kept: Vec<usize> = of_one_state(&runs).iter().map(|run| run.process).collect();
+    assert_eq!(kept, [0, 2]);
+    assert_eq!(of_one_state(&[run("a", 0.0, 0), run("b", 0.0, 0)]).len(), 2, "no readings, no states");
 }
