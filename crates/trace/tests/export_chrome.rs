@@ -166,7 +166,7 @@ fn contents(trace: &Trace) -> BTreeMap<&'static str, Vec<String>> {
     for range in trace.ranges.iter() {
         let what = (range.source, text(range.name), text(range.domain), range.kind, range.iteration);
         let flags = range.flags & range_flags::MARK;
-        let inputs = (text(range.dims), text(range.types));
+        let inputs = [range.dims, range.types, range.values, range.strides].map(text);
         let row = format!("{:?} {:?} {:?} {flags} {:?}", (range.start, range.end), what, inputs, thread(range.thread));
         tables.entry("ranges").or_default().push(row);
     }
