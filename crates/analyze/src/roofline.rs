@@ -129,6 +129,8 @@ pub enum Beyond {
     FitsInCache,
     /// Without as many bytes as that cache holds it would be below the roof.
     PartlyInCache,
+    /// Its algorithm needs fewer operations than the direct one, whose operations are counted: Winograd's, say.
+    FewerOperations,
     /// The size of the cache is not known.
     CacheNotKnown,
     /// No cache explains it: the amounts or the peaks are wrong.
@@ -141,6 +143,7 @@ impl Beyond {
         match self {
             Beyond::FitsInCache => "over the roof: fits in the cache, bytes come from there",
             Beyond::PartlyInCache => "over the roof: the cache can hold part of the bytes",
+            Beyond::FewerOperations => "over the roof: its algorithm needs fewer operations than are counted",
             Beyond::CacheNotKnown => "over the roof: from a cache of unknown size, or amounts or peak wrong",
             Beyond::Wrong => "over the roof: amounts or peak wrong",
         }
@@ -177,11 +180,13 @@ struct Instance {
     /// The op that took longest, or the range of an operator that ran on the host.
     longest: u32,
     longest_ns: i64,
+    /// Whether one of its kernels needs fewer operations than are counted.
+    fewer_operations: bool,
 }
 
 impl Instance {
     fn new(amounts: Amounts, name: StrId, source: AmountSource, op: usize, ns: i64) -> Self {
-        Self { amounts, name, source, time_ns: ns, longest: op as u32, longest_ns: ns }
+        Self { amounts, name, source, time_ns: ns, longest: op as u32, longest_ns: ns, fewer_operations: false }
     }
 }
 
@@ -206,6 +211,7 @@ pub fn roofline(context: &Context) -> Roofline {
     // Kernels that help with an op of the model, whose amounts another one carries.
     let mut recorded: HashMap<(u32, StrId, Option<u32>), usize> = HashMap::new();
     let mut helpers: Vec<usize> = Vec::new();
+    let mut fewer: HashMap<StrId, bool> = HashMap::new();
     let mut instance_of: HashMap<u32, usize> = HashMap::new();
     for op in 0..ops.len() {
         let computing = computes(context, op);
@@ -246,6 +252,8 @@ pub fn roofline(context: &Context) -> Roofline {
                 instances.len() - 1
             });
             let instance = &mut instances[place];
+            instance.fewer_operations |=
+                *fewer.entry(ops.name[op]).or_insert_with(|| amounts::needs_fewer_operations(trace.op_name(op)));
             instance.time_ns = instance.time_ns.saturating_add(ns);
             // An op that computes goes before a fill, however short.
             let before = (computes(context, instance.longest as usize), instance.longest_ns);
@@ -357,6 +365,16 @@ impl<'t> Ran<'t> {
     }
 }
 
+/// What becomes a row.
+struct Group {
+    row: Row,
+    /// Least time of the calls that arithmetic limits, and of those that memory limits.
+    compute_ns: f64,
+    memory_ns: f64,
+    device: u16,
+    fewer_operations: bool,
+}
+
 fn summarize<'t>(
     trace: &'t Trace,
     instances: Vec<Instance>,
@@ -364,7 +382,7 @@ fn summarize<'t>(
     ran: impl Fn(&Instance) -> Ran<'t>,
 ) {
     type Key = (StrId, StrId, Shape, Option<DataType>, AmountSource);
-    let mut groups: HashMap<Key, (Row, f64, f64, u16)> = HashMap::new();
+    let mut groups: HashMap<Key, Group> = HashMap::new();
     for instance in instances {
         let ran = ran(&instance);
         let mut amounts = instance.amounts;
@@ -389,7 +407,7 @@ fn summarize<'t>(
             *n = 0; // every step has a few keys more: one row for all
         }
         let key = (instance.name, ran.name, amounts.shape, data_type, instance.source);
-        let (row, compute_ns, memory_ns, _) = groups.entry(key).or_insert_with(|| {
+        let group = groups.entry(key).or_insert_with(|| {
             let row = Row {
                 op: trace.text(instance.name).to_owned(),
                 kernel: kernel.to_owned(),
@@ -405,8 +423,10 @@ fn summarize<'t>(
                 bound: None,
                 beyond: None,
             };
-            (row, 0.0, 0.0, ran.device)
+            Group { row, compute_ns: 0.0, memory_ns: 0.0, device: ran.device, fewer_operations: false }
         });
+        let Group { row, compute_ns, memory_ns, fewer_operations, .. } = group;
+        *fewer_operations |= instance.fewer_operations;
         row.calls += 1;
         row.time_ns = row.time_ns.saturating_add(instance.time_ns);
         if ran.computes {
@@ -430,10 +450,12 @@ fn summarize<'t>(
             None => row.least_ns = None,
         }
     }
-    let rows = groups.into_values().map(|(mut row, compute, memory, device)| {
-        row.least_ns = row.least_ns.map(|_| compute + memory);
-        row.bound = row.least_ns.map(|_| if compute > memory { Bound::Compute } else { Bound::Memory });
-        row.beyond = result.peaks.get(usize::from(device)).and_then(|peaks| beyond(&row, peaks));
+    let rows = groups.into_values().map(|group| {
+        let Group { mut row, compute_ns, memory_ns, device, fewer_operations } = group;
+        row.least_ns = row.least_ns.map(|_| compute_ns + memory_ns);
+        row.bound = row.least_ns.map(|_| if compute_ns > memory_ns { Bound::Compute } else { Bound::Memory });
+        let peaks = result.peaks.get(usize::from(device));
+        row.beyond = peaks.and_then(|peaks| beyond(&row, peaks, fewer_operations));
         row
     });
     result.rows = rows.collect();
@@ -444,10 +466,10 @@ fn summarize<'t>(
 }
 
 /// Why a row is beyond the roof, where it is.
-fn beyond(row: &Row, peaks: &DevicePeaks) -> Option<Beyond> {
+fn beyond(row: &Row, peaks: &DevicePeaks, fewer_operations: bool) -> Option<Beyond> {
     row.share().filter(|share| *share > 1.0)?;
     if row.bound != Some(Bound::Memory) {
-        return Some(Beyond::Wrong);
+        return Some(if fewer_operations { Beyond::FewerOperations } else { Beyond::Wrong });
     }
     let (Some(bytes), Some(cache)) = (row.bytes, peaks.cache_bytes) else { return Some(Beyond::CacheNotKnown) };
     let calls = row.calls.max(1) as f64;

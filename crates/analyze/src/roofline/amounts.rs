@@ -17,6 +17,7 @@ pub(crate) use names::data_type_of_kernel;
 pub use names::of_kernel_name;
 pub(super) use names::{element_bytes_of_kernel, rounds_to_tf32};
 pub use rules::Rank;
+pub(super) use rules::needs_fewer_operations;
 use rules::{Form, Gradient, Rule};
 pub(crate) use rules::{category_of_operator, category_of_range};
 

@@ -123,6 +123,9 @@ fn result_sides(
     let side = |(i, (&side, &window)): (usize, (&u64, &u64))| {
         let (stride, dilation) = (at(&stride, i)?, at(&dilation, i)?);
         let (padding, more) = (at(&padding, i)?, at(&more, i)?);
+        if stride < 1 || dilation < 1 || padding < 0 || more < 0 {
+            return None;
+        }
         let reach = dilation.checked_mul(i128::from(window) - 1)?;
         let result = match transposed {
             true => (i128::from(side) - 1).checked_mul(stride)? - 2 * padding + reach + more + 1,

@@ -150,6 +150,9 @@ fn pooled_sides(arguments: &Arguments, places: &PoolPlaces, input: &Argument, ke
     let lead = input.dims.len().checked_sub(kernel.len())?;
     let sides = input.dims.get(lead..)?.iter().enumerate().map(|(i, &side)| {
         let (stride, padding) = (at(&stride, i)?, at(&padding, i)?);
+        if stride < 1 || padding < 0 {
+            return None;
+        }
         let reach = at(&dilation, i)?.checked_mul(at(kernel, i)? - 1)?;
         let room = i128::from(side) + 2 * padding - reach - 1;
         let mut steps = room.checked_div(stride)?;
@@ -215,15 +218,16 @@ fn sort(arguments: &Arguments) -> Option<Amounts> {
 fn gather(arguments: &Arguments, rule: &Gather) -> Option<Amounts> {
     let from = arguments.tensor(rule.from)?;
     let index = arguments.at(rule.index)?;
-    let (chosen, indices) = match rule.by {
-        GatherBy::Elements => (index.elements(), index.elements()),
+    let read = index.bytes().unwrap_or(index.elements() * INDEX);
+    let (chosen, index_bytes) = match rule.by {
+        GatherBy::Elements => (index.elements(), read),
         GatherBy::Rows => {
             let dim = match rule.dim {
                 None => 0,
                 Some(place) => usize::try_from(arguments.number(place)?).ok()?,
             };
             let side = *from.dims.get(dim).filter(|&&side| side > 0)?;
-            (from.elements() / side as f64 * index.elements(), index.elements())
+            (from.elements() / side as f64 * index.elements(), read)
         }
         GatherBy::Lists => {
             // A mask as large as the tensor chooses as many as it says, which is not recorded.
@@ -240,12 +244,12 @@ fn gather(arguments: &Arguments, rule: &Gather) -> Option<Amounts> {
                 .map(|(_, &d)| d as f64)
                 .product();
             let places = places.filter(|_| indexed > 0.0)?;
-            (from.elements() / indexed * places, given().map(|dims| elements(dims)).sum())
+            (from.elements() / indexed * places, INDEX * given().map(|dims| elements(dims)).sum::<f64>())
         }
     };
     let size = from.bytes_per_element().map(|size| size as f64);
     // What is chosen twice is read once at best: no more than there is.
-    let bytes = size.map(|size| (chosen.min(from.elements()) + chosen) * size + indices * index_bytes(index));
+    let bytes = size.map(|size| (chosen.min(from.elements()) + chosen) * size + index_bytes);
     Some(Amounts::moved(0.0, bytes, chosen, from.data_type()))
 }
 

@@ -207,6 +207,7 @@ pub(super) struct FusedNorm {
 
 #[derive(Deserialize)]
 struct Table {
+    fewer_operations: String,
     torch: Vec<Torch>,
     other: Vec<Other>,
     range: Vec<Range>,
@@ -239,11 +240,18 @@ struct Compiled {
     torch: HashMap<String, usize>,
     other: Vec<(Regex, usize)>,
     ranges: Vec<(Regex, String)>,
+    fewer_operations: Regex,
 }
 
 static TABLE: LazyLock<Compiled> = LazyLock::new(|| {
     let table: Table = toml::from_str(include_str!("../../rules/operators.toml")).expect("part of the program");
-    let mut compiled = Compiled { rules: Vec::new(), torch: HashMap::new(), other: Vec::new(), ranges: Vec::new() };
+    let mut compiled = Compiled {
+        rules: Vec::new(),
+        torch: HashMap::new(),
+        other: Vec::new(),
+        ranges: Vec::new(),
+        fewer_operations: Regex::new(&table.fewer_operations).expect("part of the program"),
+    };
     for Torch { category, names, form } in table.torch {
         let place = compiled.rules.len();
         compiled.rules.push((category, form));
@@ -289,6 +297,11 @@ pub(super) fn find(name: &str) -> Option<Rule> {
 /// The family of an operator; `None` for those that only arrange tensors, and for unknown ones.
 pub(crate) fn category_of_operator(name: &str) -> Option<&'static str> {
     find(name).map(|rule| rule.category)
+}
+
+/// Whether a kernel's algorithm needs fewer operations than are counted.
+pub(in super::super) fn needs_fewer_operations(kernel: &str) -> bool {
+    TABLE.fewer_operations.is_match(kernel)
 }
 
 /// What everything inside a range of this name counts as on the host, where a rule says it.
