@@ -583,6 +583,9 @@ pub fn worst(budgets: &[IterationBudget], kinds: &[KindBudget]) -> Vec<Worst> {
 }
 
 fn device_name(context: &Context, device: u16) -> String {
+    if is_host_only(context.trace) {
+        return "host".to_owned();
+    }
     let Some(known) = context.trace.devices.get(usize::from(device)) else { return device.to_string() };
     match (known.is_cpu, known.name.is_empty()) {
         (true, true) => "CPU".to_owned(),
@@ -634,7 +637,7 @@ pub fn report(context: &Context) -> Report {
     }
     if host_only {
         if let Some(whole) = host::whole(context) {
-            let mut sheet = device_columns("Whole trace", "host");
+            let mut sheet = device_columns("Whole trace", ["host", "share of time"]);
             push_device(&mut sheet, "host", &whole);
             report = report.sheet(sheet);
         }
@@ -750,12 +753,12 @@ fn worst_sheet(context: &Context, budgets: &[IterationBudget], kinds: &[KindBudg
     sheet
 }
 
-fn device_columns(title: &str, of: &str) -> Sheet {
+fn device_columns(title: &str, [of, share]: [&str; 2]) -> Sheet {
     let columns = [
         Column::new(of, Unit::Text),
         Column::new("part", Unit::Text),
         Column::new("time", Unit::Ns),
-        Column::new("share of device time", Unit::Share),
+        Column::new(share, Unit::Share),
     ];
     Sheet::new("devices", columns).title(title)
 }
@@ -771,7 +774,7 @@ fn push_device(sheet: &mut Sheet, name: &str, budget: &DeviceBudget) {
 }
 
 fn devices_sheet(context: &Context) -> Sheet {
-    let mut sheet = device_columns("Whole devices", "device");
+    let mut sheet = device_columns("Whole devices", ["device", "share of device time"]);
     for budget in device_budgets(context) {
         push_device(&mut sheet, &device_name(context, budget.device), &budget);
     }
