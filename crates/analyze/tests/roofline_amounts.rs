@@ -431,6 +431,7 @@ fn types_of_results_follow_those_of_inputs() {
     assert_eq!(of("aten::add", "[[10], [10], []]", "").unwrap().bytes, None);
     assert_eq!(of("aten::conv2d", "[[1, 3, 8, 8], [4, 3, 3, 3]]", FLOATS), None, "the result's size is not recorded");
     assert_eq!(of("aten::conv2d", "[[1, 5, 8, 8], [4, 3, 3, 3]]", FLOATS), None);
+    assert_eq!(of("aten::where", "[[100, 8]]", r#"["bool"]"#), None, "how many places is not recorded");
     assert_eq!(of("aten::index", "[[100, 8], [[100, 8]]]", FLOATS), None, "a mask chooses an unknown number");
 }
 

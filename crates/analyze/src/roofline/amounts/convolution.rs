@@ -52,12 +52,12 @@ pub(super) fn forward(arguments: &Arguments, places: &ConvPlaces, rank: Rank) ->
     }
     let flag = places.transposed.and_then(|place| arguments.flag(place));
     // Without the flag: weights of a convolution have a share of the input's channels in second place.
-    let seems_transposed = places.transposed.is_some() && inputs % second != 0 && first == inputs;
+    let seems_transposed = places.transposed.is_some() && !inputs.is_multiple_of(second) && first == inputs;
     let transposed = places.always_transposed || flag.unwrap_or(seems_transposed);
     let number =
         |place: Option<usize>| place.and_then(|place| arguments.number(place)).and_then(|n| u64::try_from(n).ok());
     let (groups, outputs) = match transposed {
-        false if inputs % second == 0 => (inputs / second, first),
+        false if inputs.is_multiple_of(second) => (inputs / second, first),
         true if first == inputs => {
             let groups = number(places.groups).unwrap_or(1).max(1);
             (groups, second.saturating_mul(groups))
@@ -163,8 +163,11 @@ pub(super) fn gradient(arguments: &Arguments, of: Gradient) -> Option<Amounts> {
         _ => first != outputs,
     };
     let inputs = with_batch(&input, &weight).and_then(|dims| dims.get(1).copied()).unwrap_or(0);
-    let fits =
-        if transposed { first == inputs } else { first == outputs && (inputs == 0 || inputs % second.max(1) == 0) };
+    let fits = if transposed {
+        first == inputs
+    } else {
+        first == outputs && (inputs == 0 || inputs.is_multiple_of(second.max(1)))
+    };
     if !fits || second == 0 {
         return None;
     }

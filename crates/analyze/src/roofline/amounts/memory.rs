@@ -75,7 +75,10 @@ fn broadcast<'a>(tensors: impl Iterator<Item = &'a Argument>) -> Option<Vec<u64>
 
 fn elementwise(arguments: &Arguments, rule: &Elementwise, in_place: bool) -> Option<Amounts> {
     let inputs = || arguments.list.iter().take(rule.tensors).filter(|input| input.is_tensor());
-    inputs().next()?;
+    // where(condition) alone asks for places, whose number is not recorded.
+    if inputs().next().is_none() || arguments.list.len() < rule.tensors.min(2) {
+        return None;
+    }
     let first = arguments.tensor(0);
     let promoted = arguments.result_type(0..rule.tensors);
     let (dims, result) = match first.filter(|_| in_place) {
