@@ -240,5 +240,7 @@ pub(super) fn operator(inputs: &Inputs) -> Option<Operator> {
 
 /// Whether operators of this name have inputs that only the operator around them tells.
 pub(super) fn wants_around(name: &str) -> bool {
-    matches!(rules::find(name).map(|rule| rule.form), Some(Form::ConvGrad { of: Gradient::Input | Gradient::Weight }))
+    let form = || rules::find(name).map(|rule| rule.form);
+    // Traces may have many names that are no operators.
+    name.starts_with("aten::") && matches!(form(), Some(Form::ConvGrad { of: Gradient::Input | Gradient::Weight }))
 }
