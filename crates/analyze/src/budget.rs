@@ -24,6 +24,7 @@ use strobe_trace::{IterationKind, NONE, OpKind, RangeKind};
 
 use crate::categories::Class;
 use crate::context::Context;
+use crate::host::{self, is_host_only};
 use crate::intervals::{Span, SpanSet};
 use crate::iterations::Method;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
@@ -161,6 +162,9 @@ pub struct DeviceBudget {
 pub fn budgets(context: &Context) -> Vec<IterationBudget> {
     if context.iterations.list.is_empty() {
         return Vec::new();
+    }
+    if is_host_only(context.trace) {
+        return host::budgets(context);
     }
     if computes_on_cpu(context) {
         return cpu_budgets(context);
@@ -344,17 +348,17 @@ fn split(context: &Context, causes: &Causes, ops: &[u32], windows: &[Span]) -> V
 
 /// A span of an iteration that something claims. The greatest open claim owns a moment.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Claim {
+pub(crate) struct Claim {
     /// Idle 0, host phase 1, op 2.
-    rank: u8,
-    start: i64,
+    pub(crate) rank: u8,
+    pub(crate) start: i64,
     /// Of equal starts the shorter one is the inner one.
-    end: std::cmp::Reverse<i64>,
-    owner: Owner,
+    pub(crate) end: std::cmp::Reverse<i64>,
+    pub(crate) owner: Owner,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Owner {
+pub(crate) enum Owner {
     Idle,
     Host(RangeKind),
     Op(u16),
@@ -428,7 +432,7 @@ fn cpu_budgets(context: &Context) -> Vec<IterationBudget> {
 }
 
 /// Finds the iterations that a span of time touches.
-struct InTime {
+pub(crate) struct InTime {
     /// Start and index, by start.
     starts: Vec<(i64, usize)>,
     /// For each place in `starts` the latest end up to there.
@@ -436,7 +440,7 @@ struct InTime {
 }
 
 impl InTime {
-    fn new(spans: impl Iterator<Item = Span> + Clone) -> Self {
+    pub(crate) fn new(spans: impl Iterator<Item = Span> + Clone) -> Self {
         let mut starts: Vec<(i64, usize, i64)> = spans.enumerate().map(|(i, s)| (s.start, i, s.end)).collect();
         starts.sort_unstable();
         let ends = starts.iter().scan(i64::MIN, |latest, &(_, _, end)| {
@@ -448,14 +452,14 @@ impl InTime {
     }
 
     /// Those that begin before `end`, back to where all have ended by `start`. Some may not touch the span.
-    fn overlapping(&self, start: i64, end: i64) -> impl Iterator<Item = usize> + '_ {
+    pub(crate) fn overlapping(&self, start: i64, end: i64) -> impl Iterator<Item = usize> + '_ {
         let first_after = self.starts.partition_point(|&(begin, _)| begin < end);
         (0..first_after).rev().take_while(move |&p| self.latest_end[p] > start).map(|p| self.starts[p].1)
     }
 }
 
 /// Walks from one boundary to the next; the greatest claim that is open owns what lies between.
-fn sweep(mut claims: Vec<Claim>, window: Span) -> Vec<(Option<Owner>, i64)> {
+pub(crate) fn sweep(mut claims: Vec<Claim>, window: Span) -> Vec<(Option<Owner>, i64)> {
     // Spans too long for an i64 of nanoseconds end where their length does.
     let end = window.start.saturating_add(window.length());
     let mut boundaries: Vec<i64> = claims.iter().flat_map(|c| [c.start, c.end.0.min(end)]).collect();
@@ -579,6 +583,9 @@ pub fn worst(budgets: &[IterationBudget], kinds: &[KindBudget]) -> Vec<Worst> {
 }
 
 fn device_name(context: &Context, device: u16) -> String {
+    if is_host_only(context.trace) {
+        return "host".to_owned();
+    }
     let Some(known) = context.trace.devices.get(usize::from(device)) else { return device.to_string() };
     match (known.is_cpu, known.name.is_empty()) {
         (true, true) => "CPU".to_owned(),
@@ -595,7 +602,8 @@ fn kind_name(kind: Option<IterationKind>) -> Value {
 /// Where the time of iterations and of devices went.
 pub fn report(context: &Context) -> Report {
     const TITLE: &str = "Where the wall time of an iteration went";
-    let on_cpu = computes_on_cpu(context);
+    let host_only = is_host_only(context.trace);
+    let on_cpu = host_only || computes_on_cpu(context);
     if context.trace.ops.is_empty() && !on_cpu {
         return Report::absent("budget", TITLE, "the trace has no device ops");
     }
@@ -604,7 +612,9 @@ pub fn report(context: &Context) -> Report {
     let mut report = Report::new("budget", TITLE);
     match &context.iterations.method {
         Some(_) if !budgets.is_empty() => {
-            let of = if on_cpu {
+            let of = if host_only {
+                "the time of its marker"
+            } else if on_cpu {
                 "its recorded wall time"
             } else {
                 "the time of a device from its first op to the first op of the next iteration"
@@ -616,6 +626,7 @@ pub fn report(context: &Context) -> Report {
                 .note(format!("Iterations were found {}; what is split is {of}.", context.iterations.how()))
                 .note("Means add up to the mean wall time and shares to 100 % of it; medians do not add up.");
         }
+        _ if host_only => report = report.note(context.iterations.sentence()).note("Only the whole trace is split."),
         _ => report = report.note(context.iterations.sentence()).note("Only whole devices are split."),
     }
     if budgets.iter().flat_map(|b| &b.parts).any(|(part, _)| *part == Part::CpuWait) {
@@ -624,7 +635,17 @@ pub fn report(context: &Context) -> Report {
             false => "waited for a CPU: the wait of the engine's thread, taken from the time in which the device waited for the host.",
         });
     }
-    if !on_cpu || budgets.is_empty() {
+    if host_only {
+        if let Some(whole) = host::whole(context) {
+            let mut sheet = device_columns("Whole trace", ["host", "share of time"]);
+            push_device(&mut sheet, "host", &whole);
+            report = report.sheet(sheet);
+        }
+        report = report.note(
+            "The host computes: a moment counts as the family of the innermost operator, data loading and the optimizer as \
+             a whole, else as Python where the profiler recorded its functions; unknown is covered by neither.",
+        );
+    } else if !on_cpu || budgets.is_empty() {
         report = report
             .sheet(devices_sheet(context))
             .note("The time of a device reaches from its first op to the end of its last one; what lies between two recorded windows is left out.");
@@ -732,23 +753,30 @@ fn worst_sheet(context: &Context, budgets: &[IterationBudget], kinds: &[KindBudg
     sheet
 }
 
-fn devices_sheet(context: &Context) -> Sheet {
+fn device_columns(title: &str, [of, share]: [&str; 2]) -> Sheet {
     let columns = [
-        Column::new("device", Unit::Text),
+        Column::new(of, Unit::Text),
         Column::new("part", Unit::Text),
         Column::new("time", Unit::Ns),
-        Column::new("share of device time", Unit::Share),
+        Column::new(share, Unit::Share),
     ];
-    let mut sheet = Sheet::new("devices", columns).title("Whole devices");
+    Sheet::new("devices", columns).title(title)
+}
+
+fn push_device(sheet: &mut Sheet, name: &str, budget: &DeviceBudget) {
+    let share = |ns: i64| Value::from(ns as f64 / budget.wall_ns as f64);
+    sheet.push([name.into(), "all".into(), budget.wall_ns.into(), share(budget.wall_ns)]);
+    let mut parts = budget.parts.clone();
+    parts.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
+    for (part, ns) in parts {
+        sheet.push([name.into(), part.to_string().into(), ns.into(), share(ns)]);
+    }
+}
+
+fn devices_sheet(context: &Context) -> Sheet {
+    let mut sheet = device_columns("Whole devices", ["device", "share of device time"]);
     for budget in device_budgets(context) {
-        let share = |ns: i64| Value::from(ns as f64 / budget.wall_ns as f64);
-        let name = device_name(context, budget.device);
-        sheet.push([name.as_str().into(), "all".into(), budget.wall_ns.into(), share(budget.wall_ns)]);
-        let mut parts = budget.parts.clone();
-        parts.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
-        for (part, ns) in parts {
-            sheet.push([name.as_str().into(), part.to_string().into(), ns.into(), share(ns)]);
-        }
+        push_device(&mut sheet, &device_name(context, budget.device), &budget);
     }
     sheet
 }

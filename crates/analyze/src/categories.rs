@@ -10,6 +10,7 @@ use strobe_trace::{NONE, OpKind, StrId, Trace};
 
 use crate::attribution::{Attribution, innermost_ranges};
 use crate::context::Context;
+use crate::host::{self, is_host_only};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
 /// The category of ops that no rule knows.
@@ -516,10 +517,34 @@ fn times_by_name(context: &Context) -> Vec<((usize, StrId), (i64, usize))> {
 /// How many names the tables of unclassified and fused kernels show.
 const NAMES_SHOWN: usize = 20;
 
+/// The same where the host computes: own time of operators by family.
+fn host_report(context: &Context) -> Report {
+    let own = host::own_times(context);
+    let times = host::Families::of(context).times(context.trace, &own);
+    let total: i64 = times.iter().map(|(_, ns, _)| *ns).fold(0, i64::saturating_add);
+    let columns = [
+        Column::new("category", Unit::Text),
+        Column::new("time", Unit::Ns),
+        Column::new("share of op time", Unit::Share),
+        Column::new("ops", Unit::Count),
+    ];
+    let mut sheet = Sheet::new("categories", columns);
+    for (name, ns, count) in times {
+        let share = if total > 0 { Value::from(ns as f64 / total as f64) } else { Value::Unknown };
+        sheet.push([name.into(), ns.into(), share, count.into()]);
+    }
+    Report::new("categories", "Host time by category of operator")
+        .sheet(sheet)
+        .note("time of operators without those inside them; all inside data loading and the optimizer counts as that")
+}
+
 /// Time by category, with what the rules do not know.
 pub fn report(context: &Context) -> Report {
     const TITLE: &str = "Device time by category";
     let (trace, categories) = (context.trace, &context.categories);
+    if is_host_only(trace) {
+        return host_report(context);
+    }
     if trace.ops.is_empty() {
         return Report::absent("categories", TITLE, "the trace has no device ops");
     }

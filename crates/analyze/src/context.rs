@@ -122,6 +122,11 @@ impl<'t> Context<'t> {
         recorded && number(before).zip(number(next)).is_some_and(|(before, next)| next > before + 1)
     }
 
+    /// Whether operators of PyTorch ran on the host and nothing ran on a device.
+    pub fn computes_on_host(&self) -> bool {
+        crate::host::is_host_only(self.trace)
+    }
+
     /// Whether any own time differs from the op's length.
     pub fn has_own_times(&self) -> bool {
         self.own_times().is_some()

@@ -544,6 +544,10 @@ const ROWS: usize = 40;
 pub fn report(context: &Context) -> Report {
     const TITLE: &str = "Critical path: what was being waited for at each moment";
     let trace = context.trace;
+    if crate::host::is_host_only(trace) {
+        let why = "nothing ran on a device: the host's own time is in `budget` and `operators`";
+        return Report::absent("critical-path", TITLE, why);
+    }
     let tally = Tally::of(context);
     let Tally { paths, kinds, names, longest } = &tally;
     let length: i64 = paths.iter().map(|p| p.span.length()).fold(0, i64::saturating_add);

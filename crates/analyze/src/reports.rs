@@ -6,7 +6,7 @@ use crate::context::Context;
 use crate::sheet::Report;
 use crate::{
     advice, budget, categories, critical_path, experts, gaps, iterations, launch, layers, memory, metrics, nsys_stats,
-    overlap, roofline, summary,
+    operators, overlap, roofline, summary,
 };
 
 /// A report that can be asked for.
@@ -50,6 +50,7 @@ pub const ALL: &[Entry] = &[
     entry("experts", "how evenly tokens reached the experts of each layer", experts::report),
     entry("gaps", "when devices idled, for how long and why", gaps::report),
     entry("roofline", "% of roofline per op", roofline::report),
+    entry("operators", "host time by operator of PyTorch, own and total", operators::report),
     entry("critical-path", "what the end of each iteration waited for", critical_path::report),
     entry("overlap", "how much communication hides behind compute", overlap::report),
     entry("launch", "from call to start: delays and queue depth", launch::report),

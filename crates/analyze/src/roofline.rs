@@ -1,25 +1,27 @@
 //! How near ops come to what the hardware can do.
 //!
-//! What an op had to compute and move is taken from what strobe's engine recorded, else from the dimensions of the
-//! operator that launched it, else from dimensions in its name. Where none of these tells, it stays unknown.
+//! What an op had to compute and move is taken from what strobe's engine recorded, else from the inputs of the operator
+//! that launched it, else from dimensions in its name. Where none of these tells, it stays unknown. In a trace of PyTorch
+//! on a CPU the operators themselves are the ops.
 
 mod amounts;
+mod operators;
 mod peaks;
+mod table;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use serde::Serialize;
-use strobe_trace::{NONE, OpKind, RangeSource, StrId, Trace};
+use strobe_trace::{OpDetail, OpKind, StrId, Trace};
 
-pub(crate) use amounts::data_type_of_kernel;
-pub use amounts::{Amounts, DataType, Shape, of_kernel_name, of_operator};
-use amounts::{Operator, Sequences};
+pub use amounts::{Amounts, DataType, Inputs, Rank, Shape, of_inputs, of_kernel_name, of_operator};
+pub(crate) use amounts::{category_of_operator, category_of_range, data_type_of_kernel};
+use operators::Operators;
 pub use peaks::{DevicePeaks, of_device};
+pub use table::report;
 
 use crate::Context;
-use crate::attribution::Attribution;
-use crate::categories::Class;
-use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use crate::categories::{Class, UNCLASSIFIED};
 
 /// How near the ops of a trace come to what the hardware can do.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -43,7 +45,7 @@ pub struct Roofline {
 pub struct Row {
     /// The operator, or what strobe's engine calls it.
     pub op: String,
-    /// The kernel that took most of its time.
+    /// The kernel that took most of its time; empty where the host computes.
     pub kernel: String,
     /// The category of that kernel.
     pub category: String,
@@ -66,6 +68,8 @@ pub struct Row {
     pub least_ns: Option<f64>,
     /// What sets that least time.
     pub bound: Option<Bound>,
+    /// How it can be beyond the roof, where it is.
+    pub beyond: Option<Beyond>,
 }
 
 impl Row {
@@ -84,7 +88,7 @@ impl Row {
         (self.time_ns > 0).then_some(self.bytes? / (self.time_ns as f64 * 1e-9))
     }
 
-    /// The least time over the time taken. Above 1 when data came from a cache, or amounts are overstated.
+    /// The least time over the time taken. Above 1 see [`Self::beyond`].
     pub fn share(&self) -> Option<f64> {
         (self.time_ns > 0).then_some(self.least_ns? / self.time_ns as f64)
     }
@@ -117,6 +121,35 @@ impl AmountSource {
     }
 }
 
+/// Why an op seems to take less time than the least possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Beyond {
+    /// All it reads and writes fits in the last cache before memory.
+    FitsInCache,
+    /// Without as many bytes as that cache holds it would be below the roof.
+    PartlyInCache,
+    /// Its algorithm needs fewer operations than the direct one, whose operations are counted: Winograd's, say.
+    FewerOperations,
+    /// The size of the cache is not known.
+    CacheNotKnown,
+    /// No cache explains it: the amounts or the peaks are wrong.
+    Wrong,
+}
+
+impl Beyond {
+    /// What tables say of it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Beyond::FitsInCache => "over the roof: fits in the cache, bytes come from there",
+            Beyond::PartlyInCache => "over the roof: the cache can hold part of the bytes",
+            Beyond::FewerOperations => "over the roof: its algorithm needs fewer operations than are counted",
+            Beyond::CacheNotKnown => "over the roof: from a cache of unknown size, or amounts or peak wrong",
+            Beyond::Wrong => "over the roof: amounts or peak wrong",
+        }
+    }
+}
+
 /// What limits an op at best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -144,22 +177,28 @@ struct Instance {
     name: StrId,
     source: AmountSource,
     time_ns: i64,
-    /// The op that took longest.
+    /// The op that took longest, or the range of an operator that ran on the host.
     longest: u32,
     longest_ns: i64,
+    /// Whether one of its kernels needs fewer operations than are counted.
+    fewer_operations: bool,
+}
+
+impl Instance {
+    fn new(amounts: Amounts, name: StrId, source: AmountSource, op: usize, ns: i64) -> Self {
+        Self { amounts, name, source, time_ns: ns, longest: op as u32, longest_ns: ns, fewer_operations: false }
+    }
 }
 
 /// Computes it.
 pub fn roofline(context: &Context) -> Roofline {
+    if crate::host::is_host_only(context.trace) {
+        return of_host(context);
+    }
     let trace = context.trace;
     let ops = &trace.ops;
     let mut result =
         Roofline { peaks: trace.devices.iter().map(|d| of_device(trace, d)).collect(), ..Roofline::default() };
-    let computes = |op: usize| {
-        let kind = ops.kind[op];
-        let class = context.categories.of_op(op).class;
-        matches!(kind, OpKind::Kernel | OpKind::CpuOp | OpKind::Graph) && class != Class::Communication
-    };
     let mut instances: Vec<Instance> = Vec::new();
     let mut unknown: HashMap<StrId, (u64, i64)> = HashMap::new();
     let mut not_known = |op: usize| {
@@ -167,14 +206,15 @@ pub fn roofline(context: &Context) -> Roofline {
         *row = (row.0 + 1, row.1.saturating_add(context.own_ns(op)));
     };
 
-    let mut operators = Operators::of(context);
+    let operators = Operators::around_ops(context);
     let mut by_name: HashMap<StrId, Option<Amounts>> = HashMap::new();
-    let mut claimed: Vec<(usize, u32)> = Vec::new();
     // Kernels that help with an op of the model, whose amounts another one carries.
     let mut recorded: HashMap<(u32, StrId, Option<u32>), usize> = HashMap::new();
     let mut helpers: Vec<usize> = Vec::new();
+    let mut fewer: HashMap<StrId, bool> = HashMap::new();
+    let mut instance_of: HashMap<u32, usize> = HashMap::new();
     for op in 0..ops.len() {
-        let computing = computes(op);
+        let computing = computes(context, op);
         let ns = context.own_ns(op);
         if computing {
             result.total_ns = result.total_ns.saturating_add(ns);
@@ -187,20 +227,39 @@ pub fn roofline(context: &Context) -> Roofline {
                 shape: Shape::Gemm { batch: 1, m: work.shape[0], n: work.shape[1], k: work.shape[2] },
                 data_type: None,
                 mask_not_known: false,
+                untyped_elements: 0.0,
+                is_product: true,
             };
             if amounts.flops.is_some() || amounts.bytes.is_some() {
-                let source = AmountSource::Recorded;
-                let (name, longest) = (work.op, op as u32);
                 recorded.insert((ops.iteration[op], work.op, work.layer), instances.len());
-                instances.push(Instance { amounts, name, source, time_ns: ns, longest, longest_ns: ns });
+                instances.push(Instance::new(amounts, work.op, AmountSource::Recorded, op, ns));
                 continue;
             }
             helpers.push(op);
             continue;
         }
-        if let Some(range) = operators.around(op) {
-            // A fill that a GEMM launches for itself is part of its time.
-            claimed.push((op, range));
+        // A fill that a GEMM launches for itself is part of its time.
+        if let Some(range) = operators.of_op(op) {
+            let Some(amounts) = operators.amounts(range) else {
+                if computing {
+                    not_known(op);
+                }
+                continue;
+            };
+            let place = *instance_of.entry(range).or_insert_with(|| {
+                let name = trace.ranges.name[range as usize];
+                instances.push(Instance::new(amounts, name, AmountSource::Operator, op, 0));
+                instances.len() - 1
+            });
+            let instance = &mut instances[place];
+            instance.fewer_operations |=
+                *fewer.entry(ops.name[op]).or_insert_with(|| amounts::needs_fewer_operations(trace.op_name(op)));
+            instance.time_ns = instance.time_ns.saturating_add(ns);
+            // An op that computes goes before a fill, however short.
+            let before = (computes(context, instance.longest as usize), instance.longest_ns);
+            if (computing, ns) > before {
+                (instance.longest, instance.longest_ns) = (op as u32, ns);
+            }
             continue;
         }
         if !computing {
@@ -209,8 +268,7 @@ pub fn roofline(context: &Context) -> Roofline {
         let amounts = *by_name.entry(ops.name[op]).or_insert_with(|| of_kernel_name(trace.op_name(op)));
         match amounts {
             Some(amounts) => {
-                let (name, source) = (ops.name[op], AmountSource::KernelName);
-                instances.push(Instance { amounts, name, source, time_ns: ns, longest: op as u32, longest_ns: ns });
+                instances.push(Instance::new(amounts, ops.name[op], AmountSource::KernelName, op, ns));
             }
             None => not_known(op),
         }
@@ -220,50 +278,115 @@ pub fn roofline(context: &Context) -> Roofline {
         let key = trace.work_of(op).map(|work| (ops.iteration[op], work.op, work.layer));
         match key.and_then(|key| recorded.get(&key)).and_then(|&place| instances.get_mut(place)) {
             Some(instance) => instance.time_ns = instance.time_ns.saturating_add(context.own_ns(op)),
-            None if computes(op) => not_known(op),
+            None if computes(context, op) => not_known(op),
             None => {}
         }
     }
-
-    // An operator inside which another one did the work has nothing of its own to count.
-    let leaf = |operators: &mut Operators, range: u32| {
-        if operators.outer.contains(&range) { None } else { operators.amounts(range) }
-    };
-    let mut instance_of: HashMap<u32, usize> = HashMap::new();
-    for (op, range) in claimed {
-        let Some(amounts) = leaf(&mut operators, range) else {
-            if computes(op) {
-                not_known(op);
-            }
-            continue;
-        };
-        let ns = context.own_ns(op);
-        let place = *instance_of.entry(range).or_insert_with(|| {
-            let (name, source) = (trace.ranges.name[range as usize], AmountSource::Operator);
-            instances.push(Instance { amounts, name, source, time_ns: 0, longest: op as u32, longest_ns: -1 });
-            instances.len() - 1
-        });
-        let instance = &mut instances[place];
-        instance.time_ns = instance.time_ns.saturating_add(ns);
-        if ns > instance.longest_ns {
-            (instance.longest, instance.longest_ns) = (op as u32, ns);
-        }
-    }
-    summarize(context, instances, &mut result);
+    summarize(trace, instances, &mut result, |instance| Ran::on_device(context, instance.longest as usize));
     let rows = unknown.into_iter().map(|(name, (calls, ns))| (trace.text(name).to_owned(), calls, ns));
-    result.unknown = rows.collect();
-    result.unknown.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
+    result.set_unknown(rows);
     result
 }
 
-fn summarize(context: &Context, instances: Vec<Instance>, result: &mut Roofline) {
+/// Whether an op is one of those whose time is split into known and unknown.
+fn computes(context: &Context, op: usize) -> bool {
+    let kind = context.trace.ops.kind[op];
+    let class = context.categories.of_op(op).class;
+    matches!(kind, OpKind::Kernel | OpKind::CpuOp | OpKind::Graph) && class != Class::Communication
+}
+
+/// The same where the operators ran on the host: an operator takes the time in which no other one inside it counts.
+fn of_host(context: &Context) -> Roofline {
     let trace = context.trace;
+    let mut result = Roofline { peaks: vec![DevicePeaks::of_host(trace)], ..Roofline::default() };
+    let operators = Operators::on_host(context);
+    let own = crate::host::own_times(context);
+    let mut times: HashMap<u32, i64> = HashMap::new();
+    let mut unknown: HashMap<StrId, (u64, i64)> = HashMap::new();
+    for (range, &ns) in own.iter().enumerate().filter(|&(range, _)| crate::host::is_operator(trace, range)) {
+        result.total_ns = result.total_ns.saturating_add(ns);
+        let known = operators.nearest(range as u32).filter(|&range| operators.amounts(range).is_some());
+        match known {
+            Some(range) => {
+                let time = times.entry(range).or_default();
+                *time = time.saturating_add(ns);
+            }
+            None => {
+                let row = unknown.entry(trace.ranges.name[range]).or_default();
+                *row = (row.0 + 1, row.1.saturating_add(ns));
+            }
+        }
+    }
+    let instances = times.into_iter().filter_map(|(range, ns)| {
+        let name = trace.ranges.name[range as usize];
+        Some(Instance::new(operators.amounts(range)?, name, AmountSource::Operator, range as usize, ns))
+    });
+    let instances: Vec<Instance> = instances.collect();
+    summarize(trace, instances, &mut result, |instance| Ran {
+        kernel: "",
+        name: StrId::NONE,
+        category: category_of_operator(trace.text(instance.name)).unwrap_or(UNCLASSIFIED),
+        device: 0,
+        computes: true,
+        crosses_a_link: false,
+    });
+    result.set_unknown(unknown.into_iter().map(|(name, (calls, ns))| (trace.text(name).to_owned(), calls, ns)));
+    result
+}
+
+/// Where and as what an operator ran.
+struct Ran<'t> {
+    kernel: &'t str,
+    name: StrId,
+    category: &'t str,
+    device: u16,
+    /// Whether its time is part of [`Roofline::total_ns`].
+    computes: bool,
+    /// A copy between host and device is not limited by the device's memory.
+    crosses_a_link: bool,
+}
+
+impl<'t> Ran<'t> {
+    fn on_device(context: &'t Context, op: usize) -> Self {
+        let trace = context.trace;
+        let within_device = |kind: u8| kind == 8;
+        let crosses_a_link = match trace.detail_of(op) {
+            Some(OpDetail::Memcpy { copy_kind, .. }) => !within_device(*copy_kind),
+            _ => trace.ops.kind[op] == OpKind::Memcpy,
+        };
+        Ran {
+            kernel: trace.op_name(op),
+            name: trace.ops.name[op],
+            category: &context.categories.of_op(op).name,
+            device: trace.ops.device[op],
+            computes: computes(context, op),
+            crosses_a_link,
+        }
+    }
+}
+
+/// What becomes a row.
+struct Group {
+    row: Row,
+    /// Least time of the calls that arithmetic limits, and of those that memory limits.
+    compute_ns: f64,
+    memory_ns: f64,
+    device: u16,
+    fewer_operations: bool,
+}
+
+fn summarize<'t>(
+    trace: &'t Trace,
+    instances: Vec<Instance>,
+    result: &mut Roofline,
+    ran: impl Fn(&Instance) -> Ran<'t>,
+) {
     type Key = (StrId, StrId, Shape, Option<DataType>, AmountSource);
-    let mut groups: HashMap<Key, (Row, f64, f64)> = HashMap::new();
+    let mut groups: HashMap<Key, Group> = HashMap::new();
     for instance in instances {
-        let op = instance.longest as usize;
+        let ran = ran(&instance);
         let mut amounts = instance.amounts;
-        let kernel = trace.op_name(op);
+        let kernel = ran.kernel;
         if amounts.mask_not_known {
             match amounts::causal(kernel) {
                 Some(true) => amounts.flops = amounts.flops.map(|f| f / 2.0),
@@ -271,21 +394,24 @@ fn summarize(context: &Context, instances: Vec<Instance>, result: &mut Roofline)
                 None => result.mask_not_known = true,
             }
         }
+        if amounts.bytes.is_none() && amounts.untyped_elements > 0.0 {
+            amounts.bytes = amounts::element_bytes_of_kernel(kernel).map(|size| amounts.untyped_elements * size);
+        }
         let data_type = amounts.data_type.or_else(|| amounts::data_type_of_kernel(kernel));
         // fp32 inputs may run on tensor cores as tf32: the kernel's name says so.
-        let tf32 = data_type == Some(DataType::Fp32) && amounts::rounds_to_tf32(kernel);
+        let tf32 = amounts.is_product && data_type == Some(DataType::Fp32) && amounts::rounds_to_tf32(kernel);
         let data_type = if tf32 { Some(DataType::Tf32) } else { data_type };
         if let (AmountSource::Recorded, Shape::Gemm { n, k: 1.., .. }) = (instance.source, &mut amounts.shape)
-            && context.categories.of_op(op).name == "attention"
+            && ran.category == "attention"
         {
             *n = 0; // every step has a few keys more: one row for all
         }
-        let key = (instance.name, trace.ops.name[op], amounts.shape, data_type, instance.source);
-        let (row, compute_ns, memory_ns) = groups.entry(key).or_insert_with(|| {
+        let key = (instance.name, ran.name, amounts.shape, data_type, instance.source);
+        let group = groups.entry(key).or_insert_with(|| {
             let row = Row {
                 op: trace.text(instance.name).to_owned(),
                 kernel: kernel.to_owned(),
-                category: context.categories.of_op(op).name.clone(),
+                category: ran.category.to_owned(),
                 shape: amounts.shape,
                 data_type,
                 source: instance.source,
@@ -295,18 +421,25 @@ fn summarize(context: &Context, instances: Vec<Instance>, result: &mut Roofline)
                 bytes: amounts.bytes.map(|_| 0.0),
                 least_ns: Some(0.0),
                 bound: None,
+                beyond: None,
             };
-            (row, 0.0, 0.0)
+            Group { row, compute_ns: 0.0, memory_ns: 0.0, device: ran.device, fewer_operations: false }
         });
+        let Group { row, compute_ns, memory_ns, fewer_operations, .. } = group;
+        *fewer_operations |= instance.fewer_operations;
         row.calls += 1;
         row.time_ns = row.time_ns.saturating_add(instance.time_ns);
-        result.known_ns = result.known_ns.saturating_add(instance.time_ns);
+        if ran.computes {
+            result.known_ns = result.known_ns.saturating_add(instance.time_ns);
+        }
         row.flops = row.flops.zip(amounts.flops).map(|(sum, more)| sum + more);
         row.bytes = row.bytes.zip(amounts.bytes).map(|(sum, more)| sum + more);
-        let peaks = result.peaks.get(trace.ops.device[op] as usize);
+        let peaks = result.peaks.get(usize::from(ran.device)).filter(|_| !ran.crosses_a_link);
         let least = peaks.and_then(|peaks| {
             let compute = match amounts.flops {
-                Some(flops) => flops / peaks.flops_per_s(data_type)? * 1e9,
+                Some(flops) if amounts.is_product => flops / peaks.flops_per_s(data_type)? * 1e9,
+                // The peaks of other types are those of products.
+                Some(flops) => peaks.flops_per_s(Some(DataType::Fp32)).map_or(0.0, |peak| flops / peak * 1e9),
                 None => 0.0,
             };
             Some((compute, amounts.bytes? / peaks.bytes_per_s? * 1e9))
@@ -317,9 +450,12 @@ fn summarize(context: &Context, instances: Vec<Instance>, result: &mut Roofline)
             None => row.least_ns = None,
         }
     }
-    let rows = groups.into_values().map(|(mut row, compute, memory)| {
-        row.least_ns = row.least_ns.map(|_| compute + memory);
-        row.bound = row.least_ns.map(|_| if compute > memory { Bound::Compute } else { Bound::Memory });
+    let rows = groups.into_values().map(|group| {
+        let Group { mut row, compute_ns, memory_ns, device, fewer_operations } = group;
+        row.least_ns = row.least_ns.map(|_| compute_ns + memory_ns);
+        row.bound = row.least_ns.map(|_| if compute_ns > memory_ns { Bound::Compute } else { Bound::Memory });
+        let peaks = result.peaks.get(usize::from(device));
+        row.beyond = peaks.and_then(|peaks| beyond(&row, peaks, fewer_operations));
         row
     });
     result.rows = rows.collect();
@@ -329,175 +465,25 @@ fn summarize(context: &Context, instances: Vec<Instance>, result: &mut Roofline)
     });
 }
 
-/// The operators of a trace whose dimensions tell what they compute.
-struct Operators<'t> {
-    trace: &'t Trace,
-    attribution: &'t Attribution,
-    /// What operators do by name, dimensions and types: traces repeat few of them.
-    known: HashMap<(StrId, StrId, StrId), Option<Operator>>,
-    /// Lengths of sequences by the name of a marker.
-    sequences: HashMap<StrId, Option<Sequences>>,
-    /// Operators that hold another one that launched something.
-    outer: HashSet<u32>,
+/// Why a row is beyond the roof, where it is.
+fn beyond(row: &Row, peaks: &DevicePeaks, fewer_operations: bool) -> Option<Beyond> {
+    row.share().filter(|share| *share > 1.0)?;
+    if row.bound != Some(Bound::Memory) {
+        return Some(if fewer_operations { Beyond::FewerOperations } else { Beyond::Wrong });
+    }
+    let (Some(bytes), Some(cache)) = (row.bytes, peaks.cache_bytes) else { return Some(Beyond::CacheNotKnown) };
+    let calls = row.calls.max(1) as f64;
+    let from_memory_ns = (bytes - cache * calls) / peaks.bytes_per_s? * 1e9;
+    Some(match bytes / calls {
+        each if each <= cache => Beyond::FitsInCache,
+        _ if from_memory_ns <= row.time_ns as f64 => Beyond::PartlyInCache,
+        _ => Beyond::Wrong,
+    })
 }
 
-impl<'t> Operators<'t> {
-    fn of(context: &'t Context) -> Self {
-        let (trace, attribution) = (context.trace, context.attribution());
-        Self { trace, attribution, known: HashMap::new(), sequences: HashMap::new(), outer: HashSet::new() }
+impl Roofline {
+    fn set_unknown(&mut self, rows: impl Iterator<Item = (String, u64, i64)>) {
+        self.unknown = rows.collect();
+        self.unknown.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
     }
-
-    /// The innermost operator around the launch of an op whose amounts are known.
-    fn around(&mut self, op: usize) -> Option<u32> {
-        let mut found = None;
-        let mut range = *self.attribution.innermost.get(op)?;
-        while range != NONE {
-            if self.amounts(range).is_some() {
-                if found.is_some() {
-                    self.outer.insert(range);
-                } else {
-                    found = Some(range);
-                }
-            }
-            range = self.attribution.parent[range as usize];
-        }
-        found
-    }
-
-    fn amounts(&mut self, range: u32) -> Option<Amounts> {
-        let trace = self.trace;
-        let ranges = &trace.ranges;
-        let r = range as usize;
-        if !matches!(ranges.source[r], RangeSource::CpuOp | RangeSource::PushPop) {
-            return None;
-        }
-        let key = (ranges.name[r], ranges.dims[r], ranges.types[r]);
-        let operator = *self.known.entry(key).or_insert_with(|| {
-            let text = |id: StrId| if id == StrId::NONE { "" } else { trace.text(id) };
-            amounts::operator(trace.text(key.0), text(key.1), text(key.2))
-        });
-        match operator? {
-            Operator::Known(amounts) => Some(amounts),
-            // The marker of the iteration tells how long the sequences are.
-            Operator::Ragged(ragged) => {
-                let markers = self.attribution.outward(range).map(|around| ranges.name[around]);
-                let sequences = markers.filter_map(|name| {
-                    *self.sequences.entry(name).or_insert_with(|| Sequences::of_marker(trace.text(name)))
-                });
-                { sequences }.next()?.attention(&ragged)
-            }
-        }
-    }
-}
-
-/// Rows that each table shows at most.
-const ROWS: usize = 60;
-
-/// The roofline as tables: what is known, and the longest of what is not.
-pub fn report(context: &Context) -> Report {
-    const TITLE: &str = "Roofline: % of the hardware's limit per op";
-    let result = context.roofline();
-    if result.total_ns == 0 {
-        return Report::absent("roofline", TITLE, "the trace holds no kernel and no op");
-    }
-    if result.rows.is_empty() {
-        let why = "no op has recorded amounts, an operator with dimensions around its launch, or dimensions in its \
-                   name; record shapes (PyTorch: profile(record_shapes=True)); kernels of a replayed graph have none";
-        return Report::absent("roofline", TITLE, why);
-    }
-    let share = |ns: i64| Value::from(ns as f64 / result.total_ns as f64);
-    let columns = [
-        Column::new("Op", Unit::Text),
-        Column::new("Shape", Unit::Text),
-        Column::new("Type", Unit::Text),
-        Column::new("Category", Unit::Text),
-        Column::new("Calls", Unit::Count),
-        Column::new("Time", Unit::Ns),
-        Column::new("Share of op time", Unit::Share),
-        Column::new("Share of roofline", Unit::Share),
-        Column::new("Bound", Unit::Text),
-        Column::new("FLOP/s", Unit::FlopsPerS),
-        Column::new("B/s", Unit::BytesPerS),
-        Column::new("FLOP/B", Unit::Number),
-        Column::new("FLOP", Unit::Number),
-        Column::new("Bytes", Unit::Bytes),
-        Column::new("From", Unit::Text),
-        Column::new("Kernel", Unit::Text),
-    ];
-    let mut known = Sheet::new("known", columns);
-    for row in result.rows.iter().take(ROWS) {
-        known.push([
-            row.op.as_str().into(),
-            row.shape.to_string().into(),
-            row.data_type.map(DataType::as_str).into(),
-            row.category.as_str().into(),
-            row.calls.into(),
-            row.time_ns.into(),
-            share(row.time_ns),
-            row.share().into(),
-            row.bound.map(Bound::as_str).into(),
-            row.flops_per_s().into(),
-            row.bytes_per_s().into(),
-            row.intensity().into(),
-            row.flops.into(),
-            row.bytes.into(),
-            row.source.as_str().into(),
-            row.kernel.as_str().into(),
-        ]);
-    }
-    let mut report = Report::new("roofline", TITLE).sheet(known);
-    if !result.unknown.is_empty() {
-        let columns = [
-            Column::new("Calls", Unit::Count),
-            Column::new("Time", Unit::Ns),
-            Column::new("Share of op time", Unit::Share),
-            Column::new("Kernel", Unit::Text),
-        ];
-        let mut unknown = Sheet::new("unknown", columns).title("Longest of what is not known");
-        for (name, calls, ns) in result.unknown.iter().take(20) {
-            unknown.push([(*calls).into(), (*ns).into(), share(*ns), name.as_str().into()]);
-        }
-        report = report.sheet(unknown);
-    }
-    let not_known: i64 = result.unknown.iter().map(|(_, _, ns)| ns).sum();
-    report = report.note(format!(
-        "amounts are known for {:.1} % of the time of ops other than copies, fills and communication (durations, summed)",
-        100.0 * (1.0 - not_known as f64 / result.total_ns as f64)
-    ));
-    let mut devices: Vec<String> = result.peaks.iter().map(peaks_sentence).collect();
-    devices.dedup();
-    for device in devices {
-        report = report.note(device);
-    }
-    report.notes.extend(context.own_time_note());
-    if result.mask_not_known {
-        report = report.note(
-            "attention without a recorded mask counts the whole square of scores: with a causal mask it does half of that",
-        );
-    }
-    if result.rows.len() > ROWS {
-        report = report.note(format!("{} more rows take less time each", result.rows.len() - ROWS));
-    }
-    report
-}
-
-fn peaks_sentence(peaks: &DevicePeaks) -> String {
-    let device = if peaks.device.is_empty() { "a device without a name" } else { &peaks.device };
-    let Some(bytes_per_s) = peaks.bytes_per_s else {
-        return format!("{device}: its ceilings are not known, so neither is the share of the roofline");
-    };
-    let mut text = format!("{device}: {:.0} GB/s ({})", bytes_per_s / 1e9, peaks.bandwidth_from);
-    match peaks.measured {
-        Some(flops) if flops >= 1e13 => text += &format!(", {:.1} TFLOP/s (measured)", flops / 1e12),
-        Some(flops) => text += &format!(", {:.1} GFLOP/s (measured)", flops / 1e9),
-        None => {
-            for (data_type, flops) in &peaks.by_type {
-                text += &format!(", {} {:.1} TFLOP/s", data_type.as_str(), flops / 1e12);
-            }
-        }
-    }
-    if let Some(ops) = peaks.measured_int8 {
-        text += &format!(", int8 {:.1} GOP/s (measured)", ops / 1e9);
-    }
-    text
 }

@@ -4,6 +4,7 @@ use strobe_trace::{CallKind, GraphMode, NONE, OpKind, Trace};
 
 use crate::categories::Class;
 use crate::context::Context;
+use crate::host::is_operator;
 use crate::intervals::{Span, SpanSet};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
@@ -100,6 +101,11 @@ pub fn summary(context: &Context) -> Report {
             "compute = union of computing ops; exposed = what communication, then copies and fills add to it; shares are of the span, first start to last end of the device.",
         );
     }
+    if let Some(host) = host_sheet(context) {
+        report = report.sheet(host).note(
+            "The host computes: in operators = the union of PyTorch's operators on all threads, from the first to the last.",
+        );
+    }
     for note in notes(context) {
         report = report.note(note);
     }
@@ -184,6 +190,45 @@ fn devices(context: &Context, times: &[DeviceTime]) -> Sheet {
         sheet.push(row);
     }
     sheet
+}
+
+/// The operators of each process, where the host computes.
+fn host_sheet(context: &Context) -> Option<Sheet> {
+    let trace = context.trace;
+    if !context.computes_on_host() {
+        return None;
+    }
+    let columns = [
+        ("host", Unit::Text),
+        ("threads", Unit::Count),
+        ("operators", Unit::Count),
+        ("span", Unit::Ns),
+        ("in operators", Unit::Ns),
+        ("no operator", Unit::Share),
+    ];
+    let mut sheet = Sheet::new("host", columns.map(|(name, unit)| Column::new(name, unit)));
+    let mut spans: Vec<Vec<Span>> = vec![Vec::new(); trace.processes.len()];
+    let mut used = vec![false; trace.threads.len()];
+    let mut threads = vec![0_u64; trace.processes.len()];
+    for range in (0..trace.ranges.len()).filter(|&range| is_operator(trace, range)) {
+        let thread = trace.ranges.thread[range] as usize;
+        let Some(process) = trace.threads.get(thread).map(|thread| usize::from(thread.process)) else { continue };
+        let Some(spans) = spans.get_mut(process) else { continue };
+        spans.push(Span::new(trace.ranges.start[range], trace.ranges.end[range]));
+        if !std::mem::replace(&mut used[thread], true) {
+            threads[process] += 1;
+        }
+    }
+    for ((process, spans), threads) in trace.processes.iter().zip(spans).zip(threads) {
+        let operators = spans.len();
+        let busy = SpanSet::union_of(spans);
+        let Some(extent) = busy.extent() else { continue };
+        let (span, busy) = (extent.length(), busy.length());
+        let idle = (span > 0).then(|| (span - busy) as f64 / span as f64);
+        let name = format!("{} {}", if process.name.is_empty() { "process" } else { &process.name }, process.pid);
+        sheet.push([name.into(), threads.into(), operators.into(), span.into(), busy.into(), idle.into()]);
+    }
+    Some(sheet)
 }
 
 fn notes(context: &Context) -> Vec<String> {

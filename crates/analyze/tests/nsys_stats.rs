@@ -194,17 +194,8 @@ fn random_trace() -> impl Strategy<Value = Trace> {
         for (thread, name, start, length, push) in ranges {
             let name = builder.name(["x", "y", "z"][name as usize]);
             builder.trace.ranges.push(RangeRow {
-                start,
-                end: start + length,
-                name,
-                thread,
-                domain: StrId::NONE,
                 source: if push { RangeSource::PushPop } else { RangeSource::StartEnd },
-                kind: strobe_trace::RangeKind::Other,
-                flags: 0,
-                iteration: strobe_trace::NONE,
-                dims: StrId::NONE,
-                types: StrId::NONE,
+                ..RangeRow::new(name, thread, start, start + length)
             });
         }
         for (index, (thread, start, length, at, takes, kernel)) in calls.into_iter().enumerate() {

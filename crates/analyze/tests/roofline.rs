@@ -239,3 +239,45 @@ fn amounts_equal_those_of_tracelens() {
         }
     }
 }
+
+/// What memory limits moves as many bytes as TraceLens says, within 2 %: it leaves out the smaller of two broadcast inputs,
+/// tables of positions and indices.
+#[test]
+fn bytes_of_what_memory_limits_equal_those_of_tracelens() {
+    let Some(data) = real_data() else { return };
+    let folder = data.join("kineto/tracelens");
+    let traces = [
+        ("h100_qwen", "Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", ["BinaryElementwise", "Reduce_fwd"].as_slice()),
+        (
+            "sglang_prefilldecode",
+            "sglang_Qwen3-8B_prefilldecode.json.gz",
+            &["RMSNorm_fwd", "RoPE_fwd", "UnaryElementwise"],
+        ),
+    ];
+    let mut compared = 0;
+    for (golden, trace, tables) in traces {
+        let trace = read(&[folder.join(golden).join(trace)]);
+        let result = roofline(&context(&trace));
+        for table in tables {
+            for expected in csv(&folder.join(golden).join("perf_csvs").join(format!("{table}.csv"))) {
+                let number = |column: &str| expected[column].parse::<f64>().unwrap();
+                // Rows here hold integers of all widths together.
+                if !expected["Input type_first"].contains("c10::BFloat16")
+                    && !expected["Input type_first"].contains("float")
+                {
+                    continue;
+                }
+                let (flops, bytes) = (number("GFLOPS_first") * 1e9, number("Data Moved (MB)_first") * 1_048_576.0);
+                let near = |a: f64, b: f64| (a - b).abs() <= 0.02 * b;
+                let found = result.rows.iter().filter(|row| row.op == expected["name"]).any(|row| {
+                    let per_call = |amount: Option<f64>| amount.map(|amount| amount / row.calls as f64);
+                    per_call(row.bytes).is_some_and(|b| near(b, bytes))
+                        && per_call(row.flops).is_none_or(|f| near(f, flops))
+                });
+                assert!(found, "{golden} {table} {} {}", expected["name"], expected["Input Dims_first"]);
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 15, "{compared}");
+}

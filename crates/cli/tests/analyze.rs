@@ -23,7 +23,7 @@ const SUMMARIES: [(&str, &str); 9] = [
     ("osrt-sum", "osrt_sum"),
 ];
 /// All other reports.
-const OWN: [&str; 14] = [
+const OWN: [&str; 15] = [
     "summary",
     "advice",
     "iterations",
@@ -33,6 +33,7 @@ const OWN: [&str; 14] = [
     "experts",
     "gaps",
     "roofline",
+    "operators",
     "critical-path",
     "overlap",
     "launch",

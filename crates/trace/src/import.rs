@@ -327,8 +327,10 @@ fn append(merged: &mut Trace, mut next: Trace, shift: i64) -> Result<(), TraceEr
     next.ops.work.iter_mut().for_each(|work| moved(work, works));
     next.calls.name.iter_mut().for_each(renamed);
     next.calls.thread.iter_mut().for_each(|thread| moved(thread, threads));
-    let texts = [&mut next.ranges.name, &mut next.ranges.domain, &mut next.ranges.dims, &mut next.ranges.types];
-    texts.into_iter().flatten().for_each(renamed);
+    let ranges = &mut next.ranges;
+    let texts = [&mut ranges.name, &mut ranges.domain, &mut ranges.dims, &mut ranges.types];
+    let texts = texts.into_iter().chain([&mut ranges.values, &mut ranges.strides]);
+    texts.flatten().for_each(renamed);
     next.ranges.thread.iter_mut().for_each(|thread| moved(thread, threads));
     for detail in &mut next.details {
         if let OpDetail::Kernel(kernel) = detail {

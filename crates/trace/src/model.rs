@@ -139,6 +139,12 @@ columns! {
         dims: StrId,
         /// For an operator: the types of its inputs as JSON text, or `StrId::NONE`.
         types: StrId,
+        /// For an operator: the values of inputs that are no tensors, as JSON text (PyTorch's `Concrete Inputs`), or
+        /// `StrId::NONE`, also where no input has one.
+        values: StrId,
+        /// For an operator: the strides of its inputs as JSON text, or `StrId::NONE`, also where no stride is 0: then every
+        /// element has a place of its own.
+        strides: StrId,
     }
 }
 
@@ -180,6 +186,8 @@ impl RangeRow {
             iteration: NONE,
             dims: StrId::NONE,
             types: StrId::NONE,
+            values: StrId::NONE,
+            strides: StrId::NONE,
         }
     }
 }

@@ -59,7 +59,13 @@ fn a_gpu_trace_in_the_dialect_of_kineto() {
     assert_eq!((&launch["cat"], &launch["pid"], &launch["tid"]), (&"cuda_runtime".into(), &4242.into(), &4243.into()));
     assert_eq!(launch["args"], json!({"correlation": 9, "recorded name": "cudaGraphLaunch_v10000"}));
     assert_eq!(find("poll")["cat"], "os_runtime");
-    assert_eq!(find("aten::mm")["args"], json!({"Input Dims": [[8, 2048], []], "Input type": "not JSON"}));
+    let inputs = json!({
+        "Input Dims": [[8, 2048], []],
+        "Input type": "not JSON",
+        "Concrete Inputs": ["", "True"],
+        "Input Strides": [[0, 1], []],
+    });
+    assert_eq!(find("aten::mm")["args"], inputs);
     assert_eq!((&find("now")["ph"], &find("step 1\n")["cat"]), (&"i".into(), &"user_annotation".into()));
     let loading = find("loading");
     assert_eq!(loading["args"]["domain"], "NCCL");
@@ -166,7 +172,7 @@ fn contents(trace: &Trace) -> BTreeMap<&'static str, Vec<String>> {
     for range in trace.ranges.iter() {
         let what = (range.source, text(range.name), text(range.domain), range.kind, range.iteration);
         let flags = range.flags & range_flags::MARK;
-        let inputs = (text(range.dims), text(range.types));
+        let inputs = [range.dims, range.types, range.values, range.strides].map(text);
         let row = format!("{:?} {:?} {:?} {flags} {:?}", (range.start, range.end), what, inputs, thread(range.thread));
         tables.entry("ranges").or_default().push(row);
     }

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use strobe_trace::{CallKind, GraphMode, NONE, OpDetail, OpKind, RangeSource, Trace, TraceError, kineto, range_flags};
+use strobe_trace::{
+    CallKind, GraphMode, NONE, OpDetail, OpKind, RangeSource, StrId, Trace, TraceError, kineto, range_flags,
+};
 
 fn test_data() -> Option<PathBuf> {
     let data = std::env::var_os("STROBE_TEST_DATA").map(PathBuf::from);
@@ -210,6 +212,20 @@ fn a_bare_array_needs_no_end_and_old_categories_are_known() {
     assert_eq!(trace.ranges.source, sources);
     assert_eq!(trace.text(trace.ranges.dims[1]), "[[2,3]]");
     assert_eq!(trace.meta.sources[0].lost, 0);
+}
+
+#[test]
+fn values_of_operators_and_strides_of_expanded_tensors_are_kept() {
+    let json = r#"[
+      {"ph":"X","cat":"cpu_op","name":"aten::softmax","pid":9,"tid":9,"ts":1,"dur":5,"args":{"Input Dims":[[4,8],[]],
+        "Input type":["float","Scalar"],"Concrete Inputs":["","-1"],"Input Strides":[[10,1],[]]}},
+      {"ph":"X","cat":"cpu_op","name":"aten::copy_","pid":9,"tid":9,"ts":7,"dur":5,"args":{"Input Dims":[[4,8],[4,8]],
+        "Input type":["float","float"],"Concrete Inputs":["", ""],"Input Strides":[[8,1],[0,1]]}}]"#;
+    let trace = read(json);
+    let text = |id: StrId| if id == StrId::NONE { "" } else { trace.text(id) };
+    let kept = |row: usize| (text(trace.ranges.values[row]), text(trace.ranges.strides[row]));
+    assert_eq!(kept(0), (r#"["","-1"]"#, ""), "no stride is 0: every element has its place");
+    assert_eq!(kept(1), ("", "[[8,1],[0,1]]"), "no value is recorded");
 }
 
 #[test]

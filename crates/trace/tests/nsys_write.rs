@@ -47,7 +47,8 @@ fn told(trace: &Trace) -> BTreeMap<&'static str, Vec<String>> {
         format!("{:?}", (o.start, o.end, text(o.name), place, launch, detail(o.detail), work(o.work), o.iteration))
     };
     let range = |r: RangeRow| {
-        let names = (text(r.name), text(r.domain), text(r.dims), text(r.types));
+        let inputs = (text(r.dims), text(r.types), text(r.values), text(r.strides));
+        let names = (text(r.name), text(r.domain), inputs);
         format!("{:?}", (r.start, r.end, names, thread(r.thread), r.source, r.kind, r.flags, r.iteration))
     };
     let allocation = |a: &Allocation| {
@@ -382,8 +383,8 @@ fn range() -> impl Strategy<Value = RangeRow> {
     ];
     let kind = prop_oneof![2 => Just(RangeKind::Other), 1 => Just(RangeKind::Layer), 1 => Just(RangeKind::Sample)];
     let flags = 0..=(range_flags::UNCLOSED | range_flags::CROSS_THREAD | range_flags::MARK);
-    (span(), name(), 0..4_u32, maybe_name(), (source, kind, flags), number(), (maybe_name(), maybe_name())).prop_map(
-        |((start, end), name, thread, domain, (source, kind, flags), iteration, (dims, types))| RangeRow {
+    (span(), name(), 0..4_u32, maybe_name(), (source, kind, flags), number(), [(); 4].map(|()| maybe_name())).prop_map(
+        |((start, end), name, thread, domain, (source, kind, flags), iteration, texts)| RangeRow {
             start,
             end,
             name,
@@ -393,8 +394,10 @@ fn range() -> impl Strategy<Value = RangeRow> {
             kind,
             flags,
             iteration,
-            dims,
-            types,
+            dims: texts[0],
+            types: texts[1],
+            values: texts[2],
+            strides: texts[3],
         },
     )
 }

@@ -26,9 +26,16 @@ pub struct DevicePeaks {
     pub measured_int8: Option<f64>,
     /// The same of products of bfloat16, where they were measured apart.
     pub measured_bf16: Option<f64>,
+    /// Bytes of the last cache before memory, where known.
+    pub cache_bytes: Option<f64>,
 }
 
 impl DevicePeaks {
+    /// Those of a host that computed, which a trace of PyTorch does not tell.
+    pub(super) fn of_host(trace: &Trace) -> Self {
+        of_device(trace, &Device { name: "the CPU".to_owned(), is_cpu: true, ..Device::default() })
+    }
+
     /// Floating-point operations per second for inputs of a type, where known.
     pub fn flops_per_s(&self, data_type: Option<DataType>) -> Option<f64> {
         let apart = match data_type {
@@ -53,6 +60,7 @@ struct Gpu {
     #[serde(default)]
     memory_gib: u64,
     gb_per_s: Option<f64>,
+    cache_mib: Option<f64>,
     #[serde(default)]
     tflops: BTreeMap<DataType, f64>,
 }
@@ -71,6 +79,7 @@ pub fn of_device(trace: &Trace, device: &Device) -> DevicePeaks {
     if let Some((_, gpu)) = GPUS.iter().find(|(name, gpu)| name.is_match(&device.name) && gib >= gpu.memory_gib) {
         peaks.bytes_per_s = gpu.gb_per_s.map(|gb| gb * 1e9);
         peaks.bandwidth_from = if gpu.gb_per_s.is_some() { "by name" } else { "" };
+        peaks.cache_bytes = gpu.cache_mib.map(|mib| mib * 1_048_576.0);
         peaks.by_type = gpu.tflops.iter().map(|(&data_type, tflops)| (data_type, tflops * 1e12)).collect();
     }
     if let Some(recorded) = device.bytes_per_s.and_then(usable) {

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use strobe_analyze::{Context, Options};
 use strobe_trace::{
-    CallKind, CallRow, Device, NONE, OpDetail, OpKind, OpRow, Process, RangeKind, RangeRow, RangeSource, StrId, Thread,
-    Trace,
+    CallKind, CallRow, Device, OpDetail, OpKind, OpRow, Process, RangeRow, RangeSource, StrId, Thread, Trace,
 };
 
 /// A trace of one process with one GPU and one thread, to which events are added.
@@ -72,19 +71,7 @@ impl Builder {
         let name = self.name(name);
         let mut text = |text: &str| if text.is_empty() { StrId::NONE } else { self.trace.strings.intern(text) };
         let (dims, types) = (text(dims), text(types));
-        self.trace.ranges.push(RangeRow {
-            start,
-            end,
-            name,
-            thread: 0,
-            domain: StrId::NONE,
-            source,
-            kind: RangeKind::Other,
-            flags: 0,
-            iteration: NONE,
-            dims,
-            types,
-        });
+        self.trace.ranges.push(RangeRow { source, dims, types, ..RangeRow::new(name, 0, start, end) });
         self
     }
 

@@ -127,6 +127,13 @@ pub fn run(args: Args) -> Result<()> {
     let trace = trace_input::read(&args.traces)?;
     let spinner = progress::Waiting::new("analysing");
     let context = trace_input::context(&trace, &options)?;
+    // Where the host computes there are no kernels, but operators.
+    let host = args.report.is_empty() && context.computes_on_host();
+    let for_host = |entry: &'static Entry| match entry.name {
+        "kern-sum" if host => reports::find("operators").unwrap_or(entry),
+        _ => entry,
+    };
+    let entries: Vec<&'static Entry> = entries.into_iter().map(for_host).collect();
     let mut reports = match args.list_iterations {
         true => vec![iterations::candidates_report(&context)],
         false => reports::run_all(&entries, &context),

@@ -313,7 +313,13 @@ impl<W: Write> Writer<'_, W> {
         if range.domain.is_some() {
             args.key("domain").raw(self.names.get(range.domain));
         }
-        for (key, id) in [("Input Dims", range.dims), ("Input type", range.types)] {
+        let inputs = [
+            ("Input Dims", range.dims),
+            ("Input type", range.types),
+            ("Concrete Inputs", range.values),
+            ("Input Strides", range.strides),
+        ];
+        for (key, id) in inputs {
             if id.is_some() {
                 let text = self.trace.text(id);
                 let is_json = || serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok();

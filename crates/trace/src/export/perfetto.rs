@@ -54,7 +54,7 @@ const INSTANT: u64 = 3;
 const COUNTER: u64 = 4;
 
 /// Names of annotations, by their numbers from 1.
-const KEYS: [&str; 28] = [
+const KEYS: [&str; 30] = [
     "correlation",
     "context",
     "bytes",
@@ -75,6 +75,8 @@ const KEYS: [&str; 28] = [
     "domain",
     "input dims",
     "input types",
+    "concrete inputs",
+    "input strides",
     "iteration",
     "kernel",
     "layer",
@@ -269,8 +271,9 @@ impl<W: Write> Writer<'_, W> {
         let all_names = trace.ops.name.iter().chain(&trace.calls.name).chain(&trace.ranges.name);
         all_names.for_each(|&id| mark(&mut names, id));
         trace.works.iter().for_each(|work| mark(&mut names, work.op));
-        let all_values = trace.ranges.domain.iter().chain(&trace.ranges.dims).chain(&trace.ranges.types);
-        all_values.for_each(|&id| mark(&mut values, id));
+        let ranges = &trace.ranges;
+        let texts = [&ranges.domain, &ranges.dims, &ranges.types, &ranges.values, &ranges.strides];
+        texts.into_iter().flatten().for_each(|&id| mark(&mut values, id));
         let cpu_ops = trace.ops.name.iter().zip(&trace.ops.kind).filter(|(_, kind)| **kind == OpKind::CpuOp);
         cpu_ops.for_each(|(&id, _)| mark(&mut values, id));
 
@@ -441,7 +444,14 @@ impl<W: Write> Writer<'_, W> {
             RangeSource::Other => "other",
         };
         Self::name(fields, category, range.name);
-        for (key, id) in [("domain", range.domain), ("input dims", range.dims), ("input types", range.types)] {
+        let texts = [
+            ("domain", range.domain),
+            ("input dims", range.dims),
+            ("input types", range.types),
+            ("concrete inputs", range.values),
+            ("input strides", range.strides),
+        ];
+        for (key, id) in texts {
             if id.is_some() {
                 annotate(fields, key, Value::Interned(id));
             }

@@ -244,6 +244,8 @@ impl<'a> Tables<'a> {
             flag("mark", move |row| has(row, range_flags::MARK)),
             maybe_text("input_dims", |row| self.string(ranges.dims[row])),
             maybe_text("input_types", |row| self.string(ranges.types[row])),
+            maybe_text("concrete_inputs", |row| self.string(ranges.values[row])),
+            maybe_text("input_strides", |row| self.string(ranges.strides[row])),
         ];
         Table { name: "ranges", rows: ranges.len(), columns }
     }

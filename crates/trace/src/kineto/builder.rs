@@ -17,8 +17,8 @@ use crate::{
     RangeKind, RangeRow, RangeSource, StrId, Trace, range_flags,
 };
 use words::{
-    annotation_source, copy_detail, for_each_argument, intern, memset_memory, small, split_label, text,
-    trailing_number, triple, without_arguments,
+    annotation_source, copy_detail, for_each_argument, has_value, has_zero, intern, memset_memory, small, split_label,
+    text, trailing_number, triple, without_arguments,
 };
 
 pub(super) use words::grouped;
@@ -214,11 +214,17 @@ impl Builder {
                 result: integer(args.result).and_then(|result| i32::try_from(result).ok()).unwrap_or(0),
             }),
             _ => {
-                let (dims, types) = match class {
-                    Class::CpuOp => (self.intern_json(args.dims), self.intern_json(args.types)),
-                    _ => (StrId::NONE, StrId::NONE),
-                };
-                let row = RangeRow { dims, types, ..range(start, end, name, thread, source) };
+                let mut row = range(start, end, name, thread, source);
+                if class == Class::CpuOp {
+                    (row.dims, row.types) = (self.intern_json(args.dims), self.intern_json(args.types));
+                    // Most operators have no values, and tensors without a stride of 0 need none of their strides.
+                    if has_value(args.values) {
+                        row.values = self.intern_json(args.values);
+                    }
+                    if has_zero(args.strides) {
+                        row.strides = self.intern_json(args.strides);
+                    }
+                }
                 Row::Range(self.as_recorded(row, event))
             }
         };
@@ -523,5 +529,7 @@ fn range(start: i64, end: i64, name: StrId, thread: u32, source: RangeSource) ->
         iteration: NONE,
         dims: StrId::NONE,
         types: StrId::NONE,
+        values: StrId::NONE,
+        strides: StrId::NONE,
     }
 }

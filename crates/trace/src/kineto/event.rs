@@ -98,6 +98,9 @@ pub(super) struct Args<'a> {
     pub(super) to_device: &'a [u8],
     pub(super) dims: &'a [u8],
     pub(super) types: &'a [u8],
+    /// Of inputs that are no tensors.
+    pub(super) values: &'a [u8],
+    pub(super) strides: &'a [u8],
     /// What an event was called before strobe gave it the profiler's wording.
     pub(super) recorded_name: &'a [u8],
     /// How a range was made, as strobe writes it.
@@ -168,6 +171,8 @@ impl<'a> Args<'a> {
                 b"toDevice" => &mut self.to_device,
                 b"Input Dims" | b"Input dims" => &mut self.dims,
                 b"Input type" | b"Input Type" => &mut self.types,
+                b"Concrete Inputs" => &mut self.values,
+                b"Input Strides" => &mut self.strides,
                 b"recorded name" => &mut self.recorded_name,
                 b"recorded source" => &mut self.recorded_source,
                 b"domain" => &mut self.domain,

@@ -74,7 +74,9 @@ impl Merge<'_> {
         renumber(streams, &threads);
         part.calls.name.iter_mut().for_each(name);
         renumber(&mut part.calls.thread, &threads);
-        for column in [&mut part.ranges.name, &mut part.ranges.dims, &mut part.ranges.types] {
+        let ranges = &mut part.ranges;
+        let texts = [&mut ranges.name, &mut ranges.dims, &mut ranges.types, &mut ranges.values, &mut ranges.strides];
+        for column in texts {
             column.iter_mut().for_each(name);
         }
         renumber(&mut part.ranges.thread, &threads);

@@ -297,7 +297,9 @@ impl Part {
         known.for_each(|detail| *detail = details[*detail as usize]);
         other.calls.name.iter_mut().for_each(name);
         renumber(&mut other.calls.thread, &threads);
-        for column in [&mut other.ranges.name, &mut other.ranges.dims, &mut other.ranges.types] {
+        let ranges = &mut other.ranges;
+        let texts = [&mut ranges.name, &mut ranges.dims, &mut ranges.types, &mut ranges.values, &mut ranges.strides];
+        for column in texts {
             column.iter_mut().for_each(name);
         }
         renumber(&mut other.ranges.thread, &threads);
@@ -541,6 +543,8 @@ impl Part {
             iteration: NONE,
             dims: StrId::NONE,
             types: StrId::NONE,
+            values: StrId::NONE,
+            strides: StrId::NONE,
         };
         if let Some(extra) = side.ranges.get(&row.id) {
             range.kind = extra.kind;
@@ -550,6 +554,8 @@ impl Part {
             range.end = extra.end.unwrap_or(range.end);
             range.dims = self.names.id_or_none(extra.dims);
             range.types = self.names.id_or_none(extra.types);
+            range.values = self.names.id_or_none(extra.values);
+            range.strides = self.names.id_or_none(extra.strides);
         }
         self.ranges.push(range);
         self.rows += 1;

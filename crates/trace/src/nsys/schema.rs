@@ -292,7 +292,7 @@ pub(super) const STROBE_TABLES: [(&str, &str); 14] = [
     (
         "STROBE_RANGE",
         "eventId INTEGER NOT NULL, kind TEXT NOT NULL, iter INTEGER, source TEXT, flags INTEGER, end INTEGER,
-         dimsId INTEGER, typesId INTEGER",
+         dimsId INTEGER, typesId INTEGER, valuesId INTEGER, stridesId INTEGER",
     ),
     (
         "STROBE_CALL",

@@ -47,6 +47,8 @@ pub(super) struct RangeExtra {
     pub(super) end: Option<i64>,
     pub(super) dims: Option<i64>,
     pub(super) types: Option<i64>,
+    pub(super) values: Option<i64>,
+    pub(super) strides: Option<i64>,
 }
 
 /// See [`Side::allocations`].
@@ -182,7 +184,8 @@ impl Own {
                 },
             );
         })?;
-        let columns = ["eventId", "kind", "iter", "source", "flags", "end", "dimsId", "typesId"];
+        let columns =
+            ["eventId", "kind", "iter", "source", "flags", "end", "dimsId", "typesId", "valuesId", "stridesId"];
         database.scan("STROBE_RANGE", &columns, |row| {
             let Some(event) = row.int(0) else { return };
             side.ranges.insert(
@@ -195,6 +198,8 @@ impl Own {
                     end: row.int(5),
                     dims: row.int(6),
                     types: row.int(7),
+                    values: row.int(8),
+                    strides: row.int(9),
                 },
             );
         })?;

@@ -388,7 +388,8 @@ impl<'a> Writer<'a> {
             }
         }
         if !extras.is_empty() {
-            let columns = ["eventId", "kind", "iter", "source", "flags", "end", "dimsId", "typesId"];
+            let columns =
+                ["eventId", "kind", "iter", "source", "flags", "end", "dimsId", "typesId", "valuesId", "stridesId"];
             let mut side = self.insert("STROBE_RANGE", &columns)?;
             for (event, range) in extras {
                 side.add(params![
@@ -400,6 +401,8 @@ impl<'a> Writer<'a> {
                     range.end,
                     optional(range.dims),
                     optional(range.types),
+                    optional(range.values),
+                    optional(range.strides),
                 ])?;
             }
         }
@@ -815,6 +818,8 @@ fn needs_extra(range: &RangeRow, event_type: i64) -> bool {
         || range.source != source
         || range.dims.is_some()
         || range.types.is_some()
+        || range.values.is_some()
+        || range.strides.is_some()
         || !closed
         || (event_type == MARK && !ends_at_start)
 }

@@ -46,19 +46,7 @@ pub fn op(name: StrId, kind: OpKind, start: i64, end: i64) -> OpRow {
 
 /// A range with little in it, to be filled in.
 pub fn range(name: StrId, source: RangeSource, start: i64, end: i64) -> RangeRow {
-    RangeRow {
-        start,
-        end,
-        name,
-        thread: 0,
-        domain: StrId::NONE,
-        source,
-        kind: RangeKind::Other,
-        flags: 0,
-        iteration: NONE,
-        dims: StrId::NONE,
-        types: StrId::NONE,
-    }
+    RangeRow { source, ..RangeRow::new(name, 0, start, end) }
 }
 
 /// Two kernels that overlap on a stream, launched by one graph launch, with a copy, ranges, a counter and memory.
@@ -69,6 +57,7 @@ pub fn gpu() -> Trace {
     let (launch, copy_call, poll) = (id("cudaGraphLaunch_v10000"), id("cudaMemcpyAsync_v3020"), id("poll"));
     let (step, mark, operator, loading) = (id("step 1\n"), id("now"), id("aten::mm"), id("loading"));
     let (dims, types, domain) = (id("[[8, 2048], []]"), id("not JSON"), id("NCCL"));
+    let (values, strides) = (id("[\"\", \"True\"]"), id("[[0, 1], []]"));
     let symbol = id("weights");
     trace.details = vec![
         OpDetail::Kernel(KernelDetail {
@@ -99,7 +88,7 @@ pub fn gpu() -> Trace {
     trace.calls.push(CallRow { kind: CallKind::OsRuntime, result: -1, ..call(poll, 9_100, 9_200, 0) });
     trace.ranges.push(range(step, RangeSource::PushPop, -1_000, 10_000));
     trace.ranges.push(RangeRow { flags: range_flags::MARK, ..range(mark, RangeSource::PushPop, 100, 100) });
-    trace.ranges.push(RangeRow { dims, types, ..range(operator, RangeSource::CpuOp, 2_900, 4_100) });
+    trace.ranges.push(RangeRow { dims, types, values, strides, ..range(operator, RangeSource::CpuOp, 2_900, 4_100) });
     trace.ranges.push(RangeRow { domain, ..range(loading, RangeSource::StartEnd, 3_500, 12_000) });
     trace.counters = vec![Counter {
         name: "SM Active".to_owned(),

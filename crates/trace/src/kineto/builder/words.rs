@@ -74,6 +74,20 @@ pub(super) fn trailing_number(text: &[u8]) -> Option<u32> {
     small(&text[text.len() - digits..])
 }
 
+/// Whether a list of texts has one that is not empty.
+pub(super) fn has_value(list: &[u8]) -> bool {
+    list.iter().any(|byte| !matches!(byte, b'[' | b']' | b'"' | b',' | b' ' | b'\n' | b'\r' | b'\t'))
+}
+
+/// Whether lists of numbers have a 0.
+pub(super) fn has_zero(lists: &[u8]) -> bool {
+    let zero = |at: usize| {
+        let digit = |at: Option<usize>| at.and_then(|at| lists.get(at)).is_some_and(u8::is_ascii_digit);
+        lists[at] == b'0' && !digit(at.checked_sub(1)) && !digit(Some(at + 1))
+    };
+    (0..lists.len()).any(zero)
+}
+
 /// The numbers of `[x, y, z]`; what is missing is 0.
 pub(super) fn triple(array: &[u8]) -> [u32; 3] {
     let mut numbers = [0; 3];
