@@ -8,6 +8,7 @@ use strobe_trace::{IterationKind, NONE, Trace};
 use crate::attribution::{Attribution, innermost_ranges};
 use crate::categories::{Categories, Rules};
 use crate::critical_path;
+use crate::host::{Host, IdleCause, idle_causes};
 use crate::intervals::{Span, SpanSet};
 use crate::iterations::{Detected, Method, detect, detect_by_count};
 use crate::launch::{Launch, launches};
@@ -26,6 +27,8 @@ pub struct Context<'t> {
     launches: OnceLock<Vec<Launch>>,
     roofline: OnceLock<Roofline>,
     waits: OnceLock<critical_path::Index>,
+    host: OnceLock<Host>,
+    idle_causes: OnceLock<Vec<IdleCause>>,
     own_times: OnceLock<Option<Vec<i64>>>,
     unseen: OnceLock<Unseen>,
 }
@@ -71,6 +74,8 @@ impl<'t> Context<'t> {
             launches: OnceLock::new(),
             roofline: OnceLock::new(),
             waits: OnceLock::new(),
+            host: OnceLock::new(),
+            idle_causes: OnceLock::new(),
             own_times: OnceLock::new(),
             unseen: OnceLock::new(),
         }
@@ -94,6 +99,16 @@ impl<'t> Context<'t> {
     /// What walks along critical paths look up.
     pub(crate) fn waits(&self) -> &critical_path::Index {
         self.waits.get_or_init(|| critical_path::Index::of(self.trace))
+    }
+
+    /// What every thread of the host does.
+    pub(crate) fn host(&self) -> &Host {
+        self.host.get_or_init(|| Host::of(self.trace))
+    }
+
+    /// What the host did while devices were idle, see [`idle_causes`].
+    pub fn idle_causes(&self) -> &[IdleCause] {
+        self.idle_causes.get_or_init(|| idle_causes(self))
     }
 
     fn own_times(&self) -> Option<&[i64]> {

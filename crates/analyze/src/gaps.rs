@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use strobe_trace::{CallKind, NONE, OpKind};
+use strobe_trace::{CallKind, NONE, OpKind, Trace};
 
 use crate::context::Context;
+use crate::host::Class;
 use crate::intervals::Span;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 use crate::timeline::{Causes, Piece, ops_by_device, walk};
@@ -200,7 +201,8 @@ pub fn report(context: &Context) -> Report {
             histogram.push([ordinal.into(), class.into(), count.into(), time.into(), share(time)]);
         }
     }
-    let mut report = Report::new("gaps", TITLE).sheet(longest_sheet(context, &all)).sheet(causes).sheet(histogram);
+    let mut report = Report::new("gaps", TITLE).sheet(longest_sheet(context, &all));
+    report = report.sheet(host_sheet(context, &all)).sheet(causes).sheet(histogram);
     report = report.sheet(streams_sheet(context));
     for device in &all {
         let share = 100.0 * device.all.time_ns as f64 / device.span_ns.max(1) as f64;
@@ -211,6 +213,55 @@ pub fn report(context: &Context) -> Report {
         ));
     }
     report.note("A gap with several causes counts in each with its part; the list names the largest.")
+}
+
+/// Every cause of idle time by name and thread. The times of a device add up to its idle time.
+fn host_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
+    let columns = [
+        Column::new("device", Unit::Id),
+        Column::new("cause", Unit::Text),
+        Column::new("thread", Unit::Text),
+        Column::new("gaps", Unit::Count),
+        Column::new("time", Unit::Ns),
+        Column::new("share of idle", Unit::Share),
+        Column::new("longest", Unit::Ns),
+        Column::new("evidence", Unit::Text),
+        Column::new("range or call", Unit::Text),
+    ];
+    let mut sheet = Sheet::new("host", columns).title("Idle time by what the host did");
+    for cause in context.idle_causes() {
+        let idle = all.iter().find(|gaps| gaps.device == cause.device).map_or(0, |gaps| gaps.all.time_ns);
+        let share = (idle > 0).then(|| cause.time_ns as f64 / idle as f64);
+        sheet.push([
+            ordinal(context, cause.device).into(),
+            cause.class.as_str().into(),
+            cause.thread.map(|thread| thread_text(context.trace, thread)).into(),
+            cause.gaps.into(),
+            cause.time_ns.into(),
+            share.into(),
+            cause.longest_ns.into(),
+            cause.evidence.as_str().into(),
+            match (&cause.name, cause.class) {
+                (Some(name), _) => name.as_str().into(),
+                (None, Class::UNKNOWN | Class::BETWEEN_CALLS) => "(nothing recorded)".into(),
+                (None, _) => Value::Unknown,
+            },
+        ]);
+    }
+    sheet
+}
+
+/// A thread as tables name it: its number, its name where it has one, and its process where there are several.
+pub(crate) fn thread_text(trace: &Trace, thread: u32) -> String {
+    let Some(found) = trace.threads.get(thread as usize) else { return String::new() };
+    let mut text = if found.name.is_empty() { found.tid.to_string() } else { format!("{} {}", found.tid, found.name) };
+    if let Some(process) = trace.processes.get(usize::from(found.process)).filter(|_| trace.processes.len() > 1) {
+        text = match process.rank {
+            Some(rank) => format!("{text} (rank {rank})"),
+            None => format!("{text} (process {})", process.pid),
+        };
+    }
+    text
 }
 
 fn ordinal(context: &Context, device: u16) -> u32 {

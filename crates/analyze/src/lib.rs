@@ -13,6 +13,7 @@ pub mod context;
 pub mod critical_path;
 pub mod experts;
 pub mod gaps;
+pub mod host;
 pub mod intervals;
 pub mod iterations;
 pub mod launch;
