@@ -254,7 +254,12 @@ fn host_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
 /// A thread as tables name it: its number, its name where it has one, and its process where there are several.
 pub(crate) fn thread_text(trace: &Trace, thread: u32) -> String {
     let Some(found) = trace.threads.get(thread as usize) else { return String::new() };
-    let mut text = if found.name.is_empty() { found.tid.to_string() } else { format!("{} {}", found.tid, found.name) };
+    let tid = found.tid.to_string();
+    let mut text = match found.name.as_str() {
+        "" => tid,
+        name if name.contains(&tid) => name.to_owned(),
+        name => format!("{tid} {name}"),
+    };
     if let Some(process) = trace.processes.get(usize::from(found.process)).filter(|_| trace.processes.len() > 1) {
         text = match process.rank {
             Some(rank) => format!("{text} (rank {rank})"),

@@ -52,6 +52,14 @@ impl Event {
         }
     }
 
+    /// The call into CUDA or HIP that it is, if it is one.
+    pub fn gpu_call(self, trace: &Trace) -> Option<u32> {
+        match self.place() {
+            Place::Call(call) if trace.calls.kind[call] == CallKind::Gpu => Some(call as u32),
+            _ => None,
+        }
+    }
+
     /// What it is called.
     pub fn name(self, trace: &Trace) -> StrId {
         match self.place() {

@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-use crate::nsys_stats::without_version;
-
 /// A name without what differs from machine to machine and from call to call: folders, line numbers and addresses of
 /// Python functions, versions of calls.
 pub(crate) fn plain(name: &str) -> Cow<'_, str> {
@@ -17,6 +15,15 @@ pub(crate) fn plain(name: &str) -> Cow<'_, str> {
             Cow::Owned(format!("{head}{rest}"))
         }
         None => Cow::Borrowed(without_version(name)),
+    }
+}
+
+/// `cudaGraphLaunch` of `cudaGraphLaunch_v10000`: as [`crate::nsys_stats`] does, but for versions of five digits too.
+fn without_version(name: &str) -> &str {
+    let head = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    match head.strip_suffix("_v") {
+        Some(call) if name.len() - head.len() >= 4 => call,
+        _ => name,
     }
 }
 
@@ -75,6 +82,8 @@ mod tests {
             ("<built-in method run_backward of torch._C._EngineBase object at 0x7f1a2b>", "<built-in method run_backward of torch._C._EngineBase>"),
             ("<built-in method conv2d of type object at 0x7f35>", "<built-in method conv2d>"),
             ("cudaLaunchKernel_v7000", "cudaLaunchKernel"),
+            ("cudaGraphLaunch_v10000", "cudaGraphLaunch"),
+            ("cuMemAlloc_v2", "cuMemAlloc_v2"),
             ("load_batch", "load_batch"),
             ("strange.py(", "strange.py("),
         ] {

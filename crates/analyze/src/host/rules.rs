@@ -92,6 +92,7 @@ struct File {
 struct Text {
     name: String,
     range: Option<String>,
+    frame: Option<String>,
     domain: Option<String>,
     call: Option<String>,
     os: Option<String>,
@@ -107,6 +108,7 @@ struct Text {
 struct Rule {
     name: String,
     range: Option<Regex>,
+    frame: Option<Regex>,
     domain: Option<Regex>,
     call: Option<Regex>,
     os: Option<Regex>,
@@ -126,6 +128,7 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     };
     let rules = file.cause.into_iter().map(|text| Rule {
         range: compiled(text.range, true),
+        frame: compiled(text.frame, true),
         domain: compiled(text.domain, true),
         call: compiled(text.call, false),
         os: compiled(text.os, false),
@@ -138,13 +141,23 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     rules.collect()
 });
 
-/// The first rule of which `pattern` matches a text.
-fn find(text: &str, pattern: fn(&Rule) -> Option<&Regex>) -> Class {
-    let matches = |rule: &&Rule| {
-        pattern(rule).is_some_and(|regex| regex.is_match(text)) && !rule.not.as_ref().is_some_and(|not| not.is_match(text))
-    };
-    let place = RULES.iter().enumerate().find(|(_, rule)| matches(rule)).map(|(place, _)| place);
+/// The first rule that matches and is not taken back.
+fn find(text: &str, matches: impl Fn(&Rule) -> bool) -> Class {
+    let taken_back = |rule: &Rule| rule.not.as_ref().is_some_and(|not| not.is_match(text));
+    let place = RULES.iter().position(|rule| matches(rule) && !taken_back(rule));
     place.and_then(|place| u8::try_from(place).ok()).map_or(Class::NONE, |place| Class(Class::FIRST_RULE + place))
+}
+
+fn is_match(pattern: &Option<Regex>, text: &str) -> bool {
+    pattern.as_ref().is_some_and(|regex| regex.is_match(text))
+}
+
+/// The class of a range of this name, which is plain.
+fn of_range_name(name: &str) -> Class {
+    match name.rsplit_once(".py: ") {
+        Some((_, function)) => find(name, |rule| is_match(&rule.range, function) || is_match(&rule.frame, name)),
+        None => find(name, |rule| is_match(&rule.range, name)),
+    }
 }
 
 /// The classes of the names of a trace, found once per distinct name.
@@ -171,24 +184,28 @@ impl Classes {
     /// The class of a range, or [`Class::NONE`].
     pub fn of_range(&mut self, trace: &Trace, range: usize) -> Class {
         let name = trace.ranges.name[range];
-        let by_name =
-            known(&mut self.ranges, name, || find(&plain(trace.text(name)), |rule: &Rule| rule.range.as_ref()));
+        let by_name = known(&mut self.ranges, name, || of_range_name(&plain(trace.text(name))));
         let domain = trace.ranges.domain[range];
         if by_name != Class::NONE || domain == StrId::NONE {
             return by_name;
         }
-        known(&mut self.domains, domain, || find(trace.text(domain), |rule: &Rule| rule.domain.as_ref()))
+        let text = trace.text(domain);
+        known(&mut self.domains, domain, || find(text, |rule| is_match(&rule.domain, text)))
     }
 
     /// The class of a call.
     pub fn of_call(&mut self, trace: &Trace, call: usize) -> Class {
         let name = trace.calls.name[call];
-        let (cache, pattern, other): (_, fn(&Rule) -> Option<&Regex>, _) = match trace.calls.kind[call] {
-            CallKind::Gpu => (&mut self.calls, |rule: &Rule| rule.call.as_ref(), Class::OTHER_CALL),
-            CallKind::OsRuntime => (&mut self.functions, |rule: &Rule| rule.os.as_ref(), Class::SYSTEM_CALL),
+        let (cache, pattern, other): (_, fn(&Rule) -> &Option<Regex>, _) = match trace.calls.kind[call] {
+            CallKind::Gpu => (&mut self.calls, |rule| &rule.call, Class::OTHER_CALL),
+            CallKind::OsRuntime => (&mut self.functions, |rule| &rule.os, Class::SYSTEM_CALL),
             CallKind::Profiler => return Class::PROFILER,
         };
-        match known(cache, name, || find(&plain(trace.text(name)), pattern)) {
+        let class = known(cache, name, || {
+            let text = plain(trace.text(name));
+            find(&text, |rule| is_match(pattern(rule), &text))
+        });
+        match class {
             Class::NONE => other,
             class => class,
         }
@@ -201,7 +218,7 @@ mod tests {
 
     #[test]
     fn names_have_classes() {
-        let range = |name: &str| match find(&plain(name), |rule| rule.range.as_ref()) {
+        let range = |name: &str| match of_range_name(&plain(name)) {
             Class::NONE => None,
             class => Some(class.as_str()),
         };
@@ -230,6 +247,9 @@ mod tests {
             ("threading.py(324): wait", Some("waiting for a thread")),
             ("<built-in method acquire of _thread.lock object at 0x7f2>", Some("waiting for a thread")),
             ("_schedule", Some("scheduling")),
+            ("sglang/srt/managers/scheduler.py(812): run_batch", None),
+            ("sglang/srt/managers/scheduler.py(700): get_next_batch_to_run", Some("scheduling")),
+            ("torch/nn/modules/module.py(1520): _call_impl", Some("frame")),
             ("torch/optim/lr_scheduler.py(70): step", None),
             ("aten::embedding", None),
             ("aten::_local_scalar_dense", None),
@@ -239,7 +259,7 @@ mod tests {
         ] {
             assert_eq!(range(name), class, "{name}");
         }
-        let call = |name: &str| find(&plain(name), |rule| rule.call.as_ref()).as_str();
+        let call = |name: &str| find(&plain(name), |rule| is_match(&rule.call, &plain(name))).as_str();
         for (name, class) in [
             ("cudaMalloc_v3020", "allocation"),
             ("hipFree", "free"),
@@ -255,7 +275,7 @@ mod tests {
         ] {
             assert_eq!(call(name), class, "{name}");
         }
-        let os = |name: &str| find(name, |rule| rule.os.as_ref()).as_str();
+        let os = |name: &str| find(name, |rule| is_match(&rule.os, name)).as_str();
         for (name, class) in [
             ("sem_wait", "waiting for a thread"),
             ("pthread_cond_timedwait", "waiting for a thread"),

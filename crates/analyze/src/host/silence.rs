@@ -135,8 +135,8 @@ impl Host {
         }
     }
 
-    /// The range in which another thread that launches work stands all through a silence, e.g. the one that runs the
-    /// backward pass for which this thread works.
+    /// The range in which another thread stands all through a silence, e.g. the one that runs the backward pass for which
+    /// this thread works.
     pub(super) fn bracket_around(
         &self,
         trace: &Trace,
@@ -146,12 +146,13 @@ impl Host {
     ) -> Option<(u32, Event)> {
         let process = trace.threads.get(thread as usize)?.process;
         let others = self.of_process.get(usize::from(process))?.iter();
-        others.copied().filter(|&other| other != thread && self.launches[other as usize]).find_map(|other| {
+        others.copied().filter(|&other| other != thread).find_map(|other| {
             let place = self.stretch_from(cursors, other, piece.start);
             let stretch = self.stretches[other as usize].get(place)?;
             let around = stretch.span.start <= piece.start && piece.end <= stretch.span.end;
             let class = stretch.class;
-            let waits = class.waits() || class == Class::NONE || self.is_bracket(trace, stretch.event, class);
+            let launches = class == Class::NONE && self.launches[other as usize];
+            let waits = launches || class.waits() || self.is_bracket(trace, stretch.event, class);
             let is_range = matches!(stretch.event.place(), Place::Range(_));
             (around && waits && is_range).then_some((other, stretch.event))
         })
