@@ -57,6 +57,10 @@ pub enum Part {
     BetweenIterations,
     /// A device waits while the host is inside a call that waits for the device.
     SyncWait,
+    /// A device waits while the launching thread waits for Python's global interpreter lock.
+    Gil,
+    /// A device waits while the launching thread collects garbage.
+    Gc,
     /// Inside the forward step of a CPU engine while no op runs: op dispatch, barriers.
     Idle,
     /// A thread of the engine was ready to run and waited for a CPU.
@@ -70,7 +74,7 @@ impl Part {
     pub fn is_idle(&self) -> bool {
         match self {
             Part::LaunchBound | Part::Queued | Part::HostBound | Part::BetweenIterations | Part::SyncWait => true,
-            Part::Idle | Part::CpuWait | Part::Unknown => true,
+            Part::Gil | Part::Gc | Part::Idle | Part::CpuWait | Part::Unknown => true,
             Part::Schedule | Part::Prepare | Part::Sample | Part::Respond => false,
             Part::Category(_) | Part::ExposedCommunication | Part::ExposedCopies => false,
         }
@@ -97,6 +101,8 @@ impl std::fmt::Display for Part {
             Part::HostBound => "host-bound idle",
             Part::BetweenIterations => "between iterations",
             Part::SyncWait => "sync wait",
+            Part::Gil => "waiting for the GIL",
+            Part::Gc => "garbage collection",
             Part::Idle => "idle",
             Part::CpuWait => "waited for a CPU",
             Part::Unknown => "unknown",
@@ -118,6 +124,8 @@ impl From<Cause> for Part {
             Cause::HostLate => Part::HostBound,
             Cause::BetweenIterations => Part::BetweenIterations,
             Cause::Sync | Cause::Copy => Part::SyncWait,
+            Cause::Gil => Part::Gil,
+            Cause::Gc => Part::Gc,
             Cause::Unknown => Part::Unknown,
         }
     }

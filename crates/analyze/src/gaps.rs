@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use strobe_trace::{CallKind, NONE, OpKind, Trace};
 
 use crate::context::Context;
-use crate::host::Class;
+use crate::host::{Class, gc_sheet, gil_sheet};
 use crate::intervals::Span;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 use crate::timeline::{Causes, Piece, ops_by_device, walk};
@@ -204,6 +204,9 @@ pub fn report(context: &Context) -> Report {
     let mut report = Report::new("gaps", TITLE).sheet(longest_sheet(context, &all));
     report = report.sheet(host_sheet(context, &all)).sheet(causes).sheet(histogram);
     report = report.sheet(streams_sheet(context));
+    for sheet in [gil_sheet(context), gc_sheet(context)].into_iter().flatten() {
+        report = report.sheet(sheet);
+    }
     for device in &all {
         let share = 100.0 * device.all.time_ns as f64 / device.span_ns.max(1) as f64;
         report = report.note(format!(

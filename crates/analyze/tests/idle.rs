@@ -5,6 +5,7 @@ mod synthetic;
 
 use proptest::prelude::*;
 use strobe_analyze::Context;
+use strobe_analyze::budget::{Part, device_budgets};
 use strobe_analyze::categories::{Categories, Rules};
 use strobe_analyze::gaps::{gaps, report};
 use strobe_analyze::host::{Evidence, IdleCause};
@@ -221,4 +222,37 @@ fn known_causes_are_named_with_their_time() {
         seen += 1;
     }
     assert!(seen >= 7);
+}
+
+/// A worker launches; it waits for the interpreter lock while another thread holds it and tokenizes, then collects garbage.
+fn python() -> Builder {
+    let mut builder = pause(2_000_000);
+    builder.range(RangeSource::PushPop, "Waiting for GIL", 20_000, 1_020_000);
+    builder.range(RangeSource::StartEnd, "Python GC (generation 2)", 1_100_000, 1_400_000);
+    builder.range(RangeSource::PushPop, "Holding GIL", -500_000, 1_020_000);
+    elsewhere(&mut builder, 1);
+    builder.range(RangeSource::PushPop, "tokenize", -400_000, 1_010_000);
+    elsewhere(&mut builder, 1);
+    builder
+}
+
+#[test]
+fn waits_for_the_interpreter_lock_and_collections_are_causes_and_parts_of_the_budget() {
+    let trace = python().build();
+    let found = causes(&trace);
+    let named: Vec<_> = found.iter().map(|c| (c.class.as_str(), c.name.as_deref(), c.time_ns)).collect();
+    assert!(named.contains(&("waiting for the GIL", Some("Waiting for GIL"), 1_000_000)), "{named:?}");
+    assert!(named.contains(&("garbage collection", Some("Python GC (generation 2)"), 300_000)), "{named:?}");
+    let categories = Categories::of(&trace, &Rules::default());
+    let iterations = Detected { of_op: vec![NONE; trace.ops.len()], ..Detected::default() };
+    let context = Context::with(&trace, categories, iterations);
+    let parts = &device_budgets(&context)[0].parts;
+    assert!(parts.contains(&(Part::Gil, 1_000_000)) && parts.contains(&(Part::Gc, 300_000)), "{parts:?}");
+    let report = report(&context);
+    let row = |name: &str| report.sheets.iter().find(|sheet| sheet.name == name).unwrap().rows[0].clone();
+    let gil = row("gil");
+    assert_eq!(gil[..2], [Value::Text("1".into()), Value::Text("2".into())]);
+    assert_eq!((&gil[3], &gil[7]), (&Value::Int(1_000_000), &Value::Text("tokenize".into())));
+    let gc = row("gc");
+    assert_eq!((&gc[1], &gc[2], &gc[3]), (&Value::Int(2), &Value::Int(1), &Value::Int(300_000)));
 }

@@ -355,7 +355,10 @@ fn named(trace: &Trace, device: u16, sums: Vec<((Class, StrId, u32, Evidence), S
     let mut joined: HashMap<Key, (Sum, StrId)> = HashMap::new();
     for ((class, name, thread, evidence), mut sum) in sums {
         sum.close();
-        let shown = (name != StrId::NONE).then(|| folded(&plain(trace.text(name))).into_owned());
+        // The number in the name of a collection is the generation.
+        let keeps_numbers = class == Class::garbage_collection();
+        let shown = (name != StrId::NONE).then(|| plain(trace.text(name)));
+        let shown = shown.map(|name| if keeps_numbers { name.into_owned() } else { folded(&name).into_owned() });
         let (whole, first) = joined.entry((class, shown, thread, evidence)).or_insert((Sum::default(), name));
         if *first != name {
             *first = StrId::NONE; // of several names the folded one is shown

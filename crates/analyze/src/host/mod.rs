@@ -6,8 +6,11 @@
 
 mod idle;
 mod names;
+mod python;
 mod rules;
 mod silence;
+
+use std::collections::HashSet;
 
 use strobe_trace::{CallKind, NONE, RangeSource, StrId, Trace, range_flags};
 
@@ -15,6 +18,7 @@ use crate::intervals::Span;
 pub(crate) use idle::{Doing, Explainer};
 pub use idle::{Evidence, IdleCause, idle_causes};
 pub(crate) use names::{folded, plain};
+pub(crate) use python::{gc_sheet, gil_sheet, may_be_recorded};
 pub use rules::Class;
 use rules::Classes;
 
@@ -81,7 +85,7 @@ enum Place {
 pub(crate) struct Stretch {
     pub span: Span,
     pub event: Event,
-    class: Class,
+    pub class: Class,
 }
 
 /// What every thread does.
@@ -96,6 +100,10 @@ pub(crate) struct Host {
     of_process: Vec<Vec<u32>>,
     /// Per thread whether it launched anything that ran on a device.
     launches: Vec<bool>,
+    /// Per process when which of its threads held Python's interpreter lock, in order.
+    gil_holders: Vec<Vec<(Span, u32)>>,
+    /// The classes that any range has.
+    seen: HashSet<Class>,
 }
 
 impl Host {
@@ -106,6 +114,10 @@ impl Host {
         let mut calls: Vec<Vec<u32>> = vec![Vec::new(); trace.threads.len()];
         let mut call_classes = Vec::with_capacity(trace.strings.len());
         call_classes.resize(trace.strings.len(), Class::OTHER_CALL);
+        let processes = trace.threads.iter().map(|thread| usize::from(thread.process) + 1).max().unwrap_or(0);
+        let mut gil_holders: Vec<Vec<(Span, u32)>> = vec![Vec::new(); processes];
+        let mut seen = HashSet::new();
+        let mut last_seen = Class::NONE;
         let mut range = 0;
         for call in 0..=trace.calls.len() {
             let until = trace.calls.start.get(call).copied().unwrap_or(i64::MAX);
@@ -114,8 +126,16 @@ impl Host {
                     && let Some(open) = threads.get_mut(trace.ranges.thread[range] as usize)
                 {
                     let class = classes.of_range(trace, range);
+                    if class != last_seen {
+                        seen.insert(class);
+                        last_seen = class;
+                    }
                     if !class.is_ignored() {
                         open.enter(trace, Event::range(range), class);
+                    } else if class == Class::gil_held() {
+                        let thread = trace.ranges.thread[range];
+                        let process = usize::from(trace.threads[thread as usize].process);
+                        gil_holders[process].push((Event::range(range).span(trace), thread));
                     }
                 }
                 range += 1;
@@ -138,7 +158,6 @@ impl Host {
             }
         }
         let stretches: Vec<Vec<Stretch>> = threads.into_iter().map(|open| open.finish(trace)).collect();
-        let processes = trace.threads.iter().map(|thread| usize::from(thread.process) + 1).max().unwrap_or(0);
         let mut of_process = vec![Vec::new(); processes];
         for (thread, known) in trace.threads.iter().enumerate() {
             if !stretches[thread].is_empty() || !calls[thread].is_empty() {
@@ -151,7 +170,12 @@ impl Host {
                 *launches = true;
             }
         }
-        Self { stretches, calls, call_classes, of_process, launches }
+        Self { stretches, calls, call_classes, of_process, launches, gil_holders, seen }
+    }
+
+    /// Whether any range is of a class.
+    pub fn has(&self, class: Class) -> bool {
+        self.seen.contains(&class)
     }
 
     /// The class of a call into CUDA or HIP.

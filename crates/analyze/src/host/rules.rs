@@ -52,9 +52,26 @@ impl Class {
         RULES.get(usize::from(self.0.checked_sub(Self::FIRST_RULE)?))
     }
 
+    /// A thread waits for Python's interpreter lock.
+    pub(crate) fn gil_wait() -> Class {
+        static FOUND: LazyLock<Class> = LazyLock::new(|| Class::named("waiting for the GIL").unwrap_or(Class::NONE));
+        *FOUND
+    }
+
+    /// A thread holds Python's interpreter lock.
+    pub(crate) fn gil_held() -> Class {
+        static FOUND: LazyLock<Class> = LazyLock::new(|| Class::named("holding the GIL").unwrap_or(Class::NONE));
+        *FOUND
+    }
+
+    /// A thread collects garbage.
+    pub(crate) fn garbage_collection() -> Class {
+        static FOUND: LazyLock<Class> = LazyLock::new(|| Class::named("garbage collection").unwrap_or(Class::NONE));
+        *FOUND
+    }
+
     /// The class that the table calls so.
-    #[cfg(test)]
-    pub(crate) fn named(name: &str) -> Option<Class> {
+    fn named(name: &str) -> Option<Class> {
         RULES.iter().position(|rule| rule.name == name).map(|place| Class(Self::FIRST_RULE + place as u8))
     }
 
