@@ -31,7 +31,7 @@ pub(super) fn named_ns(causes: &[IdleCause]) -> i64 {
 
 /// Long stretches of one range or call are no matter of many launches, whatever they are.
 fn unlaunched_ns(cause: &IdleCause) -> i64 {
-    if cause.name.is_some() { cause.long_ns } else { 0 }
+    if cause.name.is_some() && cause.class != Class::UNKNOWN { cause.long_ns } else { 0 }
 }
 
 /// The idle time in the causes that a rule is about.
@@ -86,7 +86,8 @@ pub(super) fn idle_in(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let (words, share) = (facts.span_words(), format!("{} of its idle time", percent(sum, all)));
     let of_whole = format!("{} of the {} {words}", percent(sum, whole), ns_text(whole));
     let mut what = match (&largest.name, largest.class) {
-        (Some(name), class) if class == Class::HOST_CODE => format!("for `{name}`"),
+        (Some(name), Class::UNKNOWN) => format!("for something not recorded inside `{name}`"),
+        (Some(name), Class::HOST_CODE) => format!("for `{name}`"),
         (Some(name), class) => format!("for `{name}` ({})", class.as_str()),
         (None, _) => "while the launching thread records nothing".to_owned(),
     };

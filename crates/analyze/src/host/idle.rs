@@ -32,6 +32,9 @@ pub enum Evidence {
     Launcher,
     /// The thread that launched the next op slept or recorded nothing, and another thread of its process was in it.
     OtherThread,
+    /// The thread that launched the next op slept or recorded nothing; another thread of its process had this range open
+    /// all the while, which says where the program was and not what it did.
+    Around,
     /// It follows from the times of op and launch.
     Times,
     /// Nothing tells.
@@ -44,6 +47,7 @@ impl Evidence {
         match self {
             Evidence::Launcher => "launching thread",
             Evidence::OtherThread => "busy while the launching thread slept",
+            Evidence::Around => "range open on another thread",
             Evidence::Times => "times of op and launch",
             Evidence::None => "none",
         }
@@ -211,7 +215,9 @@ impl<'c> Explainer<'c> {
             let around = asked.then(|| host.bracket_around(trace, &mut explainer.cursors, thread, piece)).flatten();
             match around {
                 Some((other, event)) => {
-                    Doing { class: Class::HOST_CODE, event, thread: other, evidence: Evidence::OtherThread }
+                    let short = silence.length() < SHORT_SILENCE_NS;
+                    let class = if short { Class::HOST_CODE } else { Class::UNKNOWN };
+                    Doing { class, event, thread: other, evidence: Evidence::Around }
                 }
                 None if silence.length() < SHORT_SILENCE_NS => Doing::from_times(Class::BETWEEN_CALLS, thread),
                 None => Doing::from_times(Class::UNKNOWN, thread),

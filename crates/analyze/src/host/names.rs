@@ -29,9 +29,12 @@ fn without_version(name: &str) -> &str {
 
 /// `path/file.py(12): function` without the folders in front of a package and without the line.
 fn python_frame(name: &str) -> Option<String> {
-    let open = name.find(".py(")?;
-    let (path, rest) = (&name[..open], &name[open + 4..]);
-    let function = rest.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix("): ")?;
+    let (head, function) = name.split_once("): ")?;
+    let path = head.trim_end_matches(|c: char| c.is_ascii_digit());
+    let path = path.strip_suffix('(').filter(|_| path.len() < head.len())?;
+    if !path.ends_with(".py") && !path.starts_with('<') {
+        return None;
+    }
     let package = ["site-packages/", "dist-packages/"].iter().find_map(|&at| path.rfind(at).map(|i| i + at.len()));
     let path = match package {
         Some(start) => &path[start..],
@@ -39,7 +42,7 @@ fn python_frame(name: &str) -> Option<String> {
         None if path.starts_with('/') => path.rsplit('/').next().unwrap_or(path),
         None => path,
     };
-    Some(format!("{path}.py: {function}"))
+    Some(format!("{path}: {function}"))
 }
 
 /// A name in which every number that stands apart from letters reads `N`: `layer_12` and `layer_13` are one, `conv2d` stays.
@@ -85,6 +88,8 @@ mod tests {
             ("cudaGraphLaunch_v10000", "cudaGraphLaunch"),
             ("cuMemAlloc_v2", "cuMemAlloc_v2"),
             ("load_batch", "load_batch"),
+            ("<frozen os>(709): __getitem__", "<frozen os>: __getitem__"),
+            ("loss (3): mean", "loss (3): mean"),
             ("strange.py(", "strange.py("),
         ] {
             assert_eq!(plain(name), expected, "{name}");
