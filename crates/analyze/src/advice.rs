@@ -287,7 +287,9 @@ pub fn nothing_found(context: &Context) -> String {
     let idle = span.saturating_sub(busy);
     if idle as f64 > NOTABLY_IDLE * span as f64 {
         let share = percent(idle, span);
-        return format!("no rule explains the idle time ({share} of the span): `--report gaps` lists what the host did");
+        return format!(
+            "no rule explains the idle time ({share} of the span): `--report gaps` lists what the host did"
+        );
     }
     "no rule found anything: the devices are busy with compute".to_owned()
 }

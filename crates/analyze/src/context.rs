@@ -8,7 +8,7 @@ use strobe_trace::{IterationKind, NONE, Trace};
 use crate::attribution::{Attribution, innermost_ranges};
 use crate::categories::{Categories, Rules};
 use crate::critical_path;
-use crate::host::{Host, IdleCause, idle_causes};
+use crate::host::{Host, IdleCause, idle_causes, may_be_recorded};
 use crate::intervals::{Span, SpanSet};
 use crate::iterations::{Detected, Method, detect, detect_by_count};
 use crate::launch::{Launch, launches};
@@ -29,6 +29,7 @@ pub struct Context<'t> {
     waits: OnceLock<critical_path::Index>,
     host: OnceLock<Host>,
     idle_causes: OnceLock<Vec<IdleCause>>,
+    names_python: OnceLock<bool>,
     own_times: OnceLock<Option<Vec<i64>>>,
     unseen: OnceLock<Unseen>,
 }
@@ -76,6 +77,7 @@ impl<'t> Context<'t> {
             waits: OnceLock::new(),
             host: OnceLock::new(),
             idle_causes: OnceLock::new(),
+            names_python: OnceLock::new(),
             own_times: OnceLock::new(),
             unseen: OnceLock::new(),
         }
@@ -109,6 +111,11 @@ impl<'t> Context<'t> {
     /// What the host did while devices were idle, see [`idle_causes`].
     pub fn idle_causes(&self) -> &[IdleCause] {
         self.idle_causes.get_or_init(|| idle_causes(self))
+    }
+
+    /// Whether any name may be one of Python's interpreter lock or collector.
+    pub(crate) fn names_python(&self) -> bool {
+        *self.names_python.get_or_init(|| may_be_recorded(self.trace))
     }
 
     fn own_times(&self) -> Option<&[i64]> {

@@ -259,7 +259,8 @@ impl Index {
         let mut span = Span::new(starts.min()?, ops.end[last as usize]);
         let mut from = At::Op(last);
         // A call that waits for the last op belongs to the path.
-        let waiting = context.host().calls.iter().enumerate().filter(|(thread, _)| trace.threads[*thread].process == process);
+        let waiting =
+            context.host().calls.iter().enumerate().filter(|(thread, _)| trace.threads[*thread].process == process);
         let ends = waiting.filter_map(|(thread, calls)| {
             let holds = |&&call: &&u32| {
                 let (start, end) = (trace.calls.start[call as usize], trace.calls.end[call as usize]);
@@ -274,14 +275,7 @@ impl Index {
         Some(Path { iteration: None, process, span, segments: self.walk(context, explainer, process, span, from) })
     }
 
-    fn walk(
-        &self,
-        context: &Context,
-        explainer: &mut Explainer,
-        process: u16,
-        span: Span,
-        from: At,
-    ) -> Vec<Segment> {
+    fn walk(&self, context: &Context, explainer: &mut Explainer, process: u16, span: Span, from: At) -> Vec<Segment> {
         let mut walk = Walk {
             index: self,
             host: context.host(),

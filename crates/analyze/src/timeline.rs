@@ -22,7 +22,7 @@ use strobe_trace::{NONE, OpKind, Trace};
 
 use crate::categories::Class;
 use crate::context::Context;
-use crate::host::{Class as HostClass, may_be_recorded};
+use crate::host::Class as HostClass;
 use crate::intervals::{Span, SpanSet};
 
 /// Why a device is idle.
@@ -197,7 +197,7 @@ impl<'c> Causes<'c> {
                 copy.push(span(call));
             }
         }
-        let host = may_be_recorded(trace).then(|| context.host());
+        let host = context.names_python().then(|| context.host());
         let python = |thread: usize, class| {
             let seen = host.filter(|host| host.has(class)).and_then(|host| host.stretches.get(thread));
             let stretches = seen.into_iter().flatten().filter(|stretch| stretch.class == class);
@@ -254,8 +254,7 @@ impl<'c> Causes<'c> {
         let late =
             if left != right && left != NONE && right != NONE { Cause::BetweenIterations } else { Cause::HostLate };
         let late_for = until_call.length() - sync - copy - gil - gc;
-        let parts =
-            [(Cause::Sync, sync), (Cause::Copy, copy), (Cause::Gil, gil), (Cause::Gc, gc), (late, late_for)];
+        let parts = [(Cause::Sync, sync), (Cause::Copy, copy), (Cause::Gil, gil), (Cause::Gc, gc), (late, late_for)];
         for (cause, time) in parts {
             if time > 0 {
                 give(cause, time);

@@ -75,7 +75,7 @@ impl<'c, 't> Facts<'c, 't> {
             attribution: context.attribution(),
             categories,
             uses_torch: trace.strings.iter().any(|(_, text)| is_torchs(text)),
-            calls_hip: trace.calls.name.iter().any(|&name| trace.text(name).starts_with("hip")),
+            calls_hip: trace.strings.iter().any(|(_, text)| is_hips(text)),
         }
     }
 
@@ -153,6 +153,11 @@ impl<'c, 't> Facts<'c, 't> {
             || self.trace.ops.graph_node[op] != 0
             || (launch != NONE && self.trace.text(self.trace.calls.name[launch as usize]).contains("GraphLaunch"))
     }
+}
+
+/// Whether it is a function of HIP, e.g. `hipLaunchKernel`.
+fn is_hips(text: &str) -> bool {
+    text.strip_prefix("hip").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
 }
 
 /// Whether only PyTorch gives such names to kernels, operators and ranges.

@@ -413,7 +413,8 @@ pub(super) fn between_iterations(facts: &Facts, rule: &Rule) -> Option<Draft> {
     // What the host did in between has a name: another rule says so.
     let causes = facts.context.idle_causes();
     let all = causes.iter().map(|cause| cause.between_ns).fold(0, i64::saturating_add);
-    let named = causes.iter().filter(|cause| is_named(cause)).map(|cause| cause.between_ns).fold(0, i64::saturating_add);
+    let named =
+        causes.iter().filter(|cause| is_named(cause)).map(|cause| cause.between_ns).fold(0, i64::saturating_add);
     if named > all / 2 {
         return None;
     }

@@ -94,7 +94,10 @@ pub(super) fn idle_in(facts: &Facts, rule: &Rule) -> Option<Draft> {
     if largest.evidence == crate::host::Evidence::OtherThread
         && let Some(thread) = largest.thread
     {
-        what.push_str(&format!(" of thread {}, which is busy while the launching thread sleeps", thread_text(facts.trace, thread)));
+        what.push_str(&format!(
+            " of thread {}, which is busy while the launching thread sleeps",
+            thread_text(facts.trace, thread)
+        ));
     }
     let rest = match rows.len() {
         1 => format!(", {} time{}", count(times), if times == 1 { "" } else { "s" }),

@@ -160,9 +160,13 @@ impl<'c> Explainer<'c> {
             let in_call = call.filter(|call| call.start <= at);
             let in_stretch = stretch.filter(|stretch| stretch.span.start <= at);
             let call_edge = call.map_or(i64::MAX, |call| if call.start <= at { call.end } else { call.start });
-            let stretch_edge = stretch.map_or(i64::MAX, |stretch| {
-                if stretch.span.start <= at { stretch.span.end } else { stretch.span.start }
-            });
+            let stretch_edge =
+                stretch.map_or(
+                    i64::MAX,
+                    |stretch| {
+                        if stretch.span.start <= at { stretch.span.end } else { stretch.span.start }
+                    },
+                );
             let until = span.end.min(call_edge).min(stretch_edge);
             let piece = Span::new(at, until);
             at = until;
@@ -316,6 +320,9 @@ impl Sum {
     }
 }
 
+/// How many causes are kept at hand.
+const NEAR: usize = 256;
+
 /// The causes of the idle time of every device, per device the largest first. They add up to its idle time.
 pub fn idle_causes(context: &Context) -> Vec<IdleCause> {
     let trace = context.trace;
@@ -326,7 +333,8 @@ pub fn idle_causes(context: &Context) -> Vec<IdleCause> {
         type Key = (Class, StrId, u32, Evidence);
         let mut places: HashMap<Key, usize> = HashMap::new();
         let mut sums: Vec<(Key, Sum)> = Vec::new();
-        let mut last: Option<(Key, usize)> = None;
+        // Few causes make up most pieces: they are found without hashing.
+        let mut near: Vec<Option<(Key, usize)>> = vec![None; NEAR];
         let mut gaps = 0;
         walk(context, ops, |span, piece| {
             let Piece::Gap { before, next } = piece else { return };
@@ -339,14 +347,15 @@ pub fn idle_causes(context: &Context) -> Vec<IdleCause> {
             let between = left != right && left != NONE && right != NONE;
             explainer.gap(span, next, |span, doing| {
                 let key = (doing.class, doing.event.name(trace), doing.thread, doing.evidence);
-                let place = match last {
+                let slot = &mut near[(key.1.0 as usize ^ ((key.2 as usize) << 4)) % NEAR];
+                let place = match *slot {
                     Some((known, place)) if known == key => place,
                     _ => *places.entry(key).or_insert_with(|| {
                         sums.push((key, Sum::default()));
                         sums.len() - 1
                     }),
                 };
-                last = Some((key, place));
+                *slot = Some((key, place));
                 sums[place].1.add(gaps, span, between);
             });
         });

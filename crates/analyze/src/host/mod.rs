@@ -104,6 +104,8 @@ pub(crate) struct Host {
     gil_holders: Vec<Vec<(Span, u32)>>,
     /// The classes that any range has.
     seen: HashSet<Class>,
+    /// Per range whether its thread calls the device in it.
+    calls_device: Vec<bool>,
 }
 
 impl Host {
@@ -117,6 +119,7 @@ impl Host {
         let processes = trace.threads.iter().map(|thread| usize::from(thread.process) + 1).max().unwrap_or(0);
         let mut gil_holders: Vec<Vec<(Span, u32)>> = vec![Vec::new(); processes];
         let mut seen = HashSet::new();
+        let mut calls_device = vec![false; trace.ranges.len()];
         let mut last_seen = Class::NONE;
         let mut range = 0;
         for call in 0..=trace.calls.len() {
@@ -131,7 +134,7 @@ impl Host {
                         last_seen = class;
                     }
                     if !class.is_ignored() {
-                        open.enter(trace, Event::range(range), class);
+                        open.enter(trace, Event::range(range), class, &mut calls_device);
                     } else if class == Class::gil_held() {
                         let thread = trace.ranges.thread[range];
                         let process = usize::from(trace.threads[thread as usize].process);
@@ -147,9 +150,10 @@ impl Host {
             let (Some(open), Some(list)) = (threads.get_mut(thread), calls.get_mut(thread)) else { continue };
             let class = classes.of_call(trace, call);
             if trace.calls.kind[call] != CallKind::Gpu {
-                open.enter(trace, Event::call(call), class);
+                open.enter(trace, Event::call(call), class, &mut calls_device);
                 continue;
             }
+            open.calls_device(trace, until, &mut calls_device);
             if let Some(slot) = call_classes.get_mut(trace.calls.name[call].0 as usize) {
                 *slot = class;
             }
@@ -157,7 +161,8 @@ impl Host {
                 list.push(call as u32);
             }
         }
-        let stretches: Vec<Vec<Stretch>> = threads.into_iter().map(|open| open.finish(trace)).collect();
+        let stretches: Vec<Vec<Stretch>> =
+            threads.into_iter().map(|open| open.finish(trace, &mut calls_device)).collect();
         let mut of_process = vec![Vec::new(); processes];
         for (thread, known) in trace.threads.iter().enumerate() {
             if !stretches[thread].is_empty() || !calls[thread].is_empty() {
@@ -170,7 +175,7 @@ impl Host {
                 *launches = true;
             }
         }
-        Self { stretches, calls, call_classes, of_process, launches, gil_holders, seen }
+        Self { stretches, calls, call_classes, of_process, launches, gil_holders, seen, calls_device }
     }
 
     /// Whether any range is of a class.
@@ -205,6 +210,8 @@ struct Entered {
     event: Event,
     class: Class,
     speaker: (Event, Class),
+    /// Whether the device was called in it so far.
+    calls_device: bool,
 }
 
 /// Which of two events speaks: one, and another that began inside it.
@@ -217,19 +224,38 @@ fn speaker(outer: Option<(Event, Class)>, inner: (Event, Class)) -> (Event, Clas
 }
 
 impl Open {
-    fn enter(&mut self, trace: &Trace, event: Event, class: Class) {
+    fn enter(&mut self, trace: &Trace, event: Event, class: Class, calls_device: &mut [bool]) {
         let span = event.span(trace);
         if span.start >= span.end {
             return;
         }
-        self.close_until(trace, span.start);
+        self.close_until(trace, span.start, calls_device);
         let outer = self.stack.last().map(|entered| entered.speaker);
         let speaker = speaker(outer, (event, class));
-        self.stack.push(Entered { end: span.end, event, class, speaker });
+        self.stack.push(Entered { end: span.end, event, class, speaker, calls_device: false });
+    }
+
+    /// The device is called.
+    fn calls_device(&mut self, trace: &Trace, at: i64, calls_device: &mut [bool]) {
+        self.close_until(trace, at, calls_device);
+        if let Some(top) = self.stack.last_mut() {
+            top.calls_device = true;
+        }
+    }
+
+    /// The innermost event ends.
+    fn pop(&mut self, calls_device: &mut [bool]) {
+        let Some(ended) = self.stack.pop().filter(|ended| ended.calls_device) else { return };
+        if let Place::Range(range) = ended.event.place() {
+            calls_device[range] = true;
+        }
+        if let Some(top) = self.stack.last_mut() {
+            top.calls_device = true;
+        }
     }
 
     /// Gives the time until a moment to those who speak.
-    fn close_until(&mut self, trace: &Trace, until: i64) {
+    fn close_until(&mut self, trace: &Trace, until: i64, calls_device: &mut [bool]) {
         let mut at = self.at.unwrap_or(i64::MIN);
         while at < until {
             let Some(top) = self.stack.last() else {
@@ -237,7 +263,7 @@ impl Open {
                 break;
             };
             if top.end <= at {
-                self.stack.pop();
+                self.pop(calls_device);
                 continue;
             }
             let (mut event, mut class) = top.speaker;
@@ -265,9 +291,12 @@ impl Open {
         self.at = Some(at);
     }
 
-    fn finish(mut self, trace: &Trace) -> Vec<Stretch> {
+    fn finish(mut self, trace: &Trace, calls_device: &mut [bool]) -> Vec<Stretch> {
         let last = self.stack.iter().map(|entered| entered.end).max().unwrap_or(i64::MIN);
-        self.close_until(trace, last);
+        self.close_until(trace, last, calls_device);
+        while !self.stack.is_empty() {
+            self.pop(calls_device);
+        }
         self.done
     }
 }

@@ -82,7 +82,10 @@ mod tests {
             ),
             ("/home/someone/train.py(12): main", "train.py: main"),
             ("threading.py(324): wait", "threading.py: wait"),
-            ("<built-in method run_backward of torch._C._EngineBase object at 0x7f1a2b>", "<built-in method run_backward of torch._C._EngineBase>"),
+            (
+                "<built-in method run_backward of torch._C._EngineBase object at 0x7f1a2b>",
+                "<built-in method run_backward of torch._C._EngineBase>",
+            ),
             ("<built-in method conv2d of type object at 0x7f35>", "<built-in method conv2d>"),
             ("cudaLaunchKernel_v7000", "cudaLaunchKernel"),
             ("cudaGraphLaunch_v10000", "cudaGraphLaunch"),

@@ -1,7 +1,9 @@
 //! Python's interpreter lock and garbage collector, where ranges of them were recorded.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
+use regex::Regex;
 use strobe_trace::Trace;
 
 use super::{Class, Event, Explainer, Stretch, plain};
@@ -34,8 +36,9 @@ impl Sum {
 
 /// Whether any string of a trace might name Python's interpreter lock or collector: a quick look before a long one.
 pub(crate) fn may_be_recorded(trace: &Trace) -> bool {
-    let parts = ["GIL", "gil", "GC", "gc", "ollect"];
-    trace.strings.iter().any(|(_, text)| parts.iter().any(|part| text.contains(part)))
+    static NAMES: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new("GIL|gil|GC|gc|[gG]arbage|PyEval").expect("the pattern is part of the program"));
+    trace.strings.iter().any(|(_, text)| NAMES.is_match(text))
 }
 
 /// The time in which no device works, from the first op to the last.

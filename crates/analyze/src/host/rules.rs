@@ -242,7 +242,10 @@ mod tests {
         for (name, class) in [
             ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", Some("data loading")),
             ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", Some("data loading")),
-            ("/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py(701): __next__", Some("data loading")),
+            (
+                "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py(701): __next__",
+                Some("data loading"),
+            ),
             ("load_batch", Some("data loading")),
             ("data_loading", Some("data loading")),
             ("fetch_next_batch", Some("data loading")),

@@ -57,13 +57,7 @@ impl Host {
             trace.ranges.source[range],
             RangeSource::PushPop | RangeSource::StartEnd | RangeSource::Annotation | RangeSource::Other
         );
-        if class != Class::NONE || !annotation {
-            return false;
-        }
-        let span = event.span(trace);
-        let Some(calls) = self.calls.get(trace.ranges.thread[range] as usize) else { return false };
-        let first = calls.partition_point(|&call| trace.calls.start[call as usize] < span.start);
-        calls.get(first).is_some_and(|&call| trace.calls.start[call as usize] < span.end)
+        class == Class::NONE && annotation && self.calls_device.get(range).is_some_and(|&calls| calls)
     }
 
     /// What other threads of the process did in a piece of a thread's silence: what had ended by the time the thread
