@@ -3,7 +3,8 @@
 //! An op waits for the op before it on its stream, or for the call that launched it, whichever came later. A thread is
 //! busy with what it does between calls and inside them; a call that synchronises waits for the op that ended last
 //! before it returned. The segments found tile the span exactly. Which stream or event a call waits for is not
-//! recorded, so any op of its process that ends inside the call may be the one.
+//! recorded, so any op of its process that ends inside the call may be the one. Where a thread sleeps or records nothing,
+//! the path goes through what another thread of its process did meanwhile, see [`crate::host`].
 
 use std::collections::HashMap;
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use strobe_trace::{CallKind, NONE, OpKind, Trace};
+use strobe_trace::{NONE, OpKind, StrId, Trace};
 
 use crate::context::Context;
-use crate::host::{Class, gc_sheet, gil_sheet};
+use crate::host::{Class, Explainer, gc_sheet, gil_sheet, plain};
 use crate::intervals::Span;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 use crate::timeline::{Causes, Piece, ops_by_device, walk};
@@ -283,8 +283,8 @@ fn longest_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
         Column::new("start", Unit::Moment),
         Column::new("length", Unit::Ns),
         Column::new("cause", Unit::Text),
-        Column::new("host call", Unit::Text),
-        Column::new("range", Unit::Text),
+        Column::new("host did", Unit::Text),
+        Column::new("launched in", Unit::Text),
         Column::new("iteration", Unit::Id),
         Column::new("next op", Unit::Text),
     ];
@@ -293,42 +293,29 @@ fn longest_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
     longest.sort_by_key(|g| (std::cmp::Reverse(g.span.length()), g.span.start, g.device));
     longest.truncate(GAPS_SHOWN);
     let attribution = context.attribution();
+    let mut explainer = Explainer::new(context);
     for gap in longest {
-        let call = call_under(context, &gap);
-        let range = call.and_then(|call| attribution.outward(attribution.of_call[call]).next());
+        let most = explainer.most(gap.span, gap.next);
+        let did = most.map(|doing| match doing.event.name(trace) {
+            StrId::NONE => doing.class.as_str().to_owned(),
+            name => plain(trace.text(name)).into_owned(),
+        });
+        let launch = trace.ops.launch[gap.next as usize] as usize;
+        let around = attribution.of_call.get(launch).copied().unwrap_or(NONE);
+        let range = attribution.outward(around).next();
         let iteration = context.iterations.list.get(context.iterations.of_op[gap.next as usize] as usize);
         sheet.push([
             ordinal(context, gap.device).into(),
             gap.span.start.into(),
             gap.span.length().into(),
             gap.cause.to_string().into(),
-            call.map(|call| trace.text(trace.calls.name[call])).map(str::to_owned).into(),
+            did.into(),
             range.map(|range| trace.text(trace.ranges.name[range])).map(str::to_owned).into(),
             iteration.map(|i| i.number).into(),
             trace.op_name(gap.next as usize).into(),
         ]);
     }
     sheet
-}
-
-/// The call under a gap: of the thread that launched the op after it, the call into the device's interface that covers
-/// most of the gap; the launch itself when none does.
-fn call_under(context: &Context, gap: &Gap) -> Option<usize> {
-    let trace = context.trace;
-    let launch = trace.ops.launch[gap.next as usize];
-    if launch == NONE {
-        return None;
-    }
-    let launch = launch as usize;
-    let thread = trace.calls.thread[launch];
-    let after = trace.calls.start.partition_point(|&start| start < gap.span.end);
-    // Calls that cover much of a gap stand near its end; those far before it have returned.
-    let near = (after.saturating_sub(20_000)..after).filter(|&call| trace.calls.thread[call] == thread);
-    let covered = near.filter(|&call| trace.calls.kind[call] != CallKind::Profiler).filter_map(|call| {
-        let span = Span::new(trace.calls.start[call], trace.calls.end[call]);
-        Some((span.overlap(gap.span)?.length(), call))
-    });
-    covered.max().map(|(_, call)| call).or(Some(launch))
 }
 
 fn streams_sheet(context: &Context) -> Sheet {

@@ -4,7 +4,7 @@
 //! HIP, else the innermost range or call of the system. Where it slept or recorded nothing, other threads of its process
 //! are asked. What nobody tells is unknown.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 use strobe_trace::{NONE, StrId, Trace};
@@ -120,6 +120,17 @@ impl<'c> Explainer<'c> {
         if until < gap.end {
             give(Span::new(until, gap.end), Doing::from_times(Class::LAUNCH_LATENCY, thread));
         }
+    }
+
+    /// What most of a gap passes with.
+    pub fn most(&mut self, gap: Span, next: u32) -> Option<Doing> {
+        let trace = self.trace;
+        let mut parts: BTreeMap<(Class, StrId, u32), (Doing, i64)> = BTreeMap::new();
+        self.gap(gap, next, |span, doing| {
+            let part = parts.entry((doing.class, doing.event.name(trace), doing.thread)).or_insert((doing, 0));
+            part.1 = part.1.saturating_add(span.length());
+        });
+        parts.into_values().max_by_key(|(_, time)| *time).map(|(doing, _)| doing)
     }
 
     /// A gap before an op whose launch is not in the trace. Where one thread launches all that is known of its stream, that
