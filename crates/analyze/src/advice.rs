@@ -6,6 +6,7 @@
 mod device;
 mod facts;
 mod host;
+mod idle;
 mod recording;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 
 use crate::Context;
+use crate::overlap::{DeviceOverlap, seen_overlaps};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 use facts::Facts;
 
@@ -107,7 +109,21 @@ struct Rule {
     id: String,
     title: String,
     remedy: String,
+    /// The same for a program without PyTorch.
+    remedy_without_torch: Option<String>,
+    /// The same for an engine on the CPU.
+    remedy_on_cpu: Option<String>,
+    /// The same for a program that calls HIP.
+    remedy_on_hip: Option<String>,
     limits: BTreeMap<String, f64>,
+    /// The classes of `causes.toml` that it is about.
+    #[serde(default)]
+    causes: Vec<String>,
+    /// What they are together.
+    about: Option<String>,
+    /// Those of which only long waits count.
+    #[serde(default)]
+    long_causes: Vec<String>,
     /// Where its evidence is worth nothing once threads waited for a CPU.
     #[serde(default)]
     needs_quiet: Quiet,
@@ -129,6 +145,17 @@ impl Rule {
     fn limit(&self, name: &str) -> f64 {
         let limit = self.limits.get(name);
         *limit.unwrap_or_else(|| panic!("rule {} of the built-in table has no limit {name}", self.id))
+    }
+
+    /// What to do, for the program that was recorded.
+    fn remedy_for(&self, facts: &Facts) -> &str {
+        let special = match (facts.on_cpu(), facts.calls_hip, facts.uses_torch) {
+            (true, ..) => self.remedy_on_cpu.as_ref(),
+            (_, true, _) if self.remedy_on_hip.is_some() => self.remedy_on_hip.as_ref(),
+            (.., false) => self.remedy_without_torch.as_ref(),
+            _ => None,
+        };
+        special.unwrap_or(&self.remedy)
     }
 
     fn limit_us(&self, name: &str) -> i64 {
@@ -153,10 +180,15 @@ type Find = fn(&Facts, &Rule) -> Option<Draft>;
 /// The rule that says so when threads waited for a CPU.
 const WAITED: &str = "waited-for-cpu";
 
-const FUNCTIONS: [(&str, Find); 24] = [
+const FUNCTIONS: [(&str, Find); 29] = [
     ("launch-bound", host::launch_bound),
-    ("host-work", host::host_work),
-    ("long-calls", host::long_calls),
+    ("data-loading", idle::idle_in),
+    ("host-work", idle::idle_in),
+    ("long-calls", idle::idle_in),
+    ("thread-waits", idle::idle_in),
+    ("garbage-collection", idle::idle_in),
+    ("gil", idle::idle_in),
+    ("unexplained-idle", idle::idle_in),
     ("late-start", host::late_start),
     ("sync-per-step", host::sync_per_step),
     ("pageable-copies", host::pageable_copies),
@@ -200,7 +232,7 @@ pub fn findings(context: &Context) -> Vec<Finding> {
         }
         let Draft { sentence, gain, evidence } = find(&facts, rule)?;
         let severity = Severity::of(gain.as_ref());
-        Some(Finding { id, title: &rule.title, severity, sentence, gain, evidence, remedy: &rule.remedy })
+        Some(Finding { id, title: &rule.title, severity, sentence, gain, evidence, remedy: rule.remedy_for(&facts) })
     });
     let mut found: Vec<Finding> = found.collect();
     let share = |finding: &Finding| finding.gain.as_ref().map_or(-1.0, Gain::share);
@@ -217,7 +249,7 @@ pub fn report(context: &Context) -> Report {
     let findings = findings(context);
     let mut report = Report::new("advice", TITLE);
     if findings.is_empty() {
-        return report.note("no rule found anything: the device is busy with compute, or the trace says too little");
+        return report.note(nothing_found(context));
     }
     let columns = [
         Column::new("Severity", Unit::Text),
@@ -246,6 +278,24 @@ pub fn report(context: &Context) -> Report {
     }
     report.note("gains are upper bounds, each taken alone; they overlap, so they are not to be added up")
 }
+
+/// What to say where no rule speaks.
+pub fn nothing_found(context: &Context) -> String {
+    let devices = seen_overlaps(context, |op| Some(context.categories.of_op(op).class));
+    let sum = |of: fn(&DeviceOverlap) -> i64| devices.iter().map(of).fold(0, i64::saturating_add);
+    let (span, busy) = (sum(|device| device.span), sum(|device| device.busy));
+    let idle = span.saturating_sub(busy);
+    if idle as f64 > NOTABLY_IDLE * span as f64 {
+        let share = percent(idle, span);
+        return format!(
+            "no rule explains the idle time ({share} of the span): `--report gaps` lists what the host did"
+        );
+    }
+    "no rule found anything: the devices are busy with compute".to_owned()
+}
+
+/// Devices that idle for a larger share of their span are not simply busy.
+const NOTABLY_IDLE: f64 = 0.1;
 
 /// A time as people read it.
 fn ns_text(ns: i64) -> String {

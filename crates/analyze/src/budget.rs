@@ -24,7 +24,7 @@ use strobe_trace::{IterationKind, NONE, OpKind, RangeKind};
 
 use crate::categories::Class;
 use crate::context::Context;
-use crate::host::{self, is_host_only};
+use crate::host_compute::{self, is_host_only};
 use crate::intervals::{Span, SpanSet};
 use crate::iterations::Method;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
@@ -58,6 +58,10 @@ pub enum Part {
     BetweenIterations,
     /// A device waits while the host is inside a call that waits for the device.
     SyncWait,
+    /// A device waits while the launching thread waits for Python's global interpreter lock.
+    Gil,
+    /// A device waits while the launching thread collects garbage.
+    Gc,
     /// Inside the forward step of a CPU engine while no op runs: op dispatch, barriers.
     Idle,
     /// A thread of the engine was ready to run and waited for a CPU.
@@ -71,7 +75,7 @@ impl Part {
     pub fn is_idle(&self) -> bool {
         match self {
             Part::LaunchBound | Part::Queued | Part::HostBound | Part::BetweenIterations | Part::SyncWait => true,
-            Part::Idle | Part::CpuWait | Part::Unknown => true,
+            Part::Gil | Part::Gc | Part::Idle | Part::CpuWait | Part::Unknown => true,
             Part::Schedule | Part::Prepare | Part::Sample | Part::Respond => false,
             Part::Category(_) | Part::ExposedCommunication | Part::ExposedCopies => false,
         }
@@ -98,6 +102,8 @@ impl std::fmt::Display for Part {
             Part::HostBound => "host-bound idle",
             Part::BetweenIterations => "between iterations",
             Part::SyncWait => "sync wait",
+            Part::Gil => "waiting for the GIL",
+            Part::Gc => "garbage collection",
             Part::Idle => "idle",
             Part::CpuWait => "waited for a CPU",
             Part::Unknown => "unknown",
@@ -119,6 +125,8 @@ impl From<Cause> for Part {
             Cause::HostLate => Part::HostBound,
             Cause::BetweenIterations => Part::BetweenIterations,
             Cause::Sync | Cause::Copy => Part::SyncWait,
+            Cause::Gil => Part::Gil,
+            Cause::Gc => Part::Gc,
             Cause::Unknown => Part::Unknown,
         }
     }
@@ -164,7 +172,7 @@ pub fn budgets(context: &Context) -> Vec<IterationBudget> {
         return Vec::new();
     }
     if is_host_only(context.trace) {
-        return host::budgets(context);
+        return host_compute::budgets(context);
     }
     if computes_on_cpu(context) {
         return cpu_budgets(context);
@@ -636,7 +644,7 @@ pub fn report(context: &Context) -> Report {
         });
     }
     if host_only {
-        if let Some(whole) = host::whole(context) {
+        if let Some(whole) = host_compute::whole(context) {
             let mut sheet = device_columns("Whole trace", ["host", "share of time"]);
             push_device(&mut sheet, "host", &whole);
             report = report.sheet(sheet);

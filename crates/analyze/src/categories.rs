@@ -10,7 +10,7 @@ use strobe_trace::{NONE, OpKind, StrId, Trace};
 
 use crate::attribution::{Attribution, innermost_ranges};
 use crate::context::Context;
-use crate::host::{self, is_host_only};
+use crate::host_compute::{self, is_host_only};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
 /// The category of ops that no rule knows.
@@ -519,8 +519,8 @@ const NAMES_SHOWN: usize = 20;
 
 /// The same where the host computes: own time of operators by family.
 fn host_report(context: &Context) -> Report {
-    let own = host::own_times(context);
-    let times = host::Families::of(context).times(context.trace, &own);
+    let own = host_compute::own_times(context);
+    let times = host_compute::Families::of(context).times(context.trace, &own);
     let total: i64 = times.iter().map(|(_, ns, _)| *ns).fold(0, i64::saturating_add);
     let columns = [
         Column::new("category", Unit::Text),

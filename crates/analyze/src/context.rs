@@ -8,6 +8,7 @@ use strobe_trace::{IterationKind, NONE, Trace};
 use crate::attribution::{Attribution, innermost_ranges};
 use crate::categories::{Categories, Rules};
 use crate::critical_path;
+use crate::host::{Host, IdleCause, idle_causes, may_be_recorded};
 use crate::intervals::{Span, SpanSet};
 use crate::iterations::{Detected, Method, detect, detect_by_count};
 use crate::launch::{Launch, launches};
@@ -26,6 +27,9 @@ pub struct Context<'t> {
     launches: OnceLock<Vec<Launch>>,
     roofline: OnceLock<Roofline>,
     waits: OnceLock<critical_path::Index>,
+    host: OnceLock<Host>,
+    idle_causes: OnceLock<Vec<IdleCause>>,
+    names_python: OnceLock<bool>,
     own_times: OnceLock<Option<Vec<i64>>>,
     unseen: OnceLock<Unseen>,
 }
@@ -71,6 +75,9 @@ impl<'t> Context<'t> {
             launches: OnceLock::new(),
             roofline: OnceLock::new(),
             waits: OnceLock::new(),
+            host: OnceLock::new(),
+            idle_causes: OnceLock::new(),
+            names_python: OnceLock::new(),
             own_times: OnceLock::new(),
             unseen: OnceLock::new(),
         }
@@ -94,6 +101,21 @@ impl<'t> Context<'t> {
     /// What walks along critical paths look up.
     pub(crate) fn waits(&self) -> &critical_path::Index {
         self.waits.get_or_init(|| critical_path::Index::of(self.trace))
+    }
+
+    /// What every thread of the host does.
+    pub(crate) fn host(&self) -> &Host {
+        self.host.get_or_init(|| Host::of(self.trace))
+    }
+
+    /// What the host did while devices were idle, see [`idle_causes`].
+    pub fn idle_causes(&self) -> &[IdleCause] {
+        self.idle_causes.get_or_init(|| idle_causes(self))
+    }
+
+    /// Whether any name may be one of Python's interpreter lock or collector.
+    pub(crate) fn names_python(&self) -> bool {
+        *self.names_python.get_or_init(|| may_be_recorded(self.trace))
     }
 
     fn own_times(&self) -> Option<&[i64]> {
@@ -124,7 +146,7 @@ impl<'t> Context<'t> {
 
     /// Whether operators of PyTorch ran on the host and nothing ran on a device.
     pub fn computes_on_host(&self) -> bool {
-        crate::host::is_host_only(self.trace)
+        crate::host_compute::is_host_only(self.trace)
     }
 
     /// Whether any own time differs from the op's length.

@@ -3,7 +3,8 @@
 //! An op waits for the op before it on its stream, or for the call that launched it, whichever came later. A thread is
 //! busy with what it does between calls and inside them; a call that synchronises waits for the op that ended last
 //! before it returned. The segments found tile the span exactly. Which stream or event a call waits for is not
-//! recorded, so any op of its process that ends inside the call may be the one.
+//! recorded, so any op of its process that ends inside the call may be the one. Where a thread sleeps or records nothing,
+//! the path goes through what another thread of its process did meanwhile, see [`crate::host`].
 
 use std::collections::HashMap;
 
@@ -11,6 +12,7 @@ use serde::Serialize;
 use strobe_trace::{CallKind, NONE, OpKind, RangeSource, StrId, Trace, range_flags};
 
 use crate::Context;
+use crate::host::{Class, Doing, Explainer, Host};
 use crate::intervals::Span;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
@@ -96,8 +98,8 @@ impl Path {
 
 /// The critical path of every process with ops, from its first launch to the end of its last op.
 pub fn process_paths(context: &Context) -> Vec<Path> {
-    let index = context.waits();
-    (0..index.by_end.len() as u16).filter_map(|process| index.whole_path(context.trace, process)).collect()
+    let (index, mut explainer) = (context.waits(), Explainer::new(context));
+    (0..index.by_end.len() as u16).filter_map(|process| index.whole_path(context, &mut explainer, process)).collect()
 }
 
 /// The critical path of every iteration; of every process with ops where no iterations are known.
@@ -114,7 +116,7 @@ fn each_path(context: &Context, mut take: impl FnMut(Path)) {
     if iterations.list.is_empty() {
         return process_paths(context).into_iter().for_each(take);
     }
-    let index = context.waits();
+    let (index, mut explainer) = (context.waits(), Explainer::new(context));
     // The last op and the last call of each iteration.
     let mut last_op = vec![NONE; iterations.list.len()];
     for (op, &iteration) in iterations.of_op.iter().enumerate() {
@@ -140,7 +142,7 @@ fn each_path(context: &Context, mut take: impl FnMut(Path)) {
             (op, _) if op != NONE => At::Op(op),
             _ => At::Nowhere,
         };
-        let segments = index.walk(trace, found.process, span, from);
+        let segments = index.walk(context, &mut explainer, found.process, span, from);
         take(Path { iteration: Some(i), process: found.process, span, segments });
     }
 }
@@ -170,11 +172,7 @@ pub(crate) struct Index {
     by_end: Vec<Vec<u32>>,
     /// Per process whether its streams wait for each other's events.
     streams_wait: Vec<bool>,
-    /// Per thread its outermost calls into CUDA or HIP in order.
-    calls: Vec<Vec<u32>>,
-    /// Per thread what it did, by the innermost range or call of the system: disjoint pieces in order.
-    host: Vec<Vec<Piece>>,
-    /// The same for a process that computes on the CPU: its ops and phases.
+    /// Per process that computes on the CPU its ops and phases: disjoint pieces in order.
     cpu: HashMap<u16, Vec<Piece>>,
     /// Per call that copies memory the last copy that it launched.
     last_launched: HashMap<u32, u32>,
@@ -212,32 +210,12 @@ impl Index {
         by_end.iter_mut().for_each(|list| list.sort_by_key(|&op| ops.end[op as usize]));
 
         let mut streams_wait = vec![false; processes];
-        let mut calls: Vec<Vec<u32>> = vec![Vec::new(); trace.threads.len()];
-        let mut labels: Vec<Vec<Piece>> = vec![Vec::new(); trace.threads.len()];
-        for call in 0..trace.calls.len() {
-            let thread = trace.calls.thread[call] as usize;
-            let Some(list) = calls.get_mut(thread) else { continue };
-            let span = Span::new(trace.calls.start[call], trace.calls.end[call]);
-            if trace.calls.kind[call] != CallKind::Gpu {
-                labels[thread].push(Piece { span, name: trace.calls.name[call], op: NONE });
-                continue;
-            }
+        for call in (0..trace.calls.len()).filter(|&call| trace.calls.kind[call] == CallKind::Gpu) {
+            let Some(thread) = trace.threads.get(trace.calls.thread[call] as usize) else { continue };
             if trace.text(trace.calls.name[call]).contains("StreamWaitEvent")
-                && let Some(waits) = streams_wait.get_mut(trace.threads[thread].process as usize)
+                && let Some(waits) = streams_wait.get_mut(thread.process as usize)
             {
                 *waits = true;
-            }
-            let inside = list.last().is_some_and(|&outer| trace.calls.end[outer as usize] > span.start);
-            if !inside {
-                list.push(call as u32);
-            }
-        }
-        for range in 0..trace.ranges.len() {
-            let on_device = trace.ranges.source[range] == RangeSource::GpuAnnotation;
-            let mark = trace.ranges.flags[range] & range_flags::MARK != 0;
-            if let Some(list) = labels.get_mut(trace.ranges.thread[range] as usize).filter(|_| !on_device && !mark) {
-                let span = Span::new(trace.ranges.start[range], trace.ranges.end[range]);
-                list.push(Piece { span, name: trace.ranges.name[range], op: NONE });
             }
         }
 
@@ -246,10 +224,8 @@ impl Index {
         for op in (0..ops.len()).filter(|&op| is_cpu(op)) {
             cpu.entry(ops.process[op]).or_default();
         }
-        for (thread, list) in labels.iter().enumerate() {
-            if let Some(all) = cpu.get_mut(&trace.threads[thread].process) {
-                all.extend(list);
-            }
+        if !cpu.is_empty() {
+            add_labels(trace, &mut cpu);
         }
         for op in (0..ops.len()).filter(|&op| is_cpu(op)) {
             if let Some(all) = cpu.get_mut(&ops.process[op]) {
@@ -258,12 +234,12 @@ impl Index {
             }
         }
         let cpu = cpu.into_iter().map(|(process, pieces)| (process, innermost(pieces))).collect();
-        let host = labels.into_iter().map(innermost).collect();
-        Self { before, by_end, streams_wait, calls, host, cpu, last_launched }
+        Self { before, by_end, streams_wait, cpu, last_launched }
     }
 
     /// The path through everything that a process did on devices, from its first launch or op.
-    fn whole_path(&self, trace: &Trace, process: u16) -> Option<Path> {
+    fn whole_path(&self, context: &Context, explainer: &mut Explainer, process: u16) -> Option<Path> {
+        let trace = context.trace;
         let ops = &trace.ops;
         if let Some(timeline) = self.cpu.get(&process) {
             let span = Span::new(timeline.first()?.span.start, timeline.last()?.span.end);
@@ -271,7 +247,7 @@ impl Index {
                 iteration: None,
                 process,
                 span,
-                segments: self.walk(trace, process, span, At::Nowhere),
+                segments: self.walk(context, explainer, process, span, At::Nowhere),
             });
         }
         let list = self.by_end.get(process as usize)?;
@@ -284,7 +260,8 @@ impl Index {
         let mut span = Span::new(starts.min()?, ops.end[last as usize]);
         let mut from = At::Op(last);
         // A call that waits for the last op belongs to the path.
-        let waiting = self.calls.iter().enumerate().filter(|(thread, _)| trace.threads[*thread].process == process);
+        let waiting =
+            context.host().calls.iter().enumerate().filter(|(thread, _)| trace.threads[*thread].process == process);
         let ends = waiting.filter_map(|(thread, calls)| {
             let holds = |&&call: &&u32| {
                 let (start, end) = (trace.calls.start[call as usize], trace.calls.end[call as usize]);
@@ -296,12 +273,22 @@ impl Index {
             span.end = end;
             from = At::Thread(thread);
         }
-        Some(Path { iteration: None, process, span, segments: self.walk(trace, process, span, from) })
+        Some(Path { iteration: None, process, span, segments: self.walk(context, explainer, process, span, from) })
     }
 
-    fn walk(&self, trace: &Trace, process: u16, span: Span, from: At) -> Vec<Segment> {
-        let mut walk =
-            Walk { index: self, trace, span, at: span.end, process, place: usize::MAX, segments: Vec::new() };
+    fn walk(&self, context: &Context, explainer: &mut Explainer, process: u16, span: Span, from: At) -> Vec<Segment> {
+        let mut walk = Walk {
+            index: self,
+            host: context.host(),
+            explainer,
+            trace: context.trace,
+            span,
+            at: span.end,
+            process,
+            place: usize::MAX,
+            done: Vec::new(),
+            segments: Vec::new(),
+        };
         if let Some(timeline) = self.cpu.get(&process) {
             walk.along(timeline, span.start, Kind::Unknown);
         } else {
@@ -313,21 +300,25 @@ impl Index {
 }
 
 /// One walk backwards in time. `at` only goes down, and everything above it is covered by segments.
-struct Walk<'i> {
+struct Walk<'i, 'e, 'c> {
     index: &'i Index,
+    host: &'i Host,
+    explainer: &'e mut Explainer<'c>,
     trace: &'i Trace,
     span: Span,
     at: i64,
     process: u16,
     /// Where the last search among the ops by end ended.
     place: usize,
+    /// What a thread did in the time that is walked through, in order.
+    done: Vec<(Span, Doing)>,
     segments: Vec<Segment>,
 }
 
 /// Steps that may pass without getting further back before a walk is given up: only malformed traces need more.
 const PATIENCE: u32 = 1_000;
 
-impl Walk<'_> {
+impl Walk<'_, '_, '_> {
     /// Covers the time from `start` to where the walk stands.
     fn push(&mut self, start: i64, kind: Kind, name: StrId, op: u32) {
         let start = start.max(self.span.start);
@@ -414,16 +405,15 @@ impl Walk<'_> {
 
     /// Back along a thread to the start of the call it is in, or through the time since the last call.
     fn through_thread(&mut self, thread: u32) -> At {
-        let index = self.index;
-        let trace = self.trace;
-        let calls = &index.calls[thread as usize];
+        let (host, trace) = (self.host, self.trace);
+        let Some(calls) = host.calls.get(thread as usize) else { return At::Nowhere };
         let place = calls.partition_point(|&call| trace.calls.start[call as usize] < self.at);
         let Some(&call) = place.checked_sub(1).and_then(|p| calls.get(p)) else {
-            self.along(&index.host[thread as usize], self.span.start, Kind::Unknown);
+            self.along_thread(thread, self.span.start, Kind::Unknown);
             return At::Nowhere;
         };
         let (start, end) = (trace.calls.start[call as usize], trace.calls.end[call as usize]);
-        self.along(&index.host[thread as usize], end, Kind::Host);
+        self.along_thread(thread, end, Kind::Host);
         if self.at <= self.span.start {
             return At::Nowhere;
         }
@@ -481,6 +471,28 @@ impl Walk<'_> {
         self.place
     }
 
+    /// Covers the time down to `until`, in which a thread is in no call, with what it did or with what another thread did
+    /// for which it waited. Where nothing short is recorded it becomes `otherwise`.
+    fn along_thread(&mut self, thread: u32, until: i64, otherwise: Kind) {
+        let until = until.max(self.span.start);
+        if until >= self.at {
+            return;
+        }
+        let mut done = std::mem::take(&mut self.done);
+        self.explainer.thread(thread, Span::new(until, self.at), &mut |span, doing| done.push((span, doing)));
+        while let Some((span, doing)) = done.pop() {
+            let name = doing.event.name(self.trace);
+            match (doing.class, doing.event.gpu_call(self.trace)) {
+                (_, Some(call)) => self.push_call(span.start, Kind::Call, call),
+                (Class::UNKNOWN, _) => self.push(span.start, Kind::Unknown, StrId::NONE, NONE),
+                (Class::BETWEEN_CALLS, _) => self.push(span.start, otherwise, StrId::NONE, NONE),
+                _ => self.push(span.start, Kind::Host, name, NONE),
+            }
+        }
+        self.done = done;
+        self.push(until, otherwise, StrId::NONE, NONE);
+    }
+
     /// Covers the time down to `until` with the pieces of a timeline; what lies between them becomes `otherwise`.
     fn along(&mut self, timeline: &[Piece], until: i64, otherwise: Kind) {
         let until = until.max(self.span.start);
@@ -505,6 +517,27 @@ fn waits(call: &str) -> bool {
         && !call.contains("Async")
         && !call.contains("Host");
     frees || call.contains("Synchronize") || (call.contains("emcpy") && !call.contains("Async"))
+}
+
+/// Adds ranges and calls of the system to the timelines of processes that compute on the CPU.
+fn add_labels(trace: &Trace, cpu: &mut HashMap<u16, Vec<Piece>>) {
+    let mut add = |thread: u32, start: i64, end: i64, name: StrId| {
+        let process = trace.threads.get(thread as usize).map(|thread| thread.process);
+        if let Some(all) = process.and_then(|process| cpu.get_mut(&process)) {
+            all.push(Piece { span: Span::new(start, end), name, op: NONE });
+        }
+    };
+    let calls = &trace.calls;
+    for call in (0..calls.len()).filter(|&call| calls.kind[call] != CallKind::Gpu) {
+        add(calls.thread[call], calls.start[call], calls.end[call], calls.name[call]);
+    }
+    let ranges = &trace.ranges;
+    for range in 0..ranges.len() {
+        let on_device = ranges.source[range] == RangeSource::GpuAnnotation;
+        if !on_device && ranges.flags[range] & range_flags::MARK == 0 {
+            add(ranges.thread[range], ranges.start[range], ranges.end[range], ranges.name[range]);
+        }
+    }
 }
 
 /// Turns pieces that may lie inside each other into disjoint ones: each moment belongs to the one that began last.
@@ -544,7 +577,7 @@ const ROWS: usize = 40;
 pub fn report(context: &Context) -> Report {
     const TITLE: &str = "Critical path: what was being waited for at each moment";
     let trace = context.trace;
-    if crate::host::is_host_only(trace) {
+    if crate::host_compute::is_host_only(trace) {
         let why = "nothing ran on a device: the host's own time is in `budget` and `operators`";
         return Report::absent("critical-path", TITLE, why);
     }

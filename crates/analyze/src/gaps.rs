@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use strobe_trace::{CallKind, NONE, OpKind};
+use strobe_trace::{NONE, OpKind, StrId, Trace};
 
 use crate::context::Context;
+use crate::host::{Class, Explainer, gc_sheet, gil_sheet, plain};
 use crate::intervals::Span;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 use crate::timeline::{Causes, Piece, ops_by_device, walk};
@@ -200,8 +201,12 @@ pub fn report(context: &Context) -> Report {
             histogram.push([ordinal.into(), class.into(), count.into(), time.into(), share(time)]);
         }
     }
-    let mut report = Report::new("gaps", TITLE).sheet(longest_sheet(context, &all)).sheet(causes).sheet(histogram);
+    let mut report = Report::new("gaps", TITLE).sheet(longest_sheet(context, &all));
+    report = report.sheet(host_sheet(context, &all)).sheet(causes).sheet(histogram);
     report = report.sheet(streams_sheet(context));
+    for sheet in [gil_sheet(context), gc_sheet(context)].into_iter().flatten() {
+        report = report.sheet(sheet);
+    }
     for device in &all {
         let share = 100.0 * device.all.time_ns as f64 / device.span_ns.max(1) as f64;
         report = report.note(format!(
@@ -211,6 +216,60 @@ pub fn report(context: &Context) -> Report {
         ));
     }
     report.note("A gap with several causes counts in each with its part; the list names the largest.")
+}
+
+/// Every cause of idle time by name and thread. The times of a device add up to its idle time.
+fn host_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
+    let columns = [
+        Column::new("device", Unit::Id),
+        Column::new("cause", Unit::Text),
+        Column::new("thread", Unit::Text),
+        Column::new("gaps", Unit::Count),
+        Column::new("time", Unit::Ns),
+        Column::new("share of idle", Unit::Share),
+        Column::new("longest", Unit::Ns),
+        Column::new("evidence", Unit::Text),
+        Column::new("range or call", Unit::Text),
+    ];
+    let mut sheet = Sheet::new("host", columns).title("Idle time by what the host did");
+    for cause in context.idle_causes() {
+        let idle = all.iter().find(|gaps| gaps.device == cause.device).map_or(0, |gaps| gaps.all.time_ns);
+        let share = (idle > 0).then(|| cause.time_ns as f64 / idle as f64);
+        sheet.push([
+            ordinal(context, cause.device).into(),
+            cause.class.as_str().into(),
+            cause.thread.map(|thread| thread_text(context.trace, thread)).into(),
+            cause.gaps.into(),
+            cause.time_ns.into(),
+            share.into(),
+            cause.longest_ns.into(),
+            cause.evidence.as_str().into(),
+            match (&cause.name, cause.class) {
+                (Some(name), _) => name.as_str().into(),
+                (None, Class::UNKNOWN | Class::BETWEEN_CALLS) => "(nothing recorded)".into(),
+                (None, _) => Value::Unknown,
+            },
+        ]);
+    }
+    sheet
+}
+
+/// A thread as tables name it: its number, its name where it has one, and its process where there are several.
+pub(crate) fn thread_text(trace: &Trace, thread: u32) -> String {
+    let Some(found) = trace.threads.get(thread as usize) else { return String::new() };
+    let tid = found.tid.to_string();
+    let mut text = match found.name.as_str() {
+        "" => tid,
+        name if name.contains(&tid) => name.to_owned(),
+        name => format!("{tid} {name}"),
+    };
+    if let Some(process) = trace.processes.get(usize::from(found.process)).filter(|_| trace.processes.len() > 1) {
+        text = match process.rank {
+            Some(rank) => format!("{text} (rank {rank})"),
+            None => format!("{text} (process {})", process.pid),
+        };
+    }
+    text
 }
 
 fn ordinal(context: &Context, device: u16) -> u32 {
@@ -224,8 +283,8 @@ fn longest_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
         Column::new("start", Unit::Moment),
         Column::new("length", Unit::Ns),
         Column::new("cause", Unit::Text),
-        Column::new("host call", Unit::Text),
-        Column::new("range", Unit::Text),
+        Column::new("host did", Unit::Text),
+        Column::new("launched in", Unit::Text),
         Column::new("iteration", Unit::Id),
         Column::new("next op", Unit::Text),
     ];
@@ -234,42 +293,29 @@ fn longest_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
     longest.sort_by_key(|g| (std::cmp::Reverse(g.span.length()), g.span.start, g.device));
     longest.truncate(GAPS_SHOWN);
     let attribution = context.attribution();
+    let mut explainer = Explainer::new(context);
     for gap in longest {
-        let call = call_under(context, &gap);
-        let range = call.and_then(|call| attribution.outward(attribution.of_call[call]).next());
+        let most = explainer.most(gap.span, gap.next);
+        let did = most.map(|doing| match doing.event.name(trace) {
+            StrId::NONE => doing.class.as_str().to_owned(),
+            name => plain(trace.text(name)).into_owned(),
+        });
+        let launch = trace.ops.launch[gap.next as usize] as usize;
+        let around = attribution.of_call.get(launch).copied().unwrap_or(NONE);
+        let range = attribution.outward(around).next();
         let iteration = context.iterations.list.get(context.iterations.of_op[gap.next as usize] as usize);
         sheet.push([
             ordinal(context, gap.device).into(),
             gap.span.start.into(),
             gap.span.length().into(),
             gap.cause.to_string().into(),
-            call.map(|call| trace.text(trace.calls.name[call])).map(str::to_owned).into(),
+            did.into(),
             range.map(|range| trace.text(trace.ranges.name[range])).map(str::to_owned).into(),
             iteration.map(|i| i.number).into(),
             trace.op_name(gap.next as usize).into(),
         ]);
     }
     sheet
-}
-
-/// The call under a gap: of the thread that launched the op after it, the call into the device's interface that covers
-/// most of the gap; the launch itself when none does.
-fn call_under(context: &Context, gap: &Gap) -> Option<usize> {
-    let trace = context.trace;
-    let launch = trace.ops.launch[gap.next as usize];
-    if launch == NONE {
-        return None;
-    }
-    let launch = launch as usize;
-    let thread = trace.calls.thread[launch];
-    let after = trace.calls.start.partition_point(|&start| start < gap.span.end);
-    // Calls that cover much of a gap stand near its end; those far before it have returned.
-    let near = (after.saturating_sub(20_000)..after).filter(|&call| trace.calls.thread[call] == thread);
-    let covered = near.filter(|&call| trace.calls.kind[call] != CallKind::Profiler).filter_map(|call| {
-        let span = Span::new(trace.calls.start[call], trace.calls.end[call]);
-        Some((span.overlap(gap.span)?.length(), call))
-    });
-    covered.max().map(|(_, call)| call).or(Some(launch))
 }
 
 fn streams_sheet(context: &Context) -> Sheet {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use strobe_trace::StrId;
 
 use crate::context::Context;
-use crate::host::{is_host_only, is_operator, operators_around, own_times};
+use crate::host_compute::{is_host_only, is_operator, operators_around, own_times};
 use crate::roofline::category_of_operator;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 

@@ -192,7 +192,7 @@ impl Instance {
 
 /// Computes it.
 pub fn roofline(context: &Context) -> Roofline {
-    if crate::host::is_host_only(context.trace) {
+    if crate::host_compute::is_host_only(context.trace) {
         return of_host(context);
     }
     let trace = context.trace;
@@ -300,10 +300,10 @@ fn of_host(context: &Context) -> Roofline {
     let trace = context.trace;
     let mut result = Roofline { peaks: vec![DevicePeaks::of_host(trace)], ..Roofline::default() };
     let operators = Operators::on_host(context);
-    let own = crate::host::own_times(context);
+    let own = crate::host_compute::own_times(context);
     let mut times: HashMap<u32, i64> = HashMap::new();
     let mut unknown: HashMap<StrId, (u64, i64)> = HashMap::new();
-    for (range, &ns) in own.iter().enumerate().filter(|&(range, _)| crate::host::is_operator(trace, range)) {
+    for (range, &ns) in own.iter().enumerate().filter(|&(range, _)| crate::host_compute::is_operator(trace, range)) {
         result.total_ns = result.total_ns.saturating_add(ns);
         let known = operators.nearest(range as u32).filter(|&range| operators.amounts(range).is_some());
         match known {

@@ -4,7 +4,7 @@ use strobe_trace::{CallKind, GraphMode, NONE, OpKind, Trace};
 
 use crate::categories::Class;
 use crate::context::Context;
-use crate::host::is_operator;
+use crate::host_compute::is_operator;
 use crate::intervals::{Span, SpanSet};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 

@@ -7,7 +7,8 @@
 //! A gap is split by the call that launched the op which ends it:
 //! - up to that call the op did not exist: the host is late ([`Cause::HostLate`]; [`Cause::BetweenIterations`] when the
 //!   op before the gap belongs to another iteration), or the calling thread was inside a call that waits for the device
-//!   ([`Cause::Sync`], or [`Cause::Copy`] when that call is a copy);
+//!   ([`Cause::Sync`], or [`Cause::Copy`] when that call is a copy), or it waited for Python's interpreter lock or collected
+//!   garbage, where the trace has ranges of those ([`Cause::Gil`], [`Cause::Gc`]);
 //! - from the start of that call on, the op was on its way ([`Cause::Launch`]): the call itself and the latency after it;
 //! - if the call had returned before the gap began, the op was in the queue all the time ([`Cause::Queued`]): what the
 //!   device needs between two kernels (of one graph, too), or an event of another stream that it waited for.
@@ -21,6 +22,7 @@ use strobe_trace::{NONE, OpKind, Trace};
 
 use crate::categories::Class;
 use crate::context::Context;
+use crate::host::Class as HostClass;
 use crate::intervals::{Span, SpanSet};
 
 /// Why a device is idle.
@@ -39,19 +41,25 @@ pub enum Cause {
     Sync,
     /// The host was inside a copy that waits for the device.
     Copy,
+    /// The launching thread waited for Python's global interpreter lock.
+    Gil,
+    /// The launching thread collected garbage.
+    Gc,
     /// The call of the next op was not recorded.
     Unknown,
 }
 
 impl Cause {
     /// Every cause, in the order tables show them.
-    pub const ALL: [Cause; 7] = [
+    pub const ALL: [Cause; 9] = [
         Cause::Launch,
         Cause::Queued,
         Cause::HostLate,
         Cause::BetweenIterations,
         Cause::Sync,
         Cause::Copy,
+        Cause::Gil,
+        Cause::Gc,
         Cause::Unknown,
     ];
 }
@@ -65,6 +73,8 @@ impl std::fmt::Display for Cause {
             Cause::BetweenIterations => "between iterations",
             Cause::Sync => "sync",
             Cause::Copy => "blocking copy",
+            Cause::Gil => "waiting for the GIL",
+            Cause::Gc => "garbage collection",
             Cause::Unknown => "unknown",
         })
     }
@@ -164,6 +174,8 @@ pub(crate) struct Causes<'c> {
 struct Waits {
     sync: SpanSet,
     copy: SpanSet,
+    gil: SpanSet,
+    gc: SpanSet,
 }
 
 impl<'c> Causes<'c> {
@@ -185,10 +197,19 @@ impl<'c> Causes<'c> {
                 copy.push(span(call));
             }
         }
-        let waits = spans
-            .into_iter()
-            .map(|(sync, copy)| Waits { sync: SpanSet::union_of(sync), copy: SpanSet::union_of(copy) })
-            .collect();
+        let host = context.names_python().then(|| context.host());
+        let python = |thread: usize, class| {
+            let seen = host.filter(|host| host.has(class)).and_then(|host| host.stretches.get(thread));
+            let stretches = seen.into_iter().flatten().filter(|stretch| stretch.class == class);
+            SpanSet::union_of(stretches.map(|stretch| stretch.span))
+        };
+        let waits = spans.into_iter().enumerate().map(|(thread, (sync, copy))| Waits {
+            sync: SpanSet::union_of(sync),
+            copy: SpanSet::union_of(copy),
+            gil: python(thread, HostClass::gil_wait()),
+            gc: python(thread, HostClass::garbage_collection()),
+        });
+        let waits = waits.collect();
         Self { context, waits }
     }
 
@@ -210,7 +231,7 @@ impl<'c> Causes<'c> {
             return;
         }
         let until_call = Span { start: gap.start, end: called };
-        let (mut sync, mut copy) = (0, 0);
+        let (mut sync, mut copy, mut gil, mut gc) = (0, 0, 0, 0);
         if let Some(waits) = self.waits.get(trace.calls.thread[call] as usize) {
             copy = overlap(&waits.copy, until_call);
             // A copy may call a function that waits: such a moment is counted as the copy's.
@@ -218,12 +239,23 @@ impl<'c> Causes<'c> {
             if sync > 0 && copy > 0 {
                 sync = waits.sync.clip(until_call).subtract(&waits.copy.clip(until_call)).length();
             }
+            if !waits.gil.is_empty() || !waits.gc.is_empty() {
+                // They speak for what they stand in, as in the table of causes.
+                let collected = waits.gc.clip(until_call);
+                let locked = waits.gil.clip(until_call).subtract(&collected);
+                let python = locked.union(&collected);
+                let copied = waits.copy.clip(until_call).subtract(&python);
+                let waited = waits.sync.clip(until_call).subtract(&python).subtract(&copied);
+                (gc, gil, copy, sync) = (collected.length(), locked.length(), copied.length(), waited.length());
+            }
         }
         let iteration = |op: u32| self.context.iterations.of_op.get(op as usize).copied().unwrap_or(NONE);
         let (left, right) = (iteration(before), iteration(next));
         let late =
             if left != right && left != NONE && right != NONE { Cause::BetweenIterations } else { Cause::HostLate };
-        for (cause, time) in [(Cause::Sync, sync), (Cause::Copy, copy), (late, until_call.length() - sync - copy)] {
+        let late_for = until_call.length() - sync - copy - gil - gc;
+        let parts = [(Cause::Sync, sync), (Cause::Copy, copy), (Cause::Gil, gil), (Cause::Gc, gc), (late, late_for)];
+        for (cause, time) in parts {
             if time > 0 {
                 give(cause, time);
             }

@@ -127,7 +127,13 @@ fn work_calls_and_starts_that_the_device_waits_for() {
     for rule in ["host-work", "long-calls", "late-start", "sync-per-step", "queue-full"] {
         assert!(!short.contains(&rule), "{rule}");
     }
-    assert!(ids(&mut steady(GEMM, 10, 2_000_000, 5_000, 2_000)).contains(&"host-work"));
+    assert!(ids(&mut steady(GEMM, 10, 2_000_000, 5_000, 2_000)).contains(&"unexplained-idle"));
+    let mut working = steady(GEMM, 10, 2_000_000, 5_000, 2_000);
+    for i in 0..9 {
+        working.range(RangeSource::PushPop, "pack the batch", i * 2_000_000 + 10_000, (i + 1) * 2_000_000 - 10_000);
+    }
+    let found = ids(&mut working);
+    assert!(found.contains(&"host-work") && !found.contains(&"unexplained-idle"), "{found:?}");
     let mut late = Builder::new();
     late.launch(GEMM, (0, 5_000), (6_000, 7_000)).launch(GEMM, (8_000, 13_000), (6_000_000, 7_000_000));
     assert!(ids(&mut late).contains(&"late-start"));
@@ -136,6 +142,57 @@ fn work_calls_and_starts_that_the_device_waits_for() {
         allocating.call("cudaMalloc", i * 4_000_000 + 100_000, i * 4_000_000 + 3_900_000, 0);
     }
     assert!(ids(&mut allocating).contains(&"long-calls"));
+}
+
+/// Steps of 20 launches of 50 µs each, before which the host is in a range for a while.
+fn loading_steps(loading: i64) -> Builder {
+    let mut builder = Builder::new();
+    let wall = loading + 20 * 50_000;
+    for step in 0..6 {
+        let at = step * wall;
+        builder.range(RangeSource::PushPop, "load_batch", at, at + loading);
+        for i in 0..20 {
+            let call = at + loading + i * 50_000;
+            builder.launch(GEMM, (call, call + 4_000), (call + 4_500, call + 14_500));
+        }
+    }
+    builder
+}
+
+#[test]
+fn a_process_that_waits_for_data_is_not_told_to_use_graphs() {
+    let waiting = ids(&mut loading_steps(5_000_000));
+    assert_eq!(waiting[0], "data-loading");
+    for rule in ["launch-bound", "between-iterations", "host-work", "unexplained-idle"] {
+        assert!(!waiting.contains(&rule), "{waiting:?}");
+    }
+    let launching = ids(&mut loading_steps(20_000));
+    assert!(launching.contains(&"launch-bound") && !launching.contains(&"data-loading"), "{launching:?}");
+    let trace = loading_steps(5_000_000).build();
+    let found = findings(&context(&trace)).remove(0);
+    assert_eq!(
+        found.sentence,
+        "the device waits 25.0 ms (84.0 % of its idle time, 80.7 % of the 31.0 ms span of the GPU) for `load_batch` (data \
+         loading), 5 times"
+    );
+}
+
+#[test]
+fn remedies_fit_the_program() {
+    let remedy = |builder: &mut Builder, id: &str| {
+        let trace = builder.build();
+        let found = findings(&context(&trace));
+        found.into_iter().find(|finding| finding.id == id).map(|finding| finding.remedy)
+    };
+    let without = remedy(&mut steady(GEMM, 100, 20_000, 5_000, 2_000), "launch-bound").unwrap();
+    assert!(without.contains("CUDA graph") && !without.contains("torch"), "{without}");
+    let with = remedy(&mut steady(ELEMENTWISE, 100, 20_000, 5_000, 2_000), "launch-bound").unwrap();
+    assert!(with.contains("torch.compile"), "{with}");
+    let mut on_hip = steady(ELEMENTWISE, 100, 20_000, 5_000, 2_000);
+    let name = on_hip.name("hipLaunchKernel");
+    on_hip.trace.calls.name.fill(name);
+    let on_hip = remedy(&mut on_hip, "launch-bound").unwrap();
+    assert!(on_hip.contains("HIP graph") && !on_hip.contains("CUDA"), "{on_hip}");
 }
 
 #[test]
@@ -302,11 +359,11 @@ fn threads_that_waited_for_a_cpu() {
         ids(&mut builder)
     };
     for quiet in [steps(None), steps(Some(0)), steps(Some(10_000))] {
-        assert!(quiet.contains(&"host-work") && !quiet.contains(&"waited-for-cpu"), "{quiet:?}");
+        assert!(quiet.contains(&"unexplained-idle") && !quiet.contains(&"waited-for-cpu"), "{quiet:?}");
     }
     let noisy = steps(Some(1_000_000));
     assert!(noisy.contains(&"waited-for-cpu"), "{noisy:?}");
-    assert!(!noisy.contains(&"host-work") && !noisy.contains(&"between-iterations"), "{noisy:?}");
+    assert!(!noisy.contains(&"unexplained-idle") && !noisy.contains(&"between-iterations"), "{noisy:?}");
 }
 
 #[test]
@@ -363,9 +420,9 @@ fn an_engine_on_the_cpu_gets_no_advice_about_gpus() {
 fn real_traces() {
     let Some(data) = real_data() else { return };
     let expected: BTreeMap<&str, &[&str]> = BTreeMap::from([
-        // Eager decode: 97.8 % idle, 924 launches a step; modules are loaded in iteration 1 (629 ms). Elementwise kernels
+        // Eager decode: 97.8 % idle, 924 launches a step; of iteration 1 500 ms passed between two calls. Elementwise kernels
         // are 43 % of the op time, but 1 % of the span.
-        ("rep_sdpa.sqlite", &["host-work", "slow-start", "launch-bound", "long-calls"][..]),
+        ("rep_sdpa.sqlite", &["unexplained-idle", "slow-start", "launch-bound", "long-calls"][..]),
         // Eager prefill of 10 ms, then replays recorded as single rows.
         ("gpum.sqlite", &["launch-bound", "graph-rows-hide-kernels"]),
         // The same with every node traced; tokens are read back into pageable memory after each step.
@@ -397,9 +454,9 @@ fn real_traces() {
         ("trace_diff_test.json.gz", &["copies-dominate", "exposed-communication", "pageable-copies"]),
         // Saturated: 472 of 480 ms are ops, and the host runs a thousand launches ahead.
         ("ns_resolution_rank-0.json.gz", &["queue-full"]),
-        // Events were sampled: most launches are missing, and what remains looks like host work.
-        ("sampled_rank-0.json.gz", &["host-work", "exposed-communication"]),
-        ("sampled_rank-1.json.gz", &["host-work", "exposed-communication"]),
+        // Events were sampled: most launches are missing, and much idle time has no cause.
+        ("sampled_rank-0.json.gz", &["exposed-communication", "unexplained-idle", "host-work"]),
+        ("sampled_rank-1.json.gz", &["exposed-communication", "unexplained-idle", "host-work"]),
         // A model without fused norms and rope: more than half of the time is elementwise.
         ("Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", &["elementwise-share"]),
         // The first ops stand long before the rest; GEMMs run at 35 % of the peak of an MI300X.
@@ -409,13 +466,17 @@ fn real_traces() {
         ("bs_32_rank0.json.gz", &[]),
         ("graph_capture_rank_0.1773709742341309550.pt.trace.json.gz", &["long-calls"]),
     ]);
+    let mut wrong = Vec::new();
     for file in all_traces(&data) {
         let trace = read(std::slice::from_ref(&file));
         let name = file.file_name().unwrap().to_string_lossy();
         check(&trace, &name);
         let found: Vec<_> = findings(&context(&trace)).into_iter().map(|f| f.id).collect();
         if let Some(expected) = expected.get(&*name) {
-            assert_eq!(found, *expected, "{name}");
+            if found != *expected {
+                wrong.push(format!("{name}: {found:?}, expected {expected:?}"));
+            }
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -47,6 +47,36 @@ fn a_late_host_is_on_the_path() {
     assert_eq!(trace.text(path.segments[2].name), "prepare");
 }
 
+/// The last range or call moves to another thread.
+fn on_thread(builder: &mut Builder, thread: u32) {
+    while builder.trace.threads.len() <= thread as usize {
+        builder.trace.threads.push(Thread { process: 0, tid: 100, ..Thread::default() });
+    }
+    if let Some(last) = builder.trace.ranges.thread.last_mut() {
+        *last = thread;
+    }
+}
+
+#[test]
+fn what_another_thread_did_is_on_the_path_of_one_that_slept() {
+    const MS: i64 = 1_000_000;
+    let mut builder = Builder::new();
+    builder.launch("a", (0, 10), (20, 100)).launch("b", (9 * MS, 9 * MS + 10), (9 * MS + 20, 9 * MS + 50));
+    builder.range(RangeSource::PushPop, "tokenize", MS, 9 * MS - 1_000);
+    on_thread(&mut builder, 1);
+    let whole = |trace: &Trace| process_paths(&context(trace)).remove(0);
+    let trace = builder.build();
+    let path = whole(&trace);
+    assert!(tiles(&path));
+    let named = path.segments.iter().find(|s| s.kind == Kind::Host && s.span.length() > MS).unwrap();
+    assert_eq!((trace.text(named.name), named.span.start, named.span.end), ("tokenize", MS, 9 * MS - 1_000));
+    // Without it nothing tells what the thread waited for.
+    let mut silent = Builder::new();
+    silent.launch("a", (0, 10), (20, 100)).launch("b", (9 * MS, 9 * MS + 10), (9 * MS + 20, 9 * MS + 50));
+    let path = whole(&silent.build());
+    assert!(tiles(&path) && path.time(Kind::Host) == 0 && path.time(Kind::Unknown) > 8 * MS, "{path:?}");
+}
+
 #[test]
 fn a_full_queue_chains_ops_in_stream_order() {
     let mut builder = Builder::new();

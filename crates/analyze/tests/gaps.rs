@@ -94,7 +94,7 @@ fn the_report_works_on_real_traces() {
         let report = report(&context);
         assert_eq!(
             report.sheets.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(),
-            ["gaps", "causes", "lengths", "streams"]
+            ["gaps", "host", "causes", "lengths", "streams"]
         );
         assert!(!report.sheets[0].rows.is_empty(), "{file}");
     }

@@ -95,6 +95,8 @@ pub struct Recording<'a> {
     pub graph_trace: &'a str,
     /// Sample the GPU's counters.
     pub gpu_metrics: bool,
+    /// Record who holds Python's interpreter lock, and who waits for it.
+    pub gil: bool,
 }
 
 /// A report or raw recording, as it was before the run: what changes is the run's.
@@ -111,7 +113,8 @@ impl Nsys {
 
     /// Arguments of `nsys profile` up to the command.
     fn arguments(&self, recording: &Recording<'_>) -> Vec<String> {
-        let mut words: Vec<String> = ["profile", "-t", "cuda,nvtx,osrt", "--sample=none", "--cpuctxsw=none"]
+        let traced = if recording.gil { "cuda,nvtx,osrt,python-gil" } else { "cuda,nvtx,osrt" };
+        let mut words: Vec<String> = ["profile", "-t", traced, "--sample=none", "--cpuctxsw=none"]
             .into_iter()
             .chain(["--cuda-memory-usage=true"])
             .map(String::from)

@@ -113,6 +113,21 @@ fn options_reach_nsys() {
 }
 
 #[test]
+fn the_interpreter_lock_and_the_collector_are_asked_for() {
+    let sandbox = with_nsys();
+    sandbox.write("show.sh", "echo collections $TLLM_PROFILE_RECORD_GC.");
+    let done = run(&sandbox, &[], "profile -o r --gil --gc -- sh show.sh");
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    assert_eq!(called(&sandbox, "profile")[..3], ["profile", "-t", "cuda,nvtx,osrt,python-gil"]);
+    assert_names(&done.stdout, &["collections 1.\n"]);
+    assert_names(&done.stderr, &["running: ", "TLLM_PROFILE_RECORD_GC=1", "-t cuda,nvtx,osrt,python-gil"]);
+    // Nothing of it without being asked.
+    let plain = run(&sandbox, &[], "profile -o r --overwrite -- sh show.sh");
+    assert_names(&plain.stdout, &["collections .\n"]);
+    assert_eq!(called(&sandbox, "profile")[2], "cuda,nvtx,osrt");
+}
+
+#[test]
 fn windows_of_other_programs_go_by_variable() {
     let sandbox = with_nsys();
     sandbox.write("r.7.nsys-rep", "of an earlier run");

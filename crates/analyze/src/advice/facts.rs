@@ -32,6 +32,10 @@ pub(super) struct Facts<'c, 't> {
     pub attribution: &'c Attribution,
     /// Per category of the context: time (durations, summed) and ops, on GPUs or CPUs.
     pub categories: Vec<(i64, usize)>,
+    /// Whether PyTorch ran in it.
+    pub uses_torch: bool,
+    /// Whether it calls HIP, not CUDA.
+    pub calls_hip: bool,
 }
 
 impl<'c, 't> Facts<'c, 't> {
@@ -70,6 +74,8 @@ impl<'c, 't> Facts<'c, 't> {
             roofline: context.roofline(),
             attribution: context.attribution(),
             categories,
+            uses_torch: trace.strings.iter().any(|(_, text)| is_torchs(text)),
+            calls_hip: trace.strings.iter().any(|(_, text)| is_hips(text)),
         }
     }
 
@@ -147,6 +153,17 @@ impl<'c, 't> Facts<'c, 't> {
             || self.trace.ops.graph_node[op] != 0
             || (launch != NONE && self.trace.text(self.trace.calls.name[launch as usize]).contains("GraphLaunch"))
     }
+}
+
+/// Whether it is a function of HIP, e.g. `hipLaunchKernel`.
+fn is_hips(text: &str) -> bool {
+    text.strip_prefix("hip").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
+}
+
+/// Whether only PyTorch gives such names to kernels, operators and ranges.
+fn is_torchs(text: &str) -> bool {
+    ["aten::", "ProfilerStep#", "nn.Module: ", "autograd::"].iter().any(|start| text.starts_with(start))
+        || ["at::native::", "torch/", "torch::"].iter().any(|part| text.contains(part))
 }
 
 /// A table of evidence.

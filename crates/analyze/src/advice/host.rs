@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use strobe_trace::{IterationKind, NONE, OpDetail, StrId};
 
 use super::facts::{Facts, evidence};
+use super::idle::{is_named, named_ns};
 use super::{Draft, Gain, Rule, count, ns_text, percent};
 use crate::Summary;
 use crate::budget::{Part, device_budgets};
@@ -98,7 +99,9 @@ pub(super) fn launch_bound(facts: &Facts, rule: &Rule) -> Option<Draft> {
         let draft = launch_bound_draft(facts, rule, kind, &rows, call.median as i64)?;
         enough.then_some((total, draft))
     });
-    drafts.max_by_key(|(total, _)| *total).map(|(_, draft)| draft)
+    let (behind_launches, draft) = drafts.max_by_key(|(total, _)| *total)?;
+    // Fewer launches are no help to a process that waits for something else.
+    (named_ns(facts.context.idle_causes()) <= behind_launches).then_some(draft)
 }
 
 /// Says how long devices wait behind launches: in a typical iteration, or in all where no iterations are known.
@@ -196,22 +199,6 @@ fn long_draft(
     let of_whole = format!("{} of {} {}", percent(sum, whole), ns_text(whole), facts.path_words());
     let sentence = sentence(&ns_text(sum), &of_whole, &most);
     Some(Draft { sentence, gain: Some(Gain::new(sum, whole, facts.path_words())), evidence: table })
-}
-
-pub(super) fn host_work(facts: &Facts, rule: &Rule) -> Option<Draft> {
-    let long = ns_text(rule.limit_us("long_us"));
-    long_draft(facts, rule, Kind::Host, "Range", |sum, of_whole, most| {
-        format!(
-            "the device waits {sum} ({of_whole}) for stretches of host work of {long} or more between calls, {most}"
-        )
-    })
-}
-
-pub(super) fn long_calls(facts: &Facts, rule: &Rule) -> Option<Draft> {
-    let long = ns_text(rule.limit_us("long_us"));
-    long_draft(facts, rule, Kind::Call, "Call", |sum, of_whole, most| {
-        format!("the device waits {sum} ({of_whole}) while the host is inside calls that take {long} or more, {most}")
-    })
 }
 
 pub(super) fn late_start(facts: &Facts, rule: &Rule) -> Option<Draft> {
@@ -423,6 +410,14 @@ pub(super) fn between_iterations(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let median = Summary::of(gaps.iter().map(|g| g.0 as f64)).map_or(0.0, |s| s.median) as i64;
     gaps.sort_by_key(|g| std::cmp::Reverse(g.0));
     let columns = [("After iteration", Unit::Count), ("Device", Unit::Count), ("Idle", Unit::Ns), ("Wall", Unit::Ns)];
+    // What the host did in between has a name: another rule says so.
+    let causes = facts.context.idle_causes();
+    let all = causes.iter().map(|cause| cause.between_ns).fold(0, i64::saturating_add);
+    let named =
+        causes.iter().filter(|cause| is_named(cause)).map(|cause| cause.between_ns).fold(0, i64::saturating_add);
+    if named > all / 2 {
+        return None;
+    }
     let mut table = evidence(rule, &columns);
     for &(idle, budget) in gaps.iter().take(ROWS) {
         let device = facts.trace.devices.get(budget.device as usize).map_or(u32::from(budget.device), |d| d.ordinal);

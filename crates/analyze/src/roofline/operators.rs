@@ -49,7 +49,7 @@ impl<'t> Operators<'t> {
     /// All of them, where the host computes.
     pub(super) fn on_host(context: &'t Context) -> Self {
         let trace = context.trace;
-        let used = (0..trace.ranges.len()).map(|range| crate::host::is_operator(trace, range)).collect();
+        let used = (0..trace.ranges.len()).map(|range| crate::host_compute::is_operator(trace, range)).collect();
         Self::of(trace, context.attribution(), used)
     }
 

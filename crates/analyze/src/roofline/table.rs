@@ -2,7 +2,7 @@
 
 use super::{Beyond, Bound, DataType, DevicePeaks};
 use crate::Context;
-use crate::host::is_host_only;
+use crate::host_compute::is_host_only;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 
 /// Rows that each table shows at most.

@@ -17,6 +17,7 @@ const EXAMPLES: &str = "EXAMPLES:
   strobe profile --windows 100-150 -- strobe bench throughput --engine-dir E --dataset d.jsonl
   strobe profile --windows 100-150,300-310 -o vs -- trtllm-bench ... throughput ...
   strobe profile -- python train.py            any command, recorded from start to end
+  strobe profile --gil --gc -- trtllm-bench ... throughput ...   why Python holds the device up
   strobe profile --gpu-metrics --cuda-graph-trace graph -- strobe bench latency --engine-dir E --dataset d.jsonl
 
 Without nsys, `strobe bench ... --profile A-B` records kernels by itself.";
@@ -41,6 +42,12 @@ pub struct Args {
     /// Sample the GPU's hardware counters too; needs the right to read them
     #[arg(long)]
     gpu_metrics: bool,
+    /// Record who holds Python's interpreter lock (GIL) and who waits for it: nsys' -t python-gil
+    #[arg(long)]
+    gil: bool,
+    /// Record Python's garbage collections: sets TLLM_PROFILE_RECORD_GC=1, which TensorRT-LLM's Python programs read
+    #[arg(long)]
+    gc: bool,
     /// Record CUDA graphs kernel by kernel, or each launch as one piece, which costs less
     #[arg(long, value_enum, default_value_t = GraphTrace::Node)]
     cuda_graph_trace: GraphTrace,
@@ -72,6 +79,7 @@ pub fn run(args: Args) -> Result<()> {
             GraphTrace::Graph => "graph",
         },
         gpu_metrics: args.gpu_metrics,
+        gil: args.gil,
     };
     let call = nsys.call(&recording, &command);
     output::note(&format!("running: {}", shell::line(&call)));
@@ -119,6 +127,9 @@ fn command(args: &Args) -> Result<Command> {
         false => Command::new(program),
     };
     command.args(rest);
+    if args.gc {
+        command.env("TLLM_PROFILE_RECORD_GC", "1");
+    }
     let Some(spec) = &args.windows else { return Ok(command) };
     if parse_windows(spec).context("--windows")?.is_empty() {
         bail!("--windows is empty; write A-B, N, or a comma list such as 100-150,200");

@@ -35,7 +35,7 @@ pub fn trace_page(context: &Context, links: Vec<Link>) -> String {
     Explorer {
         title: title(context),
         subtitle: subtitle(context),
-        verdict: Some(headline(&found, &cards)),
+        verdict: Some(headline(context, &found, &cards)),
         links,
         cards,
         findings: found.into_iter().map(shown_finding).collect(),
@@ -55,7 +55,7 @@ pub fn trace_page(context: &Context, links: Vec<Link>) -> String {
 }
 
 /// The answer of a trace's page: what matters most, or how busy the device was where no rule found anything.
-fn headline(found: &[advice::Finding], cards: &[Card]) -> String {
+fn headline(context: &Context, found: &[advice::Finding], cards: &[Card]) -> String {
     match found.first() {
         Some(finding) => {
             let severity = human::capitalized(finding.severity.as_str());
@@ -64,7 +64,7 @@ fn headline(found: &[advice::Finding], cards: &[Card]) -> String {
         None => {
             let figures: Vec<String> = cards.iter().take(2).map(Card::in_words).collect();
             let figures = if figures.is_empty() { String::new() } else { format!(" {}.", figures.join("; ")) };
-            format!("No rule found anything to gain.{figures}")
+            format!("{}.{figures}", human::capitalized(&advice::nothing_found(context)))
         }
     }
 }
