@@ -4,13 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use strobe_stats::{
-    Estimate, LogSpread, PercentileRule, Range, needed_pairs, needed_runs, paired, percentile, pooled_spread, sorted,
-    unpaired,
-};
+use strobe_stats::{Estimate, LogSpread, PercentileRule, Range, paired, percentile, pooled_spread, sorted, unpaired};
 use strobe_trace::IterationKind;
 
 use super::verdict::Outcome;
+
+mod conclude;
 
 /// A number that a run reports as a whole.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -153,6 +152,8 @@ pub struct Runs {
     /// The difference that the measurement was made to show, as a share: it stopped when its interval was that narrow, and an
     /// interval that happens to be narrower is no evidence for less. 0 where nothing was planned.
     pub resolution: f64,
+    /// What else a reader should keep in mind, e.g. how the runs came about.
+    pub notes: Vec<String>,
 }
 
 /// From what it is known how much equal runs differ.
@@ -273,10 +274,19 @@ pub struct WholeRuns {
     pub lost: Option<f64>,
     /// The difference that the measurement was made to show, as a share; smaller ones are not told.
     pub resolution: f64,
+    /// The time of all iterations, kinds added up by their shares of it.
+    #[serde(skip)]
+    pub added_up: Option<AddedUp>,
 }
 
-/// The power of [`WholeRuns::smallest_visible`].
-const POWER: f64 = 0.8;
+/// Kinds of iteration added up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AddedUp {
+    /// How much longer B takes, as a share.
+    pub change: f64,
+    /// The interval of `change`.
+    pub interval: Range,
+}
 
 /// A kind with less than this share of the time of iterations has no say.
 const SMALL_KIND: f64 = 0.1;
@@ -361,6 +371,14 @@ pub(super) fn outcome_of(interval: Option<Range>, margin: f64, resolution: f64) 
     }
 }
 
+/// An interval whose ends are further apart than this factor says nothing but that there are too few runs.
+const WIDEST: f64 = 10.0;
+
+/// Whether an interval of the change of time is worth printing.
+pub fn says_something(interval: &Range) -> bool {
+    1.0 + interval.high <= WIDEST * (1.0 + interval.low)
+}
+
 /// The largest difference that an interval holds.
 pub(super) fn largest(interval: Range) -> f64 {
     interval.low.abs().max(interval.high.abs())
@@ -394,13 +412,14 @@ impl Runs {
             figures: Vec::new(),
             kinds: Vec::new(),
             set_aside: Vec::new(),
-            notes: Vec::new(),
+            notes: self.notes.clone(),
             reasons: Vec::new(),
             why_not: None,
             margin,
             one_process: false,
             lost: None,
             resolution: self.resolution,
+            added_up: None,
         };
         found.reasons.extend(self.different_work());
         if !found.reasons.is_empty() {
@@ -592,74 +611,6 @@ impl Runs {
                 );
             }
         }
-    }
-}
-
-impl WholeRuns {
-    /// Whole runs first; where they cannot tell, kinds of iteration.
-    fn conclude(&mut self, whole: &[Vec<&RunFacts>; 2], runs: &Runs) {
-        let decided = self.figures.first();
-        self.outcome = decided.map_or(Outcome::CannotTell, |figure| figure.outcome);
-        if let Some(figure) = decided {
-            self.spread = figure.spread;
-            self.smallest_visible = figure.estimate.map(|e| e.smallest_visible(figure.confidence, POWER));
-            let half = (self.margin / 2.0).max(1e-3);
-            self.runs_needed = figure.spread.map(|sd| match self.evidence {
-                Evidence::Pairs => needed_pairs(sd, half, figure.confidence),
-                _ => needed_runs(&LogSpread { sd, freedom: 1.0 }, half, 0.95),
-            });
-        }
-        if self.outcome == Outcome::CannotTell {
-            let said: Vec<&Quantity> = self.kinds.iter().filter(|kind| kind.outcome.is_difference()).collect();
-            if let Some(first) = said.first()
-                && said.iter().all(|kind| kind.outcome == first.outcome)
-            {
-                (self.outcome, self.decided_by) = (first.outcome, DecidedBy::Iterations);
-            }
-        }
-        if let Some(busy) = self.why_not.take() {
-            // What was lost to the machine is in the interval; where that leaves nothing to say, it is the reason.
-            if self.outcome.is_difference() {
-                self.notes.push(format!("{busy}; the interval is wider by {TIMES_LOST} times what was lost"));
-            } else {
-                (self.outcome, self.why_not) = (Outcome::CannotTell, Some(busy));
-            }
-        }
-        if self.outcome == Outcome::CannotTell && self.why_not.is_none() && self.evidence == Evidence::Nothing {
-            let ended = whole.iter().any(Vec::is_empty);
-            let what = if ended { "a run ended early, and how" } else { "how" };
-            self.why_not = Some(format!("{what} much equal runs differ on this machine is not known; {}", runs.remedy));
-        }
-    }
-
-    /// The quantities that decided: the figure of whole runs, or the kinds of iteration.
-    pub fn deciding(&self) -> Vec<&Quantity> {
-        match self.decided_by {
-            DecidedBy::WholeRuns => self.figures.first().into_iter().collect(),
-            DecidedBy::Iterations => self.kinds.iter().filter(|kind| kind.outcome == self.outcome).collect(),
-        }
-    }
-
-    /// The interval of how much longer B takes as a whole. Where kinds of iteration decided: what they contribute at least,
-    /// and at most what whole runs leave open.
-    pub fn interval(&self) -> Option<Range> {
-        let whole = self.figures.first().and_then(|figure| figure.interval);
-        if self.decided_by == DecidedBy::WholeRuns {
-            return whole;
-        }
-        let sum = |end: fn(&Range) -> f64| -> f64 {
-            self.deciding().iter().filter_map(|kind| Some(kind.share? * end(kind.interval.as_ref()?))).sum()
-        };
-        let (low, high) = (sum(|i| i.low), sum(|i| i.high));
-        Some(match self.outcome {
-            Outcome::Slower => Range { low, high: whole.map_or(high, |whole| whole.high.max(low)) },
-            _ => Range { low: whole.map_or(low, |whole| whole.low.min(high)), high },
-        })
-    }
-
-    /// Kinds of iteration that differ the other way than the outcome says, or that differ where it says that nothing does.
-    pub fn disagreeing(&self) -> Vec<&Quantity> {
-        self.kinds.iter().filter(|kind| kind.outcome.is_difference() && kind.outcome != self.outcome).collect()
     }
 }
 
