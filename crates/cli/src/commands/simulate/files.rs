@@ -64,8 +64,8 @@ impl<'a> Writers<'a> {
             let mut file = file.borrow_mut();
             let written = serde_json::to_writer(&mut *file, value).map_err(io::Error::from);
             if let Err(error) = written.and_then(|()| file.write_all(b"\n")) {
-                let text = format!("cannot write {}", self.dir.join(name).display());
-                *problem = Some(anyhow::Error::from(error).context(text));
+                *problem =
+                    Some(anyhow::Error::from(error).context(format!("cannot write {name} of the run directory")));
             }
         }
     }
