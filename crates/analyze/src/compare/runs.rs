@@ -274,18 +274,9 @@ pub struct WholeRuns {
     pub lost: Option<f64>,
     /// The difference that the measurement was made to show, as a share; smaller ones are not told.
     pub resolution: f64,
-    /// The time of all iterations, kinds added up by their shares of it.
+    /// The typical time of all iterations of these kinds, added up by their shares of the time.
     #[serde(skip)]
-    pub added_up: Option<AddedUp>,
-}
-
-/// Kinds of iteration added up.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AddedUp {
-    /// How much longer B takes, as a share.
-    pub change: f64,
-    /// The interval of `change`.
-    pub interval: Range,
+    pub added_up: Option<Quantity>,
 }
 
 /// A kind with less than this share of the time of iterations has no say.
@@ -465,7 +456,7 @@ impl Runs {
             resolution: self.resolution,
         };
         found.figures = figures(&whole, self.metric.as_deref(), &how);
-        found.kinds = kinds(&sides, &how);
+        (found.kinds, found.added_up) = kinds(&sides, &how);
         if found.outcome != Outcome::NotComparable {
             found.conclude(&whole, self);
         }
@@ -732,9 +723,9 @@ fn lower_quartile_of(mut values: Vec<(f64, f64)>) -> f64 {
 }
 
 /// Kinds of iteration compared, most time first.
-fn kinds(sides: &[Vec<&RunFacts>; 2], how: &How) -> Vec<Quantity> {
+fn kinds(sides: &[Vec<&RunFacts>; 2], how: &How) -> (Vec<Quantity>, Option<Quantity>) {
     if sides.iter().any(Vec::is_empty) {
-        return Vec::new();
+        return Default::default();
     }
     let chosen = kind_series(&sides.concat());
     // Several questions are asked: each answer has to be surer.
@@ -744,14 +735,52 @@ fn kinds(sides: &[Vec<&RunFacts>; 2], how: &How) -> Vec<Quantity> {
         Evidence::Pairs => how.between,
         _ => how.between.max(BETWEEN_PROCESSES),
     };
-    let how = How { confidence, between, ..*how };
-    let compared = |series: KindSeries| {
+    let each = How { confidence, between, ..*how };
+    let compared = |series: &KindSeries| {
         let (a, b) = series.values.split_at_checked(sides[0].len())?;
         let unit = format!("ms per typical {} iteration", series.kind);
-        let quantity = Quantity::of(series.kind.as_str(), &unit, false, [a, b], &how)?;
+        let quantity = Quantity::of(series.kind.as_str(), &unit, false, [a, b], &each)?;
         Some(Quantity { share: Some(series.share), ..quantity })
     };
-    chosen.into_iter().filter_map(compared).collect()
+    let stored = how.stored.map(|stored| with_added_up(stored, &chosen));
+    let all = How { stored: stored.as_ref(), between, ..*how };
+    let values = added_up(&chosen);
+    let sum = values.split_at_checked(sides[0].len()).and_then(|(a, b)| {
+        let quantity = Quantity::of(ADDED_UP, "of the typical time of iterations", false, [a, b], &all)?;
+        Some(Quantity { share: Some(chosen.iter().map(|series| series.share).sum()), ..quantity })
+    });
+    (chosen.iter().filter_map(compared).collect(), sum)
+}
+
+/// What kinds of iteration added up are called where spreads are stored.
+const ADDED_UP: &str = "iterations";
+
+/// The typical time of all iterations in each run, as a share of its mean: kinds added up by their shares of the time. What
+/// disturbs all kinds of a run alike, and what does not, is in how these differ.
+fn added_up(kinds: &[KindSeries]) -> Vec<f64> {
+    let share: f64 = kinds.iter().map(|series| series.share).sum();
+    let runs = kinds.iter().map(|series| series.values.len()).min().unwrap_or(0);
+    let usual = |series: &KindSeries| {
+        (series.values.iter().map(|value| value.ln()).sum::<f64>() / series.values.len() as f64).exp()
+    };
+    let weights: Vec<f64> = kinds.iter().map(|series| series.share / share / usual(series)).collect();
+    (0..runs)
+        .map(|run| kinds.iter().zip(&weights).filter_map(|(s, weight)| Some(weight * s.values.get(run)?)).sum())
+        .collect()
+}
+
+/// Stored spreads with that of all kinds added up, which older ones lack: it is at most the sum of those of the kinds.
+fn with_added_up(stored: &StoredSpread, kinds: &[KindSeries]) -> StoredSpread {
+    let mut stored = stored.clone();
+    let share: f64 = kinds.iter().map(|series| series.share).sum();
+    let known: Option<Vec<(f64, LogSpread)>> =
+        kinds.iter().map(|series| Some((series.share / share, *stored.spreads.get(series.kind.as_str())?))).collect();
+    if let Some(known) = known.filter(|known| !known.is_empty() && !stored.spreads.contains_key(ADDED_UP)) {
+        let sd = known.iter().map(|(weight, spread)| weight * spread.sd).sum();
+        let freedom = known.iter().map(|(_, spread)| spread.freedom).fold(f64::INFINITY, f64::min);
+        stored.spreads.insert(ADDED_UP.to_owned(), LogSpread { sd, freedom });
+    }
+    stored
 }
 
 /// The spreads of equal runs, as they are stored: of every figure and of every kind of iteration.
@@ -760,7 +789,8 @@ pub fn spreads_of(runs: &[RunFacts]) -> BTreeMap<String, LogSpread> {
         let of = |run: &RunFacts| run.metrics.iter().find(|m| m.name == metric.name).map(|m| m.value);
         (metric.name.clone(), runs.iter().filter_map(of).collect::<Vec<f64>>())
     });
-    let kinds =
-        kind_series(&runs.iter().collect::<Vec<_>>()).into_iter().map(|s| (s.kind.as_str().to_owned(), s.values));
-    metrics.chain(kinds).filter_map(|(name, values)| Some((name, pooled_spread(&[&values])?))).collect()
+    let kinds = kind_series(&runs.iter().collect::<Vec<_>>());
+    let sum = Some((ADDED_UP.to_owned(), added_up(&kinds))).filter(|(_, values)| !values.is_empty());
+    let kinds = kinds.into_iter().map(|series| (series.kind.as_str().to_owned(), series.values));
+    metrics.chain(kinds).chain(sum).filter_map(|(name, values)| Some((name, pooled_spread(&[&values])?))).collect()
 }

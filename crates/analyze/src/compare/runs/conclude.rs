@@ -27,9 +27,8 @@ impl WholeRuns {
                 _ => needed_runs(&LogSpread { sd, freedom: 1.0 }, half, figure.confidence),
             });
         }
-        self.added_up = self.add_up();
         if self.outcome == Outcome::CannotTell
-            && let Some(AddedUp { interval, .. }) = self.added_up.filter(|all| self.allows(all.interval))
+            && let Some((_, interval)) = self.of_kinds().filter(|(_, interval)| self.allows(*interval))
         {
             let outcome = outcome_of(Some(interval), self.margin, self.resolution);
             if outcome.is_difference() && self.kinds.iter().any(|kind| kind.outcome == outcome) {
@@ -51,26 +50,18 @@ impl WholeRuns {
         }
     }
 
-    /// The change of the whole as its parts show it. Each part has the weight of its time in A; ends of intervals add up,
-    /// because what disturbs a run disturbs all parts of it. What no part covers is only known as whole runs limit it.
-    fn add_up(&self) -> Option<AddedUp> {
+    /// The change of the whole as its kinds of iteration show it, with its interval. What no kind covers is only known as
+    /// whole runs limit it.
+    fn of_kinds(&self) -> Option<(f64, Range)> {
+        let sum = self.added_up.as_ref()?;
+        let (covered, known) = (sum.share?.min(1.0), sum.interval?);
         let whole = self.figures.first();
-        let unknown = whole.and_then(|figure| figure.interval).filter(says_something).unwrap_or(UNSEEN);
-        let known: Vec<(&Quantity, f64, Range)> =
-            self.kinds.iter().filter_map(|kind| Some((kind, kind.share?, kind.interval?))).collect();
-        let [a, b] = self.counts.map(|count| count as f64);
-        // Shares are of the time of both sides; a part that got longer had less of A's.
-        let parts = known.iter().map(|(kind, share, interval)| {
-            (share * (a + b) / (a + b * (1.0 + kind.time_change)), kind.time_change, *interval)
-        });
-        let uncovered = (1.0 - known.iter().map(|(_, share, _)| share).sum::<f64>()).max(0.0);
-        let rest = whole.map_or(0.0, |figure| figure.time_change).clamp(unknown.low, unknown.high);
-        let parts: Vec<(f64, f64, Range)> = parts.chain([(uncovered, rest, unknown)]).collect();
-        let weight: f64 = parts.iter().map(|part| part.0).sum();
-        let sum = |of: fn(&(f64, f64, Range)) -> f64| parts.iter().map(|part| part.0 * of(part)).sum::<f64>() / weight;
-        let found =
-            AddedUp { change: sum(|p| p.1), interval: Range { low: sum(|p| p.2.low), high: sum(|p| p.2.high) } };
-        (!known.is_empty() && found.change.is_finite()).then_some(found)
+        let open = whole.and_then(|figure| figure.interval).filter(says_something).unwrap_or(UNSEEN);
+        let rest = whole.map_or(0.0, |figure| figure.time_change).clamp(open.low, open.high);
+        let all = |known: f64, rest: f64| covered * known + (1.0 - covered) * rest;
+        let change = all(sum.time_change, rest);
+        let interval = Range { low: all(known.low, open.low), high: all(known.high, open.high) };
+        change.is_finite().then_some((change, interval))
     }
 
     /// Whether whole runs leave room for a change.
@@ -91,7 +82,7 @@ impl WholeRuns {
     pub fn change(&self) -> Option<f64> {
         match self.decided_by {
             DecidedBy::WholeRuns => self.figures.first().map(|figure| figure.time_change),
-            DecidedBy::Iterations => self.added_up.map(|all| all.change),
+            DecidedBy::Iterations => self.of_kinds().map(|(change, _)| change),
         }
     }
 
@@ -102,7 +93,7 @@ impl WholeRuns {
         if self.decided_by == DecidedBy::WholeRuns {
             return whole;
         }
-        let Range { low, high } = self.added_up?.interval;
+        let (_, Range { low, high }) = self.of_kinds()?;
         let open = whole.filter(says_something).unwrap_or(Range { low, high });
         Some(match self.outcome {
             Outcome::Slower => Range { low, high: high.max(open.high) },
