@@ -120,10 +120,7 @@ pub fn run(args: Args) -> Result<()> {
         }
     };
     let place = args.output_dir.join(PAGE);
-    let mut links: Vec<Link> =
-        explore::to_file(&place, "Both timelines side by side", &args.output_dir.join(COMPARISON))
-            .into_iter()
-            .collect();
+    let mut links: Vec<Link> = done.page.iter().map(|_| Link::new("Both timelines side by side", COMPARISON)).collect();
     links.extend(recorded.iter().flatten().zip(NAMES).flat_map(|(run, name)| explore::pages_of_run(&place, name, run)));
     let page = page(&sides, &throughputs, &done, links);
     // The result first: whatever happens to files, it is there.

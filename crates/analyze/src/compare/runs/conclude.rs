@@ -3,9 +3,7 @@
 use strobe_stats::{LogSpread, Range, needed_pairs, needed_runs};
 
 use super::super::verdict::Outcome;
-use super::{
-    AddedUp, DecidedBy, Evidence, Quantity, RunFacts, Runs, TIMES_LOST, WholeRuns, outcome_of, says_something,
-};
+use super::{DecidedBy, Evidence, Quantity, RunFacts, Runs, TIMES_LOST, WholeRuns, outcome_of, says_something};
 
 /// The power of [`WholeRuns::smallest_visible`].
 const POWER: f64 = 0.8;
