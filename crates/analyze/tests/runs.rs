@@ -1,7 +1,8 @@
 //! Whole runs on a machine that disturbs them in bursts.
 
-use strobe_analyze::compare::runs::{Cell, DecidedBy, Metric, RunFacts, of_one_state};
-use strobe_analyze::compare::{Outcome, Runs};
+use strobe_analyze::compare::runs::{Cell, DecidedBy, Metric, RunFacts, StoredSpread, of_one_state};
+use strobe_analyze::compare::{Outcome, Runs, WholeRuns};
+use strobe_stats::LogSpread;
 
 /// A run of 8 prefills and 64 decode iterations, each slower by `share`; the last `hit` iterations of both kinds take three
 /// times as long.
@@ -27,7 +28,7 @@ fn run(name: &str, share: f64, hit: usize) -> RunFacts {
     RunFacts { name: name.into(), metrics: vec![throughput], cells, ..RunFacts::default() }
 }
 
-fn judged(a: [usize; 3], b: [usize; 3], slower: f64) -> strobe_analyze::compare::WholeRuns {
+fn judged(a: [usize; 3], b: [usize; 3], slower: f64) -> WholeRuns {
     let side = |hits: [usize; 3], share: f64| {
         hits.iter().enumerate().map(|(process, &hit)| RunFacts { process, ..run("run", share, hit) }).collect()
     };
@@ -112,4 +113,78 @@ fn the_spread_of_equal_runs_is_that_of_one_state() {
     let kept: Vec<usize> = of_one_state(&runs).iter().map(|run| run.process).collect();
     assert_eq!(kept, [0, 2]);
     assert_eq!(of_one_state(&[run("a", 0.0, 0), run("b", 0.0, 0)]).len(), 2, "no readings, no states");
+}
+
+/// A run of 8 prefills and 64 decode iterations that take so many milliseconds each, and a figure beside them.
+fn made(process: usize, prefill_ms: f64, decode_ms: f64, tok_s: f64) -> RunFacts {
+    let prefills = (0..8).map(|_| (2048, 0, prefill_ms * 1e6));
+    let decodes = (0..64).map(|_| (0, 64, decode_ms * 1e6));
+    let plain = run("run", 0.0, 0);
+    let metrics = plain.metrics.into_iter().map(|metric| Metric { value: tok_s, ..metric }).collect();
+    RunFacts { process, metrics, cells: Cell::group(prefills.chain(decodes)), ..RunFacts::default() }
+}
+
+fn of_made(a: [(f64, f64, f64); 3], b: [(f64, f64, f64); 3]) -> WholeRuns {
+    let side = |runs: [(f64, f64, f64); 3]| {
+        runs.iter().enumerate().map(|(process, (p, d, rate))| made(process, *p, *d, *rate)).collect()
+    };
+    Runs { sides: [side(a), side(b)], ..Runs::default() }.judge(0.05)
+}
+
+#[test]
+fn a_kind_that_is_surely_slower_proves_nothing_where_the_others_may_make_up_for_it() {
+    // Decode is 12 % slower, tightly; prefill is about a third faster, and nobody knows how much; whole runs are faster.
+    let found = of_made(
+        [(100.0, 12.0, 100.0), (130.0, 12.01, 90.0), (80.0, 11.99, 110.0)],
+        [(50.0, 13.44, 125.0), (95.0, 13.45, 98.0), (70.0, 13.43, 110.0)],
+    );
+    let decode = found.kinds.iter().find(|kind| kind.name == "decode").unwrap();
+    assert_eq!(decode.outcome, Outcome::Slower, "{decode:?}");
+    assert_eq!((found.outcome, found.decided_by), (Outcome::CannotTell, DecidedBy::WholeRuns));
+    let (change, interval) = (found.change().unwrap(), found.interval().unwrap());
+    assert!(interval.low < change && change < interval.high, "{change} {interval:?}");
+    assert_eq!(found.disagreeing().len(), 1, "decode is named");
+}
+
+#[test]
+fn an_interval_of_kinds_holds_its_estimate_and_names_what_it_cannot_tell() {
+    let found = judged([0, 4, 1], [3, 0, 5], 0.10);
+    let (change, interval) = (found.change().unwrap(), found.interval().unwrap());
+    assert!((change - 0.10).abs() < 0.01, "{change}");
+    assert!(0.05 < interval.low && interval.low < change && change < interval.high, "{change} {interval:?}");
+    // Prefill varies, but not enough to make up for decode.
+    let found = of_made(
+        [(20.0, 12.0, 100.0), (20.6, 12.01, 90.0), (20.2, 11.99, 110.0)],
+        [(20.4, 14.4, 99.0), (20.1, 14.41, 85.0), (20.8, 14.39, 105.0)],
+    );
+    assert_eq!((found.outcome, found.decided_by), (Outcome::Slower, DecidedBy::Iterations), "{found:?}");
+    assert_eq!(found.open().iter().map(|kind| kind.name.as_str()).collect::<Vec<_>>(), ["prefill"]);
+}
+
+#[test]
+fn whole_runs_that_contradict_the_kinds_leave_it_open() {
+    // Every iteration is 30 % slower, but whole runs are surely not.
+    let found = of_made(
+        [(20.0, 12.0, 100.0), (20.0, 12.01, 98.0), (20.0, 11.99, 102.0)],
+        [(26.0, 15.6, 99.0), (26.0, 15.61, 100.0), (26.0, 15.59, 103.0)],
+    );
+    assert!(found.kinds.iter().all(|kind| kind.outcome == Outcome::Slower));
+    assert!(!found.outcome.is_difference(), "{:?} {:?}", found.outcome, found.figures[0].interval);
+}
+
+#[test]
+fn as_many_runs_as_the_interval_of_the_verdict_needs() {
+    let side = |rates: [f64; 3]| -> Vec<RunFacts> {
+        rates.iter().enumerate().map(|(process, rate)| made(process, 20.0, 12.0, *rate)).collect()
+    };
+    let sides = [side([100.0, 96.0, 104.0]), side([101.0, 95.0, 103.0])];
+    let stored = |sd: f64| StoredSpread {
+        runs: 10,
+        age: "an hour ago".into(),
+        spreads: [("Output throughput (tokens/sec)".to_owned(), LogSpread { sd, freedom: 9.0 })].into(),
+    };
+    let alone = Runs { sides: sides.clone(), ..Runs::default() }.judge(0.05);
+    let backed = Runs { sides, stored: Some(stored(alone.spread.unwrap())), ..Runs::default() }.judge(0.05);
+    assert!((alone.spread.unwrap() - backed.spread.unwrap()).abs() < 1e-9);
+    assert!(backed.runs_needed > alone.runs_needed, "99 % takes more runs than 95 %");
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
+use strobe_analyze::compare::runs::says_something;
 use strobe_analyze::compare::{Gate, MARGIN, Outcome, Verdict};
 use strobe_report::human;
 
@@ -84,7 +85,7 @@ impl GateArgs {
             return Err(anyhow!("{what}: {}", verdict.reasons.join("; ")));
         }
         let Some(limit) = self.fail_on_regression else { return Ok(()) };
-        let interval = verdict.interval.map_or(String::new(), |i| {
+        let interval = verdict.interval.filter(says_something).map_or(String::new(), |i| {
             let ci = verdict.confidence.map_or(String::new(), |c| format!("{:.0} % CI ", 100.0 * c));
             format!(" ({ci}{:+.1} to {:+.1} % time, limit {})", 100.0 * i.low, 100.0 * i.high, human::percent(limit))
         });

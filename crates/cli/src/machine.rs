@@ -382,8 +382,9 @@ pub fn cached_peaks(cpu: &Cpu) -> Option<MeasuredPeaks> {
     cached().into_iter().find(|p| p.key == key)
 }
 
-/// Remember single ceilings, measured now: those that are not among them stay as they were. `set` fills them in.
-pub fn remember_measured(cpu: &Cpu, set: impl FnOnce(&mut MeasuredPeaks)) {
+/// Remember ceilings, measured now; `set` fills them in. Single ones can only raise what is known, and the others stay as
+/// they were; `all` of them, measured at length because somebody asked for it, take the place of what is known.
+pub fn remember_measured(cpu: &Cpu, all: bool, set: impl FnOnce(&mut MeasuredPeaks)) {
     // What is not known is 0 here, and less than anything: entries with such a ceiling are measured before they are used.
     let mut peaks = MeasuredPeaks {
         key: key(cpu),
@@ -398,7 +399,7 @@ pub fn remember_measured(cpu: &Cpu, set: impl FnOnce(&mut MeasuredPeaks)) {
         flops_measured: once(),
     };
     set(&mut peaks);
-    remember(&peaks);
+    if all { store(peaks) } else { remember(&peaks) }
 }
 
 fn seconds_since_1970() -> u64 {
@@ -466,11 +467,12 @@ pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, Engin
 /// Keep the best that was ever read: a peak is what the machine can do, not what it did last time. A cache that can't be
 /// written costs a second next time, nothing else.
 fn remember(peaks: &MeasuredPeaks) {
+    let known = cached().into_iter().find(|p| p.key == peaks.key);
+    store(known.map_or_else(|| peaks.clone(), |known| peaks.better_of(&known)));
+}
+
+fn store(mut best: MeasuredPeaks) {
     let mut all = cached();
-    let mut best = peaks.clone();
-    if let Some(known) = all.iter().find(|p| p.key == peaks.key) {
-        best = best.better_of(known);
-    }
     best.bandwidth_measured = once();
     best.flops_measured = once();
     all.retain(|p| p.key != best.key);

@@ -152,6 +152,11 @@ fn main() -> ExitCode {
     match result {
         Ok(()) if interrupt::requested() => ExitCode::from(130),
         Ok(()) => ExitCode::SUCCESS,
+        // Whatever else went wrong: the answer is that of a run that was stopped.
+        Err(error) if interrupt::requested() => {
+            output::error(&with_causes(&error));
+            ExitCode::from(130)
+        }
         Err(error)
             if error.is::<gate::Regression>()
                 || error.is::<commands::doctor::Damaged>()

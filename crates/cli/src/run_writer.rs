@@ -19,6 +19,7 @@ use crate::bench::client::RunData;
 use crate::bench::outcome::RepeatFigures;
 use crate::bench::write;
 use crate::run_dir::{self, Stage};
+use crate::{interrupt, output};
 
 /// How often records go to disk. Not oftener, because the client's thread does it, beside an engine that is measured.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -293,7 +294,12 @@ impl RunWriter {
         problems.keep(open.repeats.as_mut().and_then(|log| log.problem.take()).map_or(Ok(()), Err));
         files(open.dir.path(), &mut problems);
         if !open.has_records() {
-            problems.keep(Err(anyhow::anyhow!("{}: nothing could be kept", open.dir.path().display())));
+            let dir = open.dir.path().display();
+            if interrupt::requested() && problems.is_empty() {
+                output::note(&format!("interrupted before an iteration ended: {dir} is not kept"));
+            } else {
+                problems.keep(Err(anyhow::anyhow!("{dir}: nothing could be kept")));
+            }
             return (problems, false);
         }
         let stage = if partial || !problems.is_empty() { Stage::Partial } else { Stage::Complete };

@@ -294,11 +294,12 @@ fn foreign(
                 _ => Err("trtllm-bench: expected throughput, latency, build or prepare-dataset; type strobe bench throughput --help".into()),
             }
         }
-        Tool::Build => Ok(hyphens([vec!["build".into()], apply(BUILD, words, notes)?].concat())),
-        Tool::PrepareDataset => dataset(words, notes),
-        Tool::ManagerBenchmark => {
-            Ok(hyphens([vec!["bench".into(), "throughput".into()], apply(MANAGER, words, notes)?].concat()))
+        Tool::Build => {
+            notes.extend(checkpoint_hint(&words));
+            Ok(hyphens([vec!["build".into()], apply(BUILD, words, notes)?].concat()))
         }
+        Tool::PrepareDataset => dataset(words, notes),
+        Tool::ManagerBenchmark => manager(words, notes),
         Tool::ConvertCheckpoint => Err(convert_checkpoint(words)),
         Tool::Run => Err(run(words)),
         Tool::Serve => Err(serve(&words)),
@@ -372,29 +373,63 @@ fn hyphens(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
+/// The model that would be converted is what `trtllm-build` takes.
 fn convert_checkpoint(mut words: Vec<OsString>) -> String {
-    let model = take(&mut words, "model-dir").unwrap_or_else(|| "DIR".into());
-    let mut line = Command::new("strobe");
-    line.arg("build").arg("--model").arg(model);
+    let mut line = Command::new("trtllm-build");
+    line.arg("--checkpoint_dir").arg(take(&mut words, "model-dir").unwrap_or_else(|| "DIR".into()));
     if let Some(dtype) = take(&mut words, "dtype") {
         line.arg("--dtype").arg(dtype);
     }
     if let Some(bits) = take(&mut words, "weight-only-precision") {
         line.arg("--quantization").arg(bits);
     }
-    line.arg("--output-dir").arg(take(&mut words, "output-dir").unwrap_or_else(|| "ENGINE".into()));
-    if let Some(ranks) = ["tp-size", "pp-size"].into_iter().find_map(|name| take(&mut words, name).filter(|n| n != "1"))
-    {
-        return format!(
-            "convert_checkpoint.py: {ONE_DEVICE} (found {} ranks); type `{}`",
-            ranks.to_string_lossy(),
-            shell::line(&line)
-        );
-    }
+    let line = shell::line(line.args(["--output_dir", "ENGINE"]));
+    let ranks = ["tp-size", "pp-size"].into_iter().find_map(|name| take(&mut words, name).filter(|n| n != "1"));
+    let ranks = ranks.map_or(String::new(), |n| format!("; {ONE_DEVICE} (found {} ranks)", n.to_string_lossy()));
     format!(
-        "convert_checkpoint.py: strobe builds an engine from the Hugging Face directory in one step; type `{}`",
-        shell::line(&line)
+        "convert_checkpoint.py: no conversion is needed{ranks}: skip this step and build from the model itself, `{line}`"
     )
+}
+
+/// What to say of a checkpoint that is none: the conversion before it was skipped, or answered.
+fn checkpoint_hint(words: &[OsString]) -> Option<String> {
+    let mut words = words.to_vec();
+    let given = take(&mut words, "checkpoint-dir")?;
+    let dir = Path::new(&given);
+    let what = match (dir.exists(), dir.join(strobe_engine::engine_dir::WEIGHTS_FILE).exists()) {
+        (true, true) => "is an engine directory",
+        (false, _) if strobe_model::preset(&given.to_string_lossy()).is_none() => "does not exist",
+        _ => return None,
+    };
+    let mut line = Command::new("trtllm-build");
+    line.args(["--checkpoint_dir", "MODEL"]).args(&words);
+    Some(format!(
+        "note: {} {what}; a converted checkpoint is not needed, build from the Hugging Face directory: `{}`",
+        given.to_string_lossy(),
+        shell::line(&line)
+    ))
+}
+
+/// `gptManagerBenchmark` reads neither engine nor dataset from elsewhere: what is missing is put into the line to type.
+fn manager(words: Vec<OsString>, notes: &mut Vec<String>) -> Result<Vec<OsString>, String> {
+    let mut made = hyphens([vec!["bench".into(), "throughput".into()], apply(MANAGER, words, notes)?].concat());
+    let has = |names: &[&str]| {
+        made.iter().any(|word| long_name(word).is_some_and(|(name, _)| names.contains(&name.as_str())))
+    };
+    let help = made.iter().any(|word| asks_for_help(word));
+    let (engine, dataset) = (has(&["engine-dir", "model"]), has(&["dataset"]));
+    if help || (engine && dataset) {
+        return Ok(made);
+    }
+    let mut missing = Vec::new();
+    for (there, option, value) in [(engine, "--engine-dir", "ENGINE"), (dataset, "--dataset", "dataset.jsonl")] {
+        if !there {
+            made.extend([option.into(), value.into()]);
+            missing.push(option);
+        }
+    }
+    let line = shell::line(Command::new("strobe").args(&made));
+    Err(format!("gptManagerBenchmark: {} missing; type `{line}`", missing.join(" and ")))
 }
 
 fn run(mut words: Vec<OsString>) -> String {
@@ -659,9 +694,9 @@ mod tests {
     fn lines_are_shown_in_words_of_one_style() {
         assert_eq!(
             line(
-                "gptManagerBenchmark --engine_dir E --enable_kv_cache_reuse --request_rate 50 --enable_chunked_context=false"
+                "gptManagerBenchmark --engine_dir E --dataset d --enable_kv_cache_reuse --request_rate 50 --enable_chunked_context=false"
             ),
-            "strobe bench throughput --engine-dir E --kv-cache-reuse enable --request-rate 50 --chunked-context disable"
+            "strobe bench throughput --engine-dir E --dataset d --kv-cache-reuse enable --request-rate 50 --chunked-context disable"
         );
         assert_eq!(
             line(
@@ -683,7 +718,7 @@ mod tests {
             ("trtllm-bench --model M throughput --max_beam_width 4", "no beam search"),
             (
                 "convert_checkpoint.py --model_dir M --output_dir C --tp_size 2",
-                "one device (found 2 ranks); type `strobe build --model M --output-dir C`",
+                "one device (found 2 ranks): skip this step and build from the model itself, `trtllm-build --checkpoint_dir M",
             ),
             (
                 "trtllm-build --checkpoint_dir C --gemm_plugin fp8",
@@ -693,7 +728,12 @@ mod tests {
             ("trtllm-bench --model M", "expected throughput, latency, build or prepare-dataset"),
             (
                 "python3 examples/convert_checkpoint.py --model_dir M --output_dir C --dtype float16",
-                "type `strobe build --model M --dtype float16 --output-dir C`",
+                "no conversion is needed: skip this step and build from the model itself, \
+                 `trtllm-build --checkpoint_dir M --dtype float16 --output_dir ENGINE`",
+            ),
+            (
+                "gptManagerBenchmark --log_iteration_data",
+                "type `strobe bench throughput --log-iteration-data --engine-dir ENGINE --dataset dataset.jsonl`",
             ),
         ] {
             let error = said(typed).unwrap_err();

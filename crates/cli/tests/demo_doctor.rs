@@ -122,6 +122,10 @@ fn doctor_corrects_what_was_cached() {
     edit(1e30);
     doctor("doctor --peaks float32");
     assert_eq!(num(&cached()[0], "/flops_per_s"), 1e30, "the better one is kept");
+    let said = doctor("doctor --peaks");
+    assert_names(&said, &["replaced", "copy (read + written)"]);
+    assert!(num(&cached()[0], "/flops_per_s") < 1e20, "all of them, measured at length, replace what was wrong");
+    assert_eq!(cached().as_array().map(Vec::len), Some(1));
 }
 
 #[test]

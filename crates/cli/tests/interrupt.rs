@@ -118,3 +118,21 @@ fn a_validation_that_is_interrupted_says_so() {
     assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
     assert!(!text.contains("run 1 of"), "{text}");
 }
+
+#[test]
+fn a_run_that_is_stopped_before_its_first_record_is_interrupted_and_no_failure() {
+    let sandbox = Sandbox::new();
+    sandbox.dataset("d.jsonl", &[(1900, 40); 8]);
+    let words = "bench throughput --model micro --dataset d.jsonl --warmup 2 --repeat 3 --json --output-dir run";
+    let mut child = sandbox.command(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    while !sandbox.exists("run/run.json") && begin.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // SAFETY: the child was not waited for yet, so the number is still its own.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) }, 0);
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
+    assert!(!said.contains("nothing could be kept"), "{said}");
+}

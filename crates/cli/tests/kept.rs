@@ -214,6 +214,27 @@ fn other_benchmarks_report_on_a_full_disk_too() {
 }
 
 #[test]
+fn answers_come_before_files_that_do_not_fit() {
+    let sandbox = with_long_run();
+    sandbox.ok(&format!("{SHORT} --output-dir a --repeat 2"));
+    sandbox.ok(&format!("{SHORT} --output-dir b --repeat 2"));
+    let cost =
+        "--rate 40 --num-requests 500 --input-tokens 60 --output-tokens 20 --cost linear:base=2ms,per_request=10us";
+    for (words, said, file) in [
+        ("compare a b --html page.html".to_owned(), "output tok/s", "page.html"),
+        ("analyze a --html page.html".to_owned(), "iterations", "page.html"),
+        (format!("simulate {cost} --output-dir dir"), "TTFT", "requests.jsonl"),
+        (format!("simulate sweep --vary rate=10,20,30,40,50,60 {cost} --output-csv points.csv"), "rate,", "points.csv"),
+    ] {
+        let done = finish(&mut sandbox.with_small_files(2, &words));
+        assert_eq!(done.code, Some(2), "{words}\n{}\n{}", done.stdout, done.stderr);
+        assert!(done.stdout.to_lowercase().contains(&said.to_lowercase()), "{words}\n{}", done.stdout);
+        assert_names(&done.stderr, &[file, "File too large"]);
+    }
+    assert_eq!(sandbox.names("."), ["a", "b", "d.jsonl", "long.jsonl"]);
+}
+
+#[test]
 fn a_directory_that_goes_while_the_run_goes_on_costs_files_but_not_the_report() {
     let sandbox = with_long_run();
     std::fs::create_dir(sandbox.path("folder")).unwrap();

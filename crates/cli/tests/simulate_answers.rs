@@ -148,8 +148,10 @@ fn every_size_has_a_limit_that_says_why() {
     let sandbox = Sandbox::new();
     sandbox.write("d.jsonl", "{\"task_id\":0,\"input_ids\":[1,2,3],\"output_tokens\":4294967295}\n");
     sandbox.write("lengths.txt", "5\n4294967295\n");
+    sandbox.write("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930,4294967295,20\n");
     for (options, parts) in [
         ("--dataset d.jsonl --rate 1", &["d.jsonl", "sample 0", "4294967295", "16777216"][..]),
+        ("--trace t.csv", &["t.csv", "line 2", "4294967295", "at most 16777216", "no model reads longer sequences"]),
         ("--rate 1 --output-tokens empirical:lengths.txt", &["lengths.txt line 2", "16777216"]),
         ("--rate 1 --replicas 4294967295", &["--replicas", "at most 4096"]),
         ("--rate 1 --kv-cache-blocks 4294967295", &["--kv-cache-blocks", "at most"]),

@@ -75,8 +75,19 @@ fn the_workflow_of_a_gemm_plugin_ablation_runs_unchanged() {
     assert_eq!(script.0.json_lines("d.jsonl").len(), 5);
     // The checkpoint that another tool would convert is the model itself.
     let answer = script.answer("convert_checkpoint.py --model_dir M --output_dir C --dtype float16");
-    assert_eq!(answer, "strobe build --model M --dtype float16 --output-dir C");
+    assert_eq!(answer, "trtllm-build --checkpoint_dir M --dtype float16 --output_dir ENGINE");
     script.works(&answer);
+    // A script that goes on with the checkpoint that was not made, or with an engine, is told what to build from.
+    for (dir, what) in [("C", "C does not exist"), ("ENGINE", "ENGINE is an engine directory")] {
+        let done = script.line(&format!("trtllm-build --checkpoint_dir {dir} --output_dir E --gemm_plugin auto"));
+        assert_eq!(done.code, Some(2), "{}", done.stdout);
+        let line = "`trtllm-build --checkpoint_dir MODEL --output_dir E --gemm_plugin auto`";
+        assert_names(&done.stderr, &[what, "not needed", line]);
+    }
+    assert_eq!(
+        script.answer("gptManagerBenchmark --log_iteration_data"),
+        "strobe bench throughput --log-iteration-data --engine-dir ENGINE --dataset dataset.jsonl"
+    );
     for plugin in ["auto", "disable"] {
         let done = script.works(&format!(
             "trtllm-build --checkpoint_dir M --output_dir E-{plugin} --gemm_plugin {plugin} --gpt_attention_plugin auto \

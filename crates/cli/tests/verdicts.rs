@@ -14,6 +14,8 @@ struct Made {
     tok_s: Vec<f64>,
     /// How long a decode iteration takes, in ms; prompts take the rest of the time.
     decode_ms: f64,
+    /// How long a prompt iteration takes, in ms; what is left of half of the run where it is not said.
+    prefill_ms: Option<f64>,
     requests: u64,
     /// Share of the run that threads waited for a CPU.
     waited: f64,
@@ -22,7 +24,15 @@ struct Made {
 }
 
 fn made(tok_s: f64) -> Made {
-    Made { tok_s: vec![tok_s], decode_ms: 8000.0 / tok_s, requests: 64, waited: 0.001, threads: 2, model: "m" }
+    Made {
+        tok_s: vec![tok_s],
+        decode_ms: 8000.0 / tok_s,
+        prefill_ms: None,
+        requests: 64,
+        waited: 0.001,
+        threads: 2,
+        model: "m",
+    }
 }
 
 impl Made {
@@ -43,7 +53,7 @@ impl Made {
                     "cpu_wait_sum_ms": self.waited * total_ms * self.threads as f64, "cpu_wait_max_ms": self.waited * total_ms,
                 },
                 "cells": [
-                    {"context_tokens": 1024, "generation_requests": 0, "iterations": 4, "total_ns": 0.5e6 * total_ms},
+                    {"context_tokens": 1024, "generation_requests": 0, "iterations": 4, "total_ns": self.prefill_ms.map_or(0.5e6 * total_ms, |ms| 4e6 * ms)},
                     {"context_tokens": 0, "generation_requests": 64, "iterations": 100_000, "total_ns": 1e11 * self.decode_ms},
                 ],
             })
@@ -233,12 +243,33 @@ fn kinds_of_iteration_speak_where_whole_runs_cannot() {
     // Whole runs differ by noise, decode steps surely.
     for (index, (a, b)) in [(1000.0, 1050.0), (1100.0, 950.0), (950.0, 1060.0)].into_iter().enumerate() {
         let step = [8.0, 8.02, 7.99][index];
-        Made { decode_ms: step, ..made(a) }.write(&sandbox, &format!("a-{index}"));
-        Made { decode_ms: 1.2 * step, ..made(b) }.write(&sandbox, &format!("b-{index}"));
+        let prefill_ms = Some(2.5e5 + index as f64);
+        Made { decode_ms: step, prefill_ms, ..made(a) }.write(&sandbox, &format!("a-{index}"));
+        Made { decode_ms: 1.2 * step, prefill_ms, ..made(b) }.write(&sandbox, &format!("b-{index}"));
     }
     let done = compare(&sandbox, "a-* b-*");
     assert_eq!(first_words(&done), "slower", "{}", done.stdout);
-    assert_names(&done.stdout, &["decode iterations", "1.20x slower", "whole runs alone do not tell"]);
+    assert_names(
+        &done.stdout,
+        &[
+            "% slower, its kinds of iteration added up (95 % CI",
+            "decode iterations",
+            "1.20x slower",
+            "whole runs alone do not tell",
+        ],
+    );
+    // Prompts that may make up for it: then nothing is proven, and the sentence names the part that differs.
+    for (index, (prefill_a, prefill_b)) in [(2.4e5, 1.2e5), (3.1e5, 2.3e5), (1.9e5, 1.6e5)].into_iter().enumerate() {
+        let step = [8.0, 8.02, 7.99][index];
+        Made { decode_ms: step, prefill_ms: Some(prefill_a), ..made([1000.0, 1100.0, 950.0][index]) }
+            .write(&sandbox, &format!("e-{index}"));
+        Made { decode_ms: 1.12 * step, prefill_ms: Some(prefill_b), ..made([1250.0, 980.0, 1100.0][index]) }
+            .write(&sandbox, &format!("f-{index}"));
+    }
+    let done = compare(&sandbox, &format!("e-* f-* {GATE}"));
+    assert_eq!((first_words(&done), done.code), ("cannot tell", Some(3)), "{}\n{}", done.stdout, done.stderr);
+    let headline = done.stdout.lines().find(|line| line.starts_with("Cannot tell")).unwrap();
+    assert_names(headline, &["; but decode iterations", "1.12x slower"]);
     // A kind that disagrees is named in the sentence of the whole.
     for (index, tok_s) in [1000.0, 1001.0, 999.0].iter().enumerate() {
         made(*tok_s).write(&sandbox, &format!("c-{index}"));
@@ -297,6 +328,11 @@ fn a_window_of_decode_steps_cannot_show_a_prompt_option() {
         &done.stdout.replace('\n', " ").replace("  ", " "),
         &["context_fmha, which acts on prompts only", "--profile 0-20"],
     );
+    sandbox.ok(&format!("{bench} chunked --context-fmha enable --chunked-context disable --kv_cache_reuse enable"));
+    assert_names(
+        &compare(&sandbox, "on chunked").stdout.replace('\n', " ").replace("  ", " "),
+        &["chunked_context and kv_cache_reuse, which act on prompts only", "cannot show them"],
+    );
 }
 
 /// A command that answers with a vLLM result: `FIRST`, plus a little that differs from call to call.
@@ -338,7 +374,14 @@ fn ab_runs_any_commands_until_the_interval_is_narrow() {
     let other = ["--a-cmd", "sh b.sh {out}", "--b-cmd", "sh b.sh {out}", "--pairs", "5..9", "--output-dir", "x"];
     let done = ab(&sandbox, &other);
     assert_eq!(done.code, Some(2));
-    assert_names(&done.stderr, &["holds another comparison", "--overwrite"]);
+    assert_names(&done.stderr, &["holds another comparison", "A's command was `sh a.sh {out}`", "--overwrite"]);
+    // A script that was changed is another side.
+    let script = sandbox.read("a.sh");
+    sandbox.write("a.sh", format!("{script}# faster\n"));
+    let done = ab(&sandbox, &[&sides[..], &["--output-dir", "x"]].concat());
+    assert_eq!(done.code, Some(2), "{}", done.stdout);
+    assert_names(&done.stderr, &["a.sh has changed", "--overwrite starts anew"]);
+    assert_eq!(sandbox.read("a.count").trim(), "6", "nothing ran");
     let same = ab(&sandbox, &[&other[..], &["--overwrite", "--fail-on-regression", "5%"]].concat());
     assert_eq!(same.code, Some(0), "{}\n{}", same.stdout, same.stderr);
     assert_names(&same.stdout, &["no difference", "No difference larger than"]);
@@ -349,6 +392,7 @@ fn ab_runs_any_commands_until_the_interval_is_narrow() {
     let done = ab(&sandbox, &[&sides[..], &["--metric", "goodness", "--output-dir", "z"]].concat());
     assert_eq!(done.code, Some(2));
     assert_names(&done.stderr, &["goodness", "mean_ttft_ms"]);
+    assert_eq!(sandbox.names("z/runs").len(), 2, "the first pair tells");
 }
 
 #[test]
@@ -367,6 +411,16 @@ fn ab_counts_runs_that_fail_and_gives_up_on_sides_that_never_work() {
     let done = ab(&sandbox, &never);
     assert_eq!(done.code, Some(2));
     assert_names(&done.stderr, &["3 pairs in a row failed", "exit code 9: nope"]);
+    // What counted before is concluded.
+    fake(&sandbox, "c", 800, 2);
+    let script = sandbox.read("c.sh");
+    sandbox.write("c.sh", format!("{script}if [ $n -ge 4 ]; then echo gone >&2; exit 7; fi\n"));
+    let done = ab(&sandbox, &["--a-cmd", "sh a.sh {out}", "--b-cmd", "sh c.sh {out}", "--output-dir", "v"]);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    assert_names(
+        &done.stdout,
+        &["1.25x slower", "Note: 3 pairs counted", "stopped by: 3 pairs in a row failed", "exit code 7: gone"],
+    );
     let wrong = ["--a-cmd", "echo 5 > {out}", "--b-cmd", "echo 5 > {out}", "--output-dir", "z"];
     assert_names(&ab(&sandbox, &wrong).stderr, &["trtllm-bench, vLLM bench or llama-bench"]);
     // A result on stdout is one too.
@@ -512,4 +566,75 @@ fn an_interrupted_ab_keeps_its_pairs_and_goes_on() {
     assert_eq!(sandbox.json("x/ab.json")["state"], "complete");
     let after: u32 = sandbox.read("a.count").trim().parse().unwrap();
     assert!(after <= 8, "what was there was not run again: {before}, {after}");
+}
+
+#[test]
+fn too_few_pairs_are_no_verdict() {
+    let sandbox = Sandbox::new();
+    fake(&sandbox, "a", 1000, 2);
+    fake(&sandbox, "b", 100, 400);
+    let slow = ["--a-cmd", "sh a.sh {out}; sleep 0.3", "--b-cmd", "sh b.sh {out}; sleep 0.3", "--budget", "0.2s"];
+    for (more, code) in [
+        (&["--output-dir", "x"][..], 2),
+        (&["--output-dir", "y", "--fail-on-regression", "5%"], 3),
+        (&["--output-dir", "z", "--fail-on-regression", "5%", "--inconclusive", "pass", "--json"], 0),
+        (&["--output-dir", "w", "--fail-on-regression", "5%", "--inconclusive", "fail"], 1),
+    ] {
+        let done = ab(&sandbox, &[&slow[..], more].concat());
+        assert_eq!(done.code, Some(code), "{more:?}: {}\n{}", done.stdout, done.stderr);
+        let said = format!("{}{}", done.stdout, done.stderr);
+        assert_names(&said, &["fewer than 2 pairs ended (the time of --budget)"]);
+    }
+    // Two pairs that differ much have an interval of no use, and say so.
+    let two = ["--a-cmd", "sh a.sh {out}", "--b-cmd", "sh b.sh {out}", "--pairs", "2", "--output-dir", "v"];
+    let done = ab(&sandbox, &two);
+    assert_names(
+        &done.stdout,
+        &["cannot tell", "interval not known with n=2 pairs", "(80 % power): not known with n=2 pairs"],
+    );
+    let longest = done.stdout.split(|letter: char| !letter.is_ascii_digit()).map(str::len).max();
+    assert!(longest < Some(8), "{}", done.stdout);
+    assert!(!done.stdout.contains("--profile"), "commands have no such option: {}", done.stdout);
+}
+
+#[test]
+fn a_full_disk_costs_files_but_not_the_verdict_of_ab() {
+    let sandbox = Sandbox::new();
+    fake(&sandbox, "a", 1000, 2);
+    fake(&sandbox, "b", 900, 2);
+    let mut command = sandbox.with_small_files(4, "ab");
+    command.args(["--a-cmd", "sh a.sh {out}", "--b-cmd", "sh b.sh {out}", "--pairs", "3", "--output-dir", "x"]);
+    let done = finish(command.env("COLUMNS", "1000"));
+    assert_eq!(done.code, Some(2), "{}\n{}", done.stdout, done.stderr);
+    assert_names(&done.stdout, &["1.11x slower", "3 interleaved pairs", "runs      x"]);
+    assert_names(&done.stderr, &["x/ab.json", "File too large"]);
+}
+
+#[test]
+fn an_ab_that_is_stopped_early_says_what_it_kept() {
+    use std::io::{BufRead, BufReader, Read};
+    let sandbox = Sandbox::new();
+    fake(&sandbox, "a", 1000, 2);
+    fake(&sandbox, "b", 800, 2);
+    let words = ["--a-cmd", "sh a.sh {out}; sleep 0.2", "--b-cmd", "sh b.sh {out}; sleep 0.2", "--pairs", "6"];
+    let mut child = sandbox
+        .command("ab")
+        .args(words)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.by_ref().any(|line| line.unwrap().starts_with("pair 0")), "it ended too early");
+    // SAFETY: the child was not waited for yet, so the number is still its own.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) }, 0);
+    lines.for_each(drop);
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
+    assert_names(
+        &said,
+        &["interrupted; ", "runs are kept in runs/ab-", "strobe ab", "--output-dir runs/ab-", "goes on"],
+    );
+    assert!(!said.contains("nothing was written"), "{said}");
 }

@@ -66,7 +66,9 @@ impl ModelRef {
             return Err(EngineError::option("--model", unknown_model(name)));
         }
         if dir.join(WEIGHTS_FILE).exists() {
-            let problem = format!("`{name}` is an engine directory, not a model; pass it as --engine-dir");
+            let problem = format!(
+                "`{name}` is an engine directory, not a model; pass it as --engine-dir, or build from the Hugging Face directory it was made from"
+            );
             return Err(EngineError::option("--model", problem));
         }
         if dir.join(CONVERTED_CHECKPOINT).exists() {

@@ -311,7 +311,7 @@ pub enum Rejection {
     },
     /// The cache cannot hold it even alone.
     #[error(
-        "the KV cache is too small for this request alone: {needed} blocks of {tokens_per_block} tokens needed, {total} in the cache; raise --kv-cache-blocks or --kv-cache-free-mem-fraction"
+        "the KV cache is too small for this request alone: {needed} blocks of {tokens_per_block} tokens needed, {total} in the cache; raise --kv-cache-blocks"
     )]
     CacheTooSmall {
         /// Blocks needed.

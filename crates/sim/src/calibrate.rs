@@ -235,7 +235,7 @@ pub struct Run {
 
 /// Reads a run directory. Iterations that were profiled are left out: recording takes time of its own.
 pub fn read_run(path: &Path) -> Result<Run, SimError> {
-    let bad = |problem: String| SimError::Option { option: "RUN", problem: format!("{}: {problem}", path.display()) };
+    let bad = |problem: String| SimError::Run(format!("{}: {problem}", path.display()));
     let log = path.join("iterations.jsonl");
     let text = std::fs::read(&log).map_err(|e| {
         bad(format!("no iterations.jsonl in it ({e}); give a directory that `strobe bench --output-dir` wrote"))
@@ -314,7 +314,7 @@ pub fn fit(runs: &[&Run], version: &str) -> Result<Fitted, SimError> {
                 first.path.display(),
                 other.path.display()
             );
-            Err(SimError::Option { option: "RUN", problem })
+            Err(SimError::Run(problem))
         }
     };
     alike("of different models", &|run| run.engine["model_name"].clone())?;
@@ -328,8 +328,12 @@ pub fn fit(runs: &[&Run], version: &str) -> Result<Fitted, SimError> {
     let samples: Vec<Sample> = runs.iter().flat_map(|run| run.samples.iter().copied()).collect();
     let regions: Vec<RegionCost> = Region::ALL.iter().filter_map(|region| fit_region(*region, &samples)).collect();
     if regions.is_empty() {
-        let problem = format!("{} iterations are too few to fit anything; run a longer benchmark", samples.len());
-        return Err(SimError::Option { option: "RUN", problem });
+        let paths: Vec<String> = runs.iter().map(|run| run.path.display().to_string()).collect();
+        let (paths, count) = (paths.join(", "), samples.len());
+        let (ending, are) = if count == 1 { ("", "is") } else { ("s", "are") };
+        let problem =
+            format!("{paths}: {count} iteration{ending} {are} too few to fit anything; run a longer benchmark");
+        return Err(SimError::Run(problem));
     }
     let range = |f: &dyn Fn(&StepLoad) -> u64| {
         let values = samples.iter().map(|s| f(&s.load));

@@ -13,6 +13,9 @@ pub enum SimError {
         /// What is wrong and what would be right.
         problem: String,
     },
+    /// A run directory that cannot be used, with what is wrong with it.
+    #[error("{0}")]
+    Run(String),
     /// A request can never run under the limits.
     #[error("request {id} can never run: {reason}")]
     Impossible {

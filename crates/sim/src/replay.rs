@@ -8,6 +8,7 @@ use serde_json::Value;
 use strobe_workload::Rng;
 
 use crate::error::SimError;
+use crate::lengths::LONGEST;
 use crate::request::{Content, SimRequest};
 
 /// A recording, ready to be replayed.
@@ -103,7 +104,12 @@ fn tick_ns(rows: &[Row]) -> Option<u64> {
 
 fn tokens(path: &Path, line: usize, name: &str, value: Option<f64>) -> Result<u32, SimError> {
     match value {
-        Some(n) if n >= 1.0 && n <= f64::from(1u32 << 24) && n.fract() == 0.0 => Ok(n as u32),
+        Some(n) if n >= 1.0 && n <= f64::from(LONGEST) && n.fract() == 0.0 => Ok(n as u32),
+        Some(n) if n > f64::from(LONGEST) => Err(problem(
+            path,
+            line,
+            format!("{name} is {n}; expected at most {LONGEST}, because no model reads longer sequences"),
+        )),
         Some(n) => Err(problem(path, line, format!("{name} is {n}; expected a whole number of at least 1"))),
         None => Err(problem(path, line, format!("{name} is missing or not a number"))),
     }

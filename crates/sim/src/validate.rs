@@ -93,7 +93,7 @@ pub struct Validation {
 }
 
 fn bad(run: &Path, problem: impl std::fmt::Display) -> SimError {
-    SimError::Option { option: "RUN", problem: format!("{}: {problem}", run.display()) }
+    SimError::Run(format!("{}: {problem}", run.display()))
 }
 
 fn records(run: &Path) -> Result<Vec<RequestRecord>, SimError> {

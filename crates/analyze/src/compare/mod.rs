@@ -342,9 +342,12 @@ pub fn compare(a: &[Context], b: &[Context], options: &CompareOptions) -> Compar
             let shown = if comparison.shows(whole.outcome) { explained } else { comparison.not_shown() };
             let mut verdict = verdict::of_runs(&whole, &comparison.names, shown.filter(|_| judged.blockers.is_empty()));
             if whole.outcome.is_difference() && comparison.groups.iter().all(|group| group.kernels.is_empty()) {
-                verdict
-                    .evidence
-                    .push("No ops were recorded: --profile A-B on both sides shows what accounts for it.".to_owned());
+                let how = match a.is_empty() && b.is_empty() {
+                    // Results of other benchmarks.
+                    true => "`strobe profile --windows A-B -- COMMAND` of each side and `strobe compare` show",
+                    false => "--profile A-B on both sides shows",
+                };
+                verdict.evidence.push(format!("No ops were recorded: {how} what accounts for it."));
             }
             comparison.runs = Some(whole);
             verdict

@@ -1,7 +1,7 @@
 //! The comparison as tables.
 
 use super::names::{telling, unlike};
-use super::runs::{Quantity, WholeRuns};
+use super::runs::{Quantity, WholeRuns, says_something};
 use super::verdict::{Outcome, Scale, group_sentence};
 use super::{Basis, BurstPair, Comparison, GroupComparison, Interval, KernelChange};
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
@@ -26,7 +26,7 @@ fn quantity_row(quantity: &Quantity) -> [Value; 6] {
         quantity.a.into(),
         quantity.b.into(),
         quantity.time_change.into(),
-        interval(quantity.interval),
+        interval(quantity.interval.filter(says_something)),
         quantity.outcome.as_str().into(),
     ]
 }
@@ -48,7 +48,7 @@ fn run_figures(runs: &WholeRuns) -> Sheet {
 fn run_kinds(runs: &WholeRuns) -> Sheet {
     let mut columns = quantity_columns("Kind of iteration");
     columns.insert(1, Column::new("Share of time", Unit::Share));
-    let title = "All iterations of the runs by kind: mean time of an iteration in ms, batches weighted alike";
+    let title = "Iterations of the runs by kind: typical time of one in ms (lower quartile, over the batches that all runs had)";
     let mut sheet = Sheet::new("run_kinds", columns).title(title);
     for kind in &runs.kinds {
         let mut row = quantity_row(kind).to_vec();

@@ -4,13 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use strobe_stats::{
-    Estimate, LogSpread, PercentileRule, Range, needed_pairs, needed_runs, paired, percentile, pooled_spread, sorted,
-    unpaired,
-};
+use strobe_stats::{Estimate, LogSpread, PercentileRule, Range, paired, percentile, pooled_spread, sorted, unpaired};
 use strobe_trace::IterationKind;
 
 use super::verdict::Outcome;
+
+mod conclude;
 
 /// A number that a run reports as a whole.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -153,6 +152,8 @@ pub struct Runs {
     /// The difference that the measurement was made to show, as a share: it stopped when its interval was that narrow, and an
     /// interval that happens to be narrower is no evidence for less. 0 where nothing was planned.
     pub resolution: f64,
+    /// What else a reader should keep in mind, e.g. how the runs came about.
+    pub notes: Vec<String>,
 }
 
 /// From what it is known how much equal runs differ.
@@ -273,10 +274,10 @@ pub struct WholeRuns {
     pub lost: Option<f64>,
     /// The difference that the measurement was made to show, as a share; smaller ones are not told.
     pub resolution: f64,
+    /// The typical time of all iterations of these kinds, added up by their shares of the time.
+    #[serde(skip)]
+    pub added_up: Option<Quantity>,
 }
-
-/// The power of [`WholeRuns::smallest_visible`].
-const POWER: f64 = 0.8;
 
 /// A kind with less than this share of the time of iterations has no say.
 const SMALL_KIND: f64 = 0.1;
@@ -361,6 +362,14 @@ pub(super) fn outcome_of(interval: Option<Range>, margin: f64, resolution: f64) 
     }
 }
 
+/// An interval whose ends are further apart than this factor says nothing but that there are too few runs.
+const WIDEST: f64 = 10.0;
+
+/// Whether an interval of the change of time is worth printing.
+pub fn says_something(interval: &Range) -> bool {
+    1.0 + interval.high <= WIDEST * (1.0 + interval.low)
+}
+
 /// The largest difference that an interval holds.
 pub(super) fn largest(interval: Range) -> f64 {
     interval.low.abs().max(interval.high.abs())
@@ -394,13 +403,14 @@ impl Runs {
             figures: Vec::new(),
             kinds: Vec::new(),
             set_aside: Vec::new(),
-            notes: Vec::new(),
+            notes: self.notes.clone(),
             reasons: Vec::new(),
             why_not: None,
             margin,
             one_process: false,
             lost: None,
             resolution: self.resolution,
+            added_up: None,
         };
         found.reasons.extend(self.different_work());
         if !found.reasons.is_empty() {
@@ -446,7 +456,7 @@ impl Runs {
             resolution: self.resolution,
         };
         found.figures = figures(&whole, self.metric.as_deref(), &how);
-        found.kinds = kinds(&sides, &how);
+        (found.kinds, found.added_up) = kinds(&sides, &how);
         if found.outcome != Outcome::NotComparable {
             found.conclude(&whole, self);
         }
@@ -595,74 +605,6 @@ impl Runs {
     }
 }
 
-impl WholeRuns {
-    /// Whole runs first; where they cannot tell, kinds of iteration.
-    fn conclude(&mut self, whole: &[Vec<&RunFacts>; 2], runs: &Runs) {
-        let decided = self.figures.first();
-        self.outcome = decided.map_or(Outcome::CannotTell, |figure| figure.outcome);
-        if let Some(figure) = decided {
-            self.spread = figure.spread;
-            self.smallest_visible = figure.estimate.map(|e| e.smallest_visible(figure.confidence, POWER));
-            let half = (self.margin / 2.0).max(1e-3);
-            self.runs_needed = figure.spread.map(|sd| match self.evidence {
-                Evidence::Pairs => needed_pairs(sd, half, figure.confidence),
-                _ => needed_runs(&LogSpread { sd, freedom: 1.0 }, half, 0.95),
-            });
-        }
-        if self.outcome == Outcome::CannotTell {
-            let said: Vec<&Quantity> = self.kinds.iter().filter(|kind| kind.outcome.is_difference()).collect();
-            if let Some(first) = said.first()
-                && said.iter().all(|kind| kind.outcome == first.outcome)
-            {
-                (self.outcome, self.decided_by) = (first.outcome, DecidedBy::Iterations);
-            }
-        }
-        if let Some(busy) = self.why_not.take() {
-            // What was lost to the machine is in the interval; where that leaves nothing to say, it is the reason.
-            if self.outcome.is_difference() {
-                self.notes.push(format!("{busy}; the interval is wider by {TIMES_LOST} times what was lost"));
-            } else {
-                (self.outcome, self.why_not) = (Outcome::CannotTell, Some(busy));
-            }
-        }
-        if self.outcome == Outcome::CannotTell && self.why_not.is_none() && self.evidence == Evidence::Nothing {
-            let ended = whole.iter().any(Vec::is_empty);
-            let what = if ended { "a run ended early, and how" } else { "how" };
-            self.why_not = Some(format!("{what} much equal runs differ on this machine is not known; {}", runs.remedy));
-        }
-    }
-
-    /// The quantities that decided: the figure of whole runs, or the kinds of iteration.
-    pub fn deciding(&self) -> Vec<&Quantity> {
-        match self.decided_by {
-            DecidedBy::WholeRuns => self.figures.first().into_iter().collect(),
-            DecidedBy::Iterations => self.kinds.iter().filter(|kind| kind.outcome == self.outcome).collect(),
-        }
-    }
-
-    /// The interval of how much longer B takes as a whole. Where kinds of iteration decided: what they contribute at least,
-    /// and at most what whole runs leave open.
-    pub fn interval(&self) -> Option<Range> {
-        let whole = self.figures.first().and_then(|figure| figure.interval);
-        if self.decided_by == DecidedBy::WholeRuns {
-            return whole;
-        }
-        let sum = |end: fn(&Range) -> f64| -> f64 {
-            self.deciding().iter().filter_map(|kind| Some(kind.share? * end(kind.interval.as_ref()?))).sum()
-        };
-        let (low, high) = (sum(|i| i.low), sum(|i| i.high));
-        Some(match self.outcome {
-            Outcome::Slower => Range { low, high: whole.map_or(high, |whole| whole.high.max(low)) },
-            _ => Range { low: whole.map_or(low, |whole| whole.low.min(high)), high },
-        })
-    }
-
-    /// Kinds of iteration that differ the other way than the outcome says, or that differ where it says that nothing does.
-    pub fn disagreeing(&self) -> Vec<&Quantity> {
-        self.kinds.iter().filter(|kind| kind.outcome.is_difference() && kind.outcome != self.outcome).collect()
-    }
-}
-
 /// The lowest and the highest reading of the memory bandwidth around runs.
 fn readings<'r>(runs: impl IntoIterator<Item = &'r RunFacts>) -> Option<Range> {
     let known = runs.into_iter().flat_map(|run| &run.bandwidth).filter(|rate| rate.is_finite() && **rate > 0.0);
@@ -781,9 +723,9 @@ fn lower_quartile_of(mut values: Vec<(f64, f64)>) -> f64 {
 }
 
 /// Kinds of iteration compared, most time first.
-fn kinds(sides: &[Vec<&RunFacts>; 2], how: &How) -> Vec<Quantity> {
+fn kinds(sides: &[Vec<&RunFacts>; 2], how: &How) -> (Vec<Quantity>, Option<Quantity>) {
     if sides.iter().any(Vec::is_empty) {
-        return Vec::new();
+        return Default::default();
     }
     let chosen = kind_series(&sides.concat());
     // Several questions are asked: each answer has to be surer.
@@ -793,14 +735,52 @@ fn kinds(sides: &[Vec<&RunFacts>; 2], how: &How) -> Vec<Quantity> {
         Evidence::Pairs => how.between,
         _ => how.between.max(BETWEEN_PROCESSES),
     };
-    let how = How { confidence, between, ..*how };
-    let compared = |series: KindSeries| {
+    let each = How { confidence, between, ..*how };
+    let compared = |series: &KindSeries| {
         let (a, b) = series.values.split_at_checked(sides[0].len())?;
         let unit = format!("ms per typical {} iteration", series.kind);
-        let quantity = Quantity::of(series.kind.as_str(), &unit, false, [a, b], &how)?;
+        let quantity = Quantity::of(series.kind.as_str(), &unit, false, [a, b], &each)?;
         Some(Quantity { share: Some(series.share), ..quantity })
     };
-    chosen.into_iter().filter_map(compared).collect()
+    let stored = how.stored.map(|stored| with_added_up(stored, &chosen));
+    let all = How { stored: stored.as_ref(), between, ..*how };
+    let values = added_up(&chosen);
+    let sum = values.split_at_checked(sides[0].len()).and_then(|(a, b)| {
+        let quantity = Quantity::of(ADDED_UP, "of the typical time of iterations", false, [a, b], &all)?;
+        Some(Quantity { share: Some(chosen.iter().map(|series| series.share).sum()), ..quantity })
+    });
+    (chosen.iter().filter_map(compared).collect(), sum)
+}
+
+/// What kinds of iteration added up are called where spreads are stored.
+const ADDED_UP: &str = "iterations";
+
+/// The typical time of all iterations in each run, as a share of its mean: kinds added up by their shares of the time. What
+/// disturbs all kinds of a run alike, and what does not, is in how these differ.
+fn added_up(kinds: &[KindSeries]) -> Vec<f64> {
+    let share: f64 = kinds.iter().map(|series| series.share).sum();
+    let runs = kinds.iter().map(|series| series.values.len()).min().unwrap_or(0);
+    let usual = |series: &KindSeries| {
+        (series.values.iter().map(|value| value.ln()).sum::<f64>() / series.values.len() as f64).exp()
+    };
+    let weights: Vec<f64> = kinds.iter().map(|series| series.share / share / usual(series)).collect();
+    (0..runs)
+        .map(|run| kinds.iter().zip(&weights).filter_map(|(s, weight)| Some(weight * s.values.get(run)?)).sum())
+        .collect()
+}
+
+/// Stored spreads with that of all kinds added up, which older ones lack: it is at most the sum of those of the kinds.
+fn with_added_up(stored: &StoredSpread, kinds: &[KindSeries]) -> StoredSpread {
+    let mut stored = stored.clone();
+    let share: f64 = kinds.iter().map(|series| series.share).sum();
+    let known: Option<Vec<(f64, LogSpread)>> =
+        kinds.iter().map(|series| Some((series.share / share, *stored.spreads.get(series.kind.as_str())?))).collect();
+    if let Some(known) = known.filter(|known| !known.is_empty() && !stored.spreads.contains_key(ADDED_UP)) {
+        let sd = known.iter().map(|(weight, spread)| weight * spread.sd).sum();
+        let freedom = known.iter().map(|(_, spread)| spread.freedom).fold(f64::INFINITY, f64::min);
+        stored.spreads.insert(ADDED_UP.to_owned(), LogSpread { sd, freedom });
+    }
+    stored
 }
 
 /// The spreads of equal runs, as they are stored: of every figure and of every kind of iteration.
@@ -809,7 +789,8 @@ pub fn spreads_of(runs: &[RunFacts]) -> BTreeMap<String, LogSpread> {
         let of = |run: &RunFacts| run.metrics.iter().find(|m| m.name == metric.name).map(|m| m.value);
         (metric.name.clone(), runs.iter().filter_map(of).collect::<Vec<f64>>())
     });
-    let kinds =
-        kind_series(&runs.iter().collect::<Vec<_>>()).into_iter().map(|s| (s.kind.as_str().to_owned(), s.values));
-    metrics.chain(kinds).filter_map(|(name, values)| Some((name, pooled_spread(&[&values])?))).collect()
+    let kinds = kind_series(&runs.iter().collect::<Vec<_>>());
+    let sum = Some((ADDED_UP.to_owned(), added_up(&kinds))).filter(|(_, values)| !values.is_empty());
+    let kinds = kinds.into_iter().map(|series| (series.kind.as_str().to_owned(), series.values));
+    metrics.chain(kinds).chain(sum).filter_map(|(name, values)| Some((name, pooled_spread(&[&values])?))).collect()
 }

@@ -7,7 +7,7 @@ use strobe_stats::Range;
 use strobe_trace::IterationKind;
 
 use super::names::{short, short_pair, unlike};
-use super::runs::{BETWEEN_PROCESSES, DecidedBy, Evidence, Quantity, WholeRuns, largest, outcome_of};
+use super::runs::{BETWEEN_PROCESSES, DecidedBy, Evidence, Quantity, WholeRuns, largest, outcome_of, says_something};
 use super::{Basis, Comparison, GroupComparison, KernelChange, PartChange};
 
 /// How much two runs of the same thing are thought to differ where nothing is known of it: traces of other tools, one a side.
@@ -197,6 +197,37 @@ fn subject(names: &[String; 2]) -> String {
     if b == "B" || b.is_empty() { "B".to_owned() } else { format!("B ({b})") }
 }
 
+/// An interval with its confidence in the words of [`speed`], to follow a figure; what to say where there are too few runs.
+fn sure(quantity: &Quantity, evidence: Evidence) -> String {
+    match quantity.interval {
+        Some(i) if says_something(&i) => {
+            format!(", {} {}", confidence_text(quantity.confidence), speed_interval(quantity.time_change, i))
+        }
+        Some(_) => format!(", interval {}", not_known(quantity.runs, evidence)),
+        None => String::new(),
+    }
+}
+
+/// The same as signed changes of time.
+fn sure_signed(quantity: &Quantity, evidence: Evidence) -> String {
+    match quantity.interval {
+        Some(i) if says_something(&i) => {
+            format!(", {} {} to {}", confidence_text(quantity.confidence), signed(i.low), signed(i.high))
+        }
+        Some(_) => format!(", interval {}", not_known(quantity.runs, evidence)),
+        None => String::new(),
+    }
+}
+
+/// Of an interval so wide that its ends say nothing: what it takes to know more.
+fn not_known([a, b]: [usize; 2], evidence: Evidence) -> String {
+    match evidence {
+        Evidence::Pairs => format!("not known with n={a} pairs"),
+        _ if a == b => format!("not known with n={a} runs a side"),
+        _ => format!("not known with {a} and {b} runs"),
+    }
+}
+
 fn runs_text(quantity: &Quantity, evidence: Evidence) -> String {
     match (evidence, quantity.runs) {
         (Evidence::Pairs, [n, _]) => format!("means of {n} interleaved pairs"),
@@ -211,12 +242,14 @@ fn values_text(quantity: &Quantity) -> String {
 }
 
 /// A kind of iteration with its share and its change, to stand within a sentence.
-fn kind_text(kind: &Quantity) -> String {
+fn kind_text(kind: &Quantity, evidence: Evidence) -> String {
+    let (of, interval) = (kind_name(kind), sure(kind, evidence));
+    format!("{of} are {}: {}{interval}", speed(kind.time_change), values_text(kind))
+}
+
+fn kind_name(kind: &Quantity) -> String {
     let share = kind.share.map_or(String::new(), |share| format!(" ({:.0} % of the time)", 100.0 * share));
-    let interval = kind.interval.map_or(String::new(), |i| {
-        format!(", {} {}", confidence_text(kind.confidence), speed_interval(kind.time_change, i))
-    });
-    format!("{} iterations{share} are {}: {}{interval}", kind.name, speed(kind.time_change), values_text(kind))
+    format!("{} iterations{share}", kind.name)
 }
 
 /// The verdict of whole runs; `explained` says which ops account for a difference.
@@ -226,7 +259,7 @@ pub(super) fn of_runs(runs: &WholeRuns, names: &[String; 2], explained: Option<S
     let whole = runs.figures.first();
     verdict.interval = runs.interval();
     verdict.confidence = verdict.interval.map(|_| runs.evidence.confidence());
-    verdict.time_change = whole.map(|figure| figure.time_change);
+    verdict.time_change = runs.change();
     if runs.outcome == Outcome::NotComparable {
         verdict.reasons.clone_from(&runs.reasons);
         verdict.sentence = format!("Not comparable: {}.", runs.reasons.join("; and "));
@@ -234,29 +267,44 @@ pub(super) fn of_runs(runs: &WholeRuns, names: &[String; 2], explained: Option<S
     }
     let mut sentence = match (runs.outcome, runs.decided_by, whole) {
         (Outcome::Faster | Outcome::Slower, DecidedBy::WholeRuns, Some(figure)) => {
-            let interval = figure.interval.map_or(String::new(), |i| {
-                format!(", {} {}", confidence_text(figure.confidence), speed_interval(figure.time_change, i))
-            });
             format!(
-                "{subject} is {}: {} ({}{interval})",
+                "{subject} is {}: {} ({}{})",
                 speed(figure.time_change),
                 values_text(figure),
-                runs_text(figure, runs.evidence)
+                runs_text(figure, runs.evidence),
+                sure(figure, runs.evidence)
             )
         }
         (Outcome::Faster | Outcome::Slower, ..) => {
-            let kinds: Vec<String> = runs.deciding().into_iter().map(kind_text).collect();
-            let open = match whole.and_then(|figure| Some((figure, figure.interval?))) {
-                Some((figure, interval)) => format!(
-                    "; whole runs alone do not tell ({} time, {} {} to {})",
-                    signed(figure.time_change),
-                    confidence_text(figure.confidence),
-                    signed(interval.low),
-                    signed(interval.high)
-                ),
-                None => String::new(),
+            let kinds: Vec<String> = runs.deciding().into_iter().map(|kind| kind_text(kind, runs.evidence)).collect();
+            let change = runs.change().unwrap_or(0.0);
+            let sure = verdict.interval.map_or(String::new(), |i| {
+                format!(" ({} {})", confidence_text(runs.evidence.confidence()), speed_interval(change, i))
+            });
+            let not_told: Vec<String> = runs
+                .open()
+                .into_iter()
+                .map(|kind| {
+                    format!("{} {}{}", kind_name(kind), signed(kind.time_change), sure_signed(kind, runs.evidence))
+                })
+                .collect();
+            let not_told = match not_told.as_slice() {
+                [] => String::new(),
+                kinds => format!("; not told of {}", kinds.join(", and ")),
             };
-            format!("{subject} is {}: {}{open}", runs.outcome.as_str(), kinds.join(", and "))
+            let open = match whole {
+                Some(figure) if figure.interval.is_some() => format!(
+                    "; whole runs alone do not tell ({} time{})",
+                    signed(figure.time_change),
+                    sure_signed(figure, runs.evidence)
+                ),
+                _ => String::new(),
+            };
+            format!(
+                "{subject} is {}, its kinds of iteration added up{sure}: {}{not_told}{open}",
+                speed(change),
+                kinds.join(", and ")
+            )
         }
         (Outcome::NoDifference, _, Some(figure)) => {
             let largest = figure.interval.map_or(runs.margin, largest).max(runs.resolution);
@@ -275,8 +323,8 @@ pub(super) fn of_runs(runs: &WholeRuns, names: &[String; 2], explained: Option<S
         }
     };
     let disagreeing = runs.disagreeing();
-    if !disagreeing.is_empty() && (runs.outcome.is_difference() || runs.outcome == Outcome::NoDifference) {
-        let kinds: Vec<String> = disagreeing.into_iter().map(kind_text).collect();
+    if !disagreeing.is_empty() {
+        let kinds: Vec<String> = disagreeing.into_iter().map(|kind| kind_text(kind, runs.evidence)).collect();
         sentence.push_str(&format!("; but {}", kinds.join(", and ")));
     }
     if let Some(why) = runs.why_not.as_ref().filter(|_| runs.outcome == Outcome::CannotTell) {
@@ -293,9 +341,7 @@ pub(super) fn of_runs(runs: &WholeRuns, names: &[String; 2], explained: Option<S
 }
 
 fn values_and_change(figure: &Quantity, evidence: Evidence) -> String {
-    let interval = figure.interval.map_or(String::new(), |i| {
-        format!(", {} {} to {}", confidence_text(figure.confidence), signed(i.low), signed(i.high))
-    });
+    let interval = sure_signed(figure, evidence);
     format!("{} ({} time{interval}, {})", values_text(figure), signed(figure.time_change), runs_text(figure, evidence))
 }
 
@@ -337,10 +383,11 @@ fn evidence_of_runs(runs: &WholeRuns) -> Vec<String> {
         ));
     }
     if let Some(smallest) = runs.smallest_visible {
-        lines.push(format!(
-            "Smallest difference that this comparison sees in 4 of 5 cases (80 % power): {}.",
-            at_most(smallest)
-        ));
+        let size = match says_something(&Range { low: 0.0, high: smallest }) {
+            true => at_most(smallest),
+            false => not_known(runs.counts, runs.evidence),
+        };
+        lines.push(format!("Smallest difference that this comparison sees in 4 of 5 cases (80 % power): {size}."));
     }
     if let Some(needed) = runs.runs_needed.filter(|_| runs.outcome == Outcome::CannotTell && runs.why_not.is_none()) {
         let have = runs.counts[0].min(runs.counts[1]);
@@ -447,7 +494,7 @@ pub(super) fn of_groups(
     let per_step = [|g: &GroupComparison| g.weight * g.a_kernels, |g: &GroupComparison| g.weight * g.b_kernels];
     let [in_a, in_b] = per_step.map(|of| comparison.groups.iter().map(of).sum::<f64>());
     if comparison.basis == Basis::Iterations && (in_a - in_b).abs() > OTHER_WORK * in_a.max(in_b) {
-        sentence.push_str(&format!("; B runs {} of A's {} kernels per step", whole(in_b), whole(in_a)));
+        sentence.push_str(&format!("; B runs {} kernels per step, A {}", whole(in_b), whole(in_a)));
     }
     if let Some(work) = &comparison.work {
         sentence.push_str(&format!("; it is not known what a step is, so {}", work.sentence()));

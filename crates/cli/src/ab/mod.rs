@@ -2,10 +2,12 @@
 //! first pair warms the machine up and does not count. It stops by the width of the interval, never because a difference
 //! looks significant: looking again and again would find one where there is none.
 
+mod identity;
 pub mod process;
 pub mod results;
 pub mod side;
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -42,6 +44,8 @@ pub struct Plan {
     pub metric: Option<String>,
     /// Where everything is kept.
     pub dir: PathBuf,
+    /// What must be the same for another call to go on: see [`identity`].
+    pub identity: OnceCell<Value>,
 }
 
 /// Why it stopped.
@@ -55,6 +59,8 @@ pub enum Stopped {
     Budget,
     /// Ctrl-C.
     Interrupted,
+    /// Runs that do not work.
+    Failures,
 }
 
 impl Stopped {
@@ -64,6 +70,7 @@ impl Stopped {
             Stopped::Pairs => "the last pair allowed by --pairs".to_owned(),
             Stopped::Budget => "the time of --budget".to_owned(),
             Stopped::Interrupted => "interrupted".to_owned(),
+            Stopped::Failures => format!("{MOST_FAILURES} pairs in a row failed"),
         }
     }
 }
@@ -94,16 +101,8 @@ pub trait Listener {
 }
 
 impl Plan {
-    /// What must be the same for a comparison to go on where an earlier call stopped.
-    fn identity(&self) -> Value {
-        let side = |side: &Side| match side {
-            Side::Command(line) => json!({"command": line}),
-            Side::Strobe(s) => json!({
-                "binary": s.binary.display().to_string(), "model": s.model, "build": s.build, "bench": s.bench,
-                "engine_dir": s.engine_dir.as_ref().map(|dir| dir.display().to_string()),
-            }),
-        };
-        json!({"a": side(&self.sides[0]), "b": side(&self.sides[1]), "mode": self.mode, "metric": self.metric})
+    fn identity(&self) -> &Value {
+        self.identity.get_or_init(|| identity::of(self))
     }
 
     /// Creates the directory, or goes on in one that an earlier call left.
@@ -118,12 +117,17 @@ impl Plan {
         if let Some(known) = &known
             && !overwrite
         {
-            if known.get("plan") == Some(&self.identity()) {
+            let kept = known.get("plan").cloned().unwrap_or_default();
+            let changed = identity::differences(&kept, &identity::of(self));
+            if changed.is_empty() {
+                // As it was at the beginning: what runs have written since is no part of the sides.
+                let _ = self.identity.set(kept);
                 return Ok(true);
             }
             bail!(
-                "--output-dir: `{}` holds another comparison (its ab.json has other sides); name another directory, or pass --overwrite",
-                self.dir.display()
+                "--output-dir: `{}` holds another comparison: {}; --overwrite starts anew, another directory keeps both",
+                self.dir.display(),
+                changed.join("; ")
             );
         }
         let empty = std::fs::read_dir(&self.dir).map_or(true, |mut entries| entries.next().is_none());
@@ -239,7 +243,10 @@ impl Plan {
                         break;
                     }
                     Err(error) if error.is::<interrupt::Interrupted>() => break,
-                    Err(error) => return Err(error),
+                    Err(error) => {
+                        problem = Some(format!("{}: {error:#}", ["A", "B"][side]));
+                        break;
+                    }
                 }
             }
             if interrupt::requested() {
@@ -250,14 +257,17 @@ impl Plan {
                 Some(failure) => {
                     failed_in_a_row += 1;
                     listener.say(&format!("pair {number} failed: {failure}"));
-                    failures.push(failure.clone());
+                    failures.push(failure);
                     if failed_in_a_row >= MOST_FAILURES {
-                        bail!("{MOST_FAILURES} pairs in a row failed; the last: {failure}");
+                        break Stopped::Failures;
                     }
                 }
                 None => {
                     failed_in_a_row = 0;
-                    if number > 0 {
+                    if number == 0 {
+                        // A figure that results do not have is known now, not after the last run.
+                        self.judge(&[vec![results::read(&out[0], 0)?], vec![results::read(&out[1], 0)?]])?;
+                    } else {
                         resumed += usize::from(there);
                         for side in 0..2 {
                             known[side].push(results::read(&out[side], known[side].len())?);
@@ -283,9 +293,17 @@ impl Plan {
                 break Stopped::Budget;
             }
         };
-        let recorded = match (&self.profile, stopped) {
-            (Some(profile), stopped) if stopped != Stopped::Interrupted => self.record(&engines, profile, listener)?,
-            _ => None,
+        let ended = !matches!(stopped, Stopped::Interrupted | Stopped::Failures);
+        let (recorded, stopped) = match self.profile.as_ref().filter(|_| ended) {
+            None => (None, stopped),
+            Some(profile) => match self.record(&engines, profile, listener) {
+                Ok(recorded) => (recorded, stopped),
+                Err(error) if error.is::<interrupt::Interrupted>() => (None, Stopped::Interrupted),
+                Err(error) => {
+                    listener.say(&format!("the recorded pair failed: {error:#}"));
+                    (None, stopped)
+                }
+            },
         };
         Ok(Found { known, paths, recorded, stopped, failures, resumed })
     }
@@ -305,6 +323,13 @@ impl Plan {
             }
         }
         Ok(Some(out))
+    }
+
+    /// How many runs are kept, those too that do not count.
+    pub fn kept(&self) -> usize {
+        let there = |path: &PathBuf| results::read(path, 0).is_ok();
+        let entries = std::fs::read_dir(self.dir.join(RUNS)).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(there).count()
     }
 
     /// The pairs as a comparison takes them.

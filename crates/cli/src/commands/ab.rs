@@ -1,22 +1,27 @@
 //! `strobe ab`: two builds, binaries or commands, interleaved in fresh processes until the answer is clear.
 
+use std::cell::OnceCell;
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use strobe_analyze::compare::runs::WholeRuns;
-use strobe_analyze::compare::{self, BETWEEN_RUNS, CompareOptions, Comparison};
+use strobe_analyze::compare::runs::says_something;
+use strobe_analyze::compare::{self, BETWEEN_RUNS, CompareOptions, Comparison, Runs, Verdict};
 use strobe_report::html::Link;
 use strobe_report::human;
 
 use crate::ab::side::{self, Side, Strobe};
-use crate::ab::{Found, Listener, Plan, Stopped};
+use crate::ab::{Found, Listener, PLAN, Plan, Stopped};
 use crate::commands::compare::{metric, out_of_reach, read_sides, show};
 use crate::gate::{GateArgs, percent};
 use crate::run_dir::RunDir;
 use crate::run_facts::KnownRun;
-use crate::{explore, interrupt, output, run_dir, shell, trace_input};
+use crate::run_writer::Problems;
+use crate::{explore, output, run_dir, shell, trace_input};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe ab --a '--gemm-plugin auto' --b '--gemm-plugin disable' --model tinyllama-1.1b --dataset d.jsonl
@@ -185,12 +190,11 @@ impl Listener for Told {
             .and_then(|found| found.figures.first())
             .and_then(|figure| Some((figure.time_change, figure.interval?)));
         let so_far = so_far.map_or(String::new(), |(change, interval)| {
-            format!(
-                "   so far B {:+.1} % time ({:+.1} to {:+.1})",
-                100.0 * change,
-                100.0 * interval.low,
-                100.0 * interval.high
-            )
+            let sure = match says_something(&interval) {
+                true => format!("{:+.1} to {:+.1}", 100.0 * interval.low, 100.0 * interval.high),
+                false => format!("interval not known with n={} pairs", known[0].len()),
+            };
+            format!("   so far B {:+.1} % time ({sure})", 100.0 * change)
         });
         self.say(&format!("pair {number:<4} {name_a} {a}, {name_b} {b} {unit}{so_far}"));
     }
@@ -223,6 +227,7 @@ pub fn run(args: Args) -> Result<()> {
         margin,
         metric: named,
         dir,
+        identity: OnceCell::new(),
     };
     let names = side::names(&plan.sides[0], &plan.sides[1]);
     let resumes = plan.open(args.overwrite)?;
@@ -235,31 +240,79 @@ pub fn run(args: Args) -> Result<()> {
     }
     let found = plan.execute(&mut told)?;
     if found.known[0].len() < 2 {
-        plan.write("partial", &Value::Null)?;
-        if found.stopped == Stopped::Interrupted {
-            bail!(interrupt::Interrupted);
-        }
-        bail!("fewer than 2 pairs ended ({}); give it more --budget", found.stopped.in_words(plan.half_width));
+        return too_few(&args, &plan, &found);
     }
     let done = conclude(&plan, found, names, args.top, None)?;
+    // The report first: whatever happens to files, the answer is there.
     if args.json {
         output::line(&format!("{:#}", done.to_json(&args.gate)));
     } else {
         output::line("");
-        show(&done.comparison, args.top, done.page.as_deref());
+        show(&done.comparison, args.top);
+    }
+    let written = done.write(&plan);
+    let page = done.page.as_ref().filter(|_| written.is_ok()).map(|(path, _)| path);
+    if !args.json {
+        page.iter().for_each(|path| output::line(&format!("\npage      {}", path.display())));
         output::line(&format!("runs      {}", plan.dir.display()));
     }
     if done.stopped == Stopped::Interrupted {
+        output::note(&goes_on(&plan, args.output_dir.is_some()));
+    }
+    written?;
+    if done.stopped == Stopped::Interrupted {
         return Ok(()); // main turns it into 130
     }
-    let inspect = done.page.as_ref().unwrap_or(&plan.dir).display().to_string();
+    let inspect = page.cloned().unwrap_or_else(|| plan.dir.join(PLAN)).display().to_string();
     args.gate.judge(&done.comparison.verdict, &inspect)
+}
+
+/// Fewer than two pairs have no spread: what there is instead of a verdict.
+fn too_few(args: &Args, plan: &Plan, found: &Found) -> Result<()> {
+    plan.write("partial", &Value::Null)?;
+    if found.stopped == Stopped::Interrupted {
+        bail!(goes_on(plan, args.output_dir.is_some()));
+    }
+    let pairs = found.known[0].len();
+    let stopped = found.stopped.in_words(plan.half_width);
+    let why = match (found.failures.last(), found.stopped) {
+        (Some(last), Stopped::Failures) => format!("{stopped}; the last: {last}"),
+        _ => format!("fewer than 2 pairs ended ({stopped}); give it more --budget"),
+    };
+    // A side that never ran is a wrong call; a gate that was asked too early cannot tell.
+    if args.gate.fail_on_regression.is_none() || (found.stopped == Stopped::Failures && pairs == 0) {
+        bail!(why);
+    }
+    let verdict = Verdict { sentence: format!("Cannot tell: {why}."), reasons: vec![why], ..Verdict::default() };
+    if args.json {
+        let document = json!({
+            "strobe": env!("CARGO_PKG_VERSION"), "outcome": verdict.outcome, "pairs": pairs, "stopped": stopped,
+            "failures": found.failures, "reasons": verdict.reasons, "gate": args.gate.to_json(&verdict),
+            "output_dir": plan.dir.display().to_string(),
+        });
+        output::line(&format!("{document:#}"));
+    } else {
+        output::line(&format!("\n{}\nruns      {}", verdict.sentence, plan.dir.display()));
+    }
+    args.gate.judge(&verdict, &plan.dir.join(PLAN).display().to_string())
+}
+
+/// What an interrupted comparison kept, and the line that goes on with it.
+fn goes_on(plan: &Plan, named: bool) -> String {
+    let mut words: Vec<OsString> = crate::words().iter().filter(|word| *word != "--overwrite").cloned().collect();
+    if !named {
+        let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+        words.splice(end..end, ["--output-dir".into(), plan.dir.clone().into_os_string()]);
+    }
+    let line = shell::line(Command::new("strobe").args(words));
+    format!("interrupted; {} runs are kept in {}; `{line}` goes on from there", plan.kept(), plan.dir.display())
 }
 
 /// A comparison that has come to its end.
 pub struct Concluded {
     pub comparison: Comparison,
-    pub page: Option<PathBuf>,
+    /// The page, and where it goes.
+    pub page: Option<(PathBuf, String)>,
     pub stopped: Stopped,
     pairs: usize,
     failures: Vec<String>,
@@ -277,9 +330,24 @@ impl Concluded {
             "failures": self.failures,
             "comparison": self.comparison,
             "gate": gate.to_json(&self.comparison.verdict),
-            "page": self.page.as_ref().map(|path| path.display().to_string()),
+            "page": self.page.as_ref().map(|(path, _)| path.display().to_string()),
             "output_dir": self.dir.display().to_string(),
         })
+    }
+
+    /// Writes the page, and what became of it.
+    pub fn write(&self, plan: &Plan) -> Result<()> {
+        let mut problems = Problems::default();
+        if let Some((path, page)) = &self.page {
+            problems.keep(run_dir::write_whole(path, page.as_bytes()));
+        }
+        let state = if self.stopped == Stopped::Interrupted { "partial" } else { "complete" };
+        let outcome = json!({
+            "verdict": self.comparison.verdict, "runs": self.comparison.runs, "pairs": self.pairs,
+            "stopped": self.stopped_in_words, "failures": self.failures,
+        });
+        problems.keep(plan.write(state, &outcome));
+        problems.into_result()
     }
 }
 
@@ -302,10 +370,11 @@ pub fn conclude(
     let traces = read_sides(&explained)?;
     let options = strobe_analyze::Options::default();
     let contexts = [trace_input::contexts(&traces[0], &options)?, trace_input::contexts(&traces[1], &options)?];
-    let mut warnings = vec![format!(
+    let counted = format!(
         "{pairs} pairs counted, order A B B A, fresh processes, after one pair of warm-up{}; stopped by: {stopped_in_words}",
         if resumed > 0 { format!(", {resumed} of them from an earlier call") } else { String::new() }
-    )];
+    );
+    let mut warnings = Vec::new();
     if !failures.is_empty() {
         warnings.push(format!(
             "{} runs failed and their pairs do not count, the first: {}",
@@ -320,24 +389,19 @@ pub fn conclude(
         &CompareOptions {
             names,
             rows,
-            runs: Some(plan.runs(known)),
+            runs: Some(Runs { notes: vec![counted], ..plan.runs(known) }),
             between_runs: BETWEEN_RUNS,
             margin: plan.margin,
             warnings,
         },
     );
-    let mut page = None;
-    if contexts.iter().all(|side| !side.is_empty()) {
+    let page = contexts.iter().all(|side| !side.is_empty()).then(|| {
         let path = plan.dir.join("compare.html");
         let mut links = explore::run_links(&path, &explained);
         links.extend(overview);
-        run_dir::write_whole(&path, explore::comparison_page(&comparison, &contexts, links).as_bytes())?;
-        page = Some(path);
-    }
-    plan.write(
-        if stopped == Stopped::Interrupted { "partial" } else { "complete" },
-        &json!({"verdict": comparison.verdict, "runs": comparison.runs, "pairs": pairs, "stopped": stopped_in_words, "failures": failures}),
-    )?;
+        let page = explore::comparison_page(&comparison, &contexts, links);
+        (path, page)
+    });
     Ok(Concluded { comparison, page, stopped, pairs, failures, dir: plan.dir.clone(), stopped_in_words })
 }
 

@@ -138,12 +138,10 @@ pub fn run(args: Args) -> Result<()> {
         true => vec![iterations::candidates_report(&context)],
         false => reports::run_all(&entries, &context),
     };
-    let page = args.html.as_ref().map(|path| (path, explore::trace_page(&context, page_links(path, &args.traces))));
     drop(spinner);
-    if let Some((path, page)) = &page {
-        run_dir::write_whole(path, page.as_bytes())?;
-    }
-    match if args.json { Format::Json } else { args.format } {
+    let format = if args.json { Format::Json } else { args.format };
+    // The reports first: whatever happens to the page, they are there.
+    match format {
         Format::Table => {
             if args.report.is_empty() {
                 reports.iter_mut().for_each(without_evidence);
@@ -152,9 +150,6 @@ pub fn run(args: Args) -> Result<()> {
             let relative = reports.into_iter().map(|report| sheets::relative_to(report, origin));
             let texts: Vec<_> = relative.map(|r| sheets::text(&r, output::width(), args.top)).collect();
             output::print(&texts.join("\n"));
-            if let Some((path, page)) = page {
-                output::line(&format!("\npage      {} ({})", path.display(), human::bytes(page.len() as u64)));
-            }
         }
         Format::Csv => {
             output::print(&sheets::csv(&reports));
@@ -169,6 +164,13 @@ pub fn run(args: Args) -> Result<()> {
                 "reports": reports.iter().map(sheets::json).collect::<Vec<_>>(),
             });
             output::line(&format!("{document:#}"));
+        }
+    }
+    if let Some(path) = &args.html {
+        let page = explore::trace_page(&context, page_links(path, &args.traces));
+        run_dir::write_whole(path, page.as_bytes())?;
+        if format == Format::Table {
+            output::line(&format!("\npage      {} ({})", path.display(), human::bytes(page.len() as u64)));
         }
     }
     Ok(())

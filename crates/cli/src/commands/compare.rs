@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use strobe_analyze::Context;
 use strobe_analyze::compare::{self, BETWEEN_RUNS, CompareOptions, Comparison, Runs};
 use strobe_analyze::iterations::Found;
@@ -98,12 +98,10 @@ pub fn run(args: Args) -> Result<()> {
         warnings,
     };
     let comparison = compare::compare(&contexts[0], &contexts[1], &options);
-    if let Some(path) = &args.html {
-        let page = explore::comparison_page(&comparison, &contexts, explore::run_links(path, &paths));
-        run_dir::write_whole(path, page.as_bytes())?;
-    }
     drop(spinner);
-    match if args.json { Format::Json } else { args.format } {
+    let format = if args.json { Format::Json } else { args.format };
+    // The report first: whatever happens to the page, the answer is there.
+    match format {
         Format::Json => {
             let document = json!({
                 "strobe": env!("CARGO_PKG_VERSION"),
@@ -119,7 +117,14 @@ pub fn run(args: Args) -> Result<()> {
             output::print(&sheets::csv(&[comparison.report()]));
             output::note(&comparison.verdict.sentence);
         }
-        Format::Table => show(&comparison, args.top, args.html.as_deref()),
+        Format::Table => show(&comparison, args.top),
+    }
+    if let Some(path) = &args.html {
+        let page = explore::comparison_page(&comparison, &contexts, explore::run_links(path, &paths));
+        run_dir::write_whole(path, page.as_bytes())?;
+        if format == Format::Table {
+            output::line(&format!("\npage      {}", path.display()));
+        }
     }
     let inspect = match &args.html {
         Some(page) => page.display().to_string(),
@@ -129,11 +134,8 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 /// Prints a comparison for people.
-pub fn show(comparison: &Comparison, top: usize, page: Option<&Path>) {
+pub fn show(comparison: &Comparison, top: usize) {
     output::print(&sheets::text(&comparison.report(), output::width(), top));
-    if let Some(path) = page {
-        output::line(&format!("\npage      {}", path.display()));
-    }
 }
 
 /// Reads every repeat of both sides as a trace of its own. Where some are run directories with recorded windows and some
@@ -171,7 +173,7 @@ pub fn runs_of(known: [Vec<KnownRun>; 2], metric: Option<&str>, paired: bool) ->
     let decides = metric.or_else(|| known.iter().flatten().find_map(|run| run.metric)).map(str::to_owned);
     let remedy = remedy(&known);
     let sides = known.map(|side| side.into_iter().flat_map(|run| run.runs).collect());
-    Runs { sides, paired, stored, metric: decides, remedy, resolution: 0.0 }
+    Runs { sides, paired, stored, metric: decides, remedy, ..Runs::default() }
 }
 
 /// The line to type where the spread between runs is not known.
@@ -187,34 +189,49 @@ fn remedy(known: &[Vec<KnownRun>; 2]) -> String {
     format!("{measured}, and `strobe ab` runs both sides until the interval is narrow")
 }
 
-/// Build options that act on prompts alone.
-const PROMPTS_ONLY: [&str; 1] = ["context_fmha"];
+/// Options that act on prompts alone: of a build, and of a run.
+const PROMPTS_ONLY: [&str; 3] = ["context_fmha", "chunked_context", "kv_cache_reuse"];
+
+/// Of those of a run, what they are where nobody says.
+const RUN_DEFAULTS: [(&str, &str); 2] = [("chunked_context", "enable"), ("kv_cache_reuse", "disable")];
+
+/// The options of a run by name: how its engine was built, and with which words it was started.
+fn options_of(about: &Value) -> Map<String, Value> {
+    let build = about.pointer("/engine/build_config").and_then(Value::as_object);
+    let mut options = build.and_then(|build| build.get("plugin_config")?.as_object().cloned()).unwrap_or_default();
+    let plain = build.into_iter().flatten().filter(|(name, _)| *name != "plugin_config");
+    options.extend(plain.map(|(name, value)| (name.clone(), value.clone())));
+    let words = about.get("command").and_then(Value::as_str).and_then(|line| shell::words(line).ok());
+    let Some(words) = words else { return options };
+    for (name, usual) in RUN_DEFAULTS {
+        let given = words.iter().enumerate().rev().find_map(|(place, word)| {
+            let long = word.strip_prefix("--")?.replace('-', "_");
+            match long.split_once('=') {
+                Some((given, value)) => (given == name).then(|| value.to_owned()),
+                None => (long == name).then(|| words.get(place + 1).cloned())?,
+            }
+        });
+        options.insert(name.to_owned(), given.unwrap_or_else(|| usual.to_owned()).into());
+    }
+    options
+}
 
 /// What to say where the sides differ in options that cannot act in the recorded iterations.
 pub fn out_of_reach(known: &[Vec<KnownRun>; 2], contexts: &[Vec<Context>; 2]) -> Option<String> {
-    let options = |side: &[KnownRun]| {
-        let build = side.first()?.about.pointer("/engine/build_config")?.clone();
-        let mut flat = build.get("plugin_config").and_then(Value::as_object).cloned().unwrap_or_default();
-        flat.extend(
-            build.as_object()?.iter().filter(|(name, _)| *name != "plugin_config").map(|(n, v)| (n.clone(), v.clone())),
-        );
-        Some(flat)
-    };
-    let (a, b) = (options(&known[0])?, options(&known[1])?);
-    let differing: Vec<&String> =
-        a.iter().filter(|(name, value)| b.get(*name) != Some(value)).map(|(name, _)| name).collect();
-    let prompts_only = !differing.is_empty() && differing.iter().all(|name| PROMPTS_ONLY.contains(&name.as_str()));
+    let [a, b] = [options_of(&known[0].first()?.about), options_of(&known[1].first()?.about)];
+    let differing: Vec<&str> =
+        PROMPTS_ONLY.into_iter().filter(|name| a.get(*name).zip(b.get(*name)).is_some_and(|(a, b)| a != b)).collect();
     let decode = |found: &Found| found.kind == Some(IterationKind::Decode);
     let all: Vec<&Found> = contexts.iter().flatten().flat_map(|context| &context.iterations.list).collect();
     let recorded = contexts.iter().flatten().any(|context| !context.trace.ops.is_empty());
-    if !prompts_only || all.is_empty() || !recorded || !all.into_iter().all(decode) {
+    if differing.is_empty() || all.is_empty() || !recorded || !all.into_iter().all(decode) {
         return None;
     }
-    let names: Vec<&str> = differing.iter().map(|name| name.as_str()).collect();
+    let (act, it) = if differing.len() == 1 { ("acts", "it") } else { ("act", "them") };
     Some(format!(
-        "the sides differ in {}, which acts on prompts only; the recorded iterations are decode steps and cannot show it: \
+        "the sides differ in {}, which {act} on prompts only; the recorded iterations are decode steps and cannot show {it}: \
          record the first iterations (--profile 0-20)",
-        names.join(", ")
+        differing.join(" and ")
     ))
 }
 
@@ -227,6 +244,20 @@ fn side_names(a: &str, b: &str) -> [String; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_of_a_run_are_those_of_its_build_and_of_its_command() {
+        let of = |command: &str| {
+            options_of(
+                &json!({"command": command, "engine": {"build_config": {"plugin_config": {"context_fmha": true}}}}),
+            )
+        };
+        let plain = of("strobe bench throughput --engine-dir E");
+        assert_eq!(plain["context_fmha"], true);
+        assert_eq!((&plain["chunked_context"], &plain["kv_cache_reuse"]), (&json!("enable"), &json!("disable")));
+        let given = of("strobe bench throughput --kv_cache_reuse enable --chunked-context=disable");
+        assert_eq!((&given["chunked_context"], &given["kv_cache_reuse"]), (&json!("disable"), &json!("enable")));
+    }
 
     #[test]
     fn sides_have_different_names() {

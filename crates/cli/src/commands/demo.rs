@@ -1,13 +1,16 @@
 //! `strobe demo`: the whole loop on the embedded default. Two builds that differ in one option, one dataset, interleaved
 //! runs in fresh processes (`strobe ab`), a recorded pair, and one sentence that says which is faster and why.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
 use strobe_analyze::Context;
 use strobe_analyze::budget::{budget_by_kind, budgets};
+use strobe_analyze::compare::runs::says_something;
 use strobe_analyze::compare::{Comparison, MARGIN, Outcome};
 use strobe_analyze::top_ops::{top_ops, top_ops_by_kind};
 use strobe_engine::staged_dir;
@@ -28,7 +31,8 @@ use crate::machine;
 use crate::model_args::CpuArgs;
 use crate::run_dir::RunDir;
 use crate::run_facts::KnownRun;
-use crate::{explore, interrupt, output, recording, run_dir, trace_input};
+use crate::run_writer::Problems;
+use crate::{explore, output, recording, run_dir, shell, trace_input};
 
 const EXAMPLES: &str = "EXAMPLES:
   strobe demo
@@ -53,6 +57,9 @@ pub struct Args {
 const MODEL: &str = "micro";
 const BATCH: usize = 16;
 const STEP_TOKENS: usize = 1024;
+const MOST_TOKENS: usize = 2048;
+const BENCH_OPTIONS: [&str; 3] = ["--streaming", "--warmup", "1"];
+const DEVICE_OPTIONS: [&str; 2] = ["--device", "cpu"];
 const REQUESTS: usize = 24;
 const INPUT_TOKENS: f64 = 1024.0;
 const OUTPUT_TOKENS: f64 = 64.0;
@@ -88,17 +95,20 @@ pub fn run(args: Args) -> Result<()> {
     let dataset = args.output_dir.join(DATASET);
     make_dataset(&dataset)?;
     told.say(&format!(
-        "dataset   strobe prepare-dataset --model {MODEL} --output {DATASET} token-norm-dist --num-requests {REQUESTS} --input-mean {INPUT_TOKENS} --output-mean {OUTPUT_TOKENS}"
+        "dataset   strobe prepare-dataset --model {MODEL} --output {} token-norm-dist --num-requests {REQUESTS} --input-mean {INPUT_TOKENS} --input-stdev 0 --output-mean {OUTPUT_TOKENS} --output-stdev 0",
+        dataset.display()
     ));
     let plan = plan(&args, &dataset)?;
     plan.write("running", &serde_json::Value::Null)?;
-    told.say(&format!(
-        "compare   strobe ab --a '--context-fmha disable' --b '--context-fmha enable' --model {MODEL} --dataset {DATASET} --profile {WINDOW} --pairs {}..{}",
-        PAIRS.0, PAIRS.1
-    ));
+    told.say(&format!("compare   {}", ab_line(&args, &dataset)));
     let found = plan.execute(&mut told)?;
-    if found.stopped == Stopped::Interrupted || found.known[0].len() < 2 {
-        anyhow::bail!(interrupt::Interrupted);
+    if found.stopped == Stopped::Interrupted {
+        let (kept, runs) = (plan.kept(), args.output_dir.join(RUNS));
+        anyhow::bail!("interrupted; {kept} runs are kept in {}; `strobe demo` starts anew", runs.display());
+    }
+    if found.known[0].len() < 2 {
+        let last = found.failures.last().map_or(String::new(), |last| format!("; the last failure: {last}"));
+        anyhow::bail!("fewer than 2 pairs ended ({}){last}", found.stopped.in_words(plan.half_width));
     }
     let throughputs = found.known.each_ref().map(|side| throughputs(side));
     let recorded = found.recorded.clone();
@@ -110,13 +120,16 @@ pub fn run(args: Args) -> Result<()> {
         }
     };
     let place = args.output_dir.join(PAGE);
-    let mut links: Vec<Link> =
-        explore::to_file(&place, "Both timelines side by side", &args.output_dir.join(COMPARISON))
-            .into_iter()
-            .collect();
+    let mut links: Vec<Link> = done.page.iter().map(|_| Link::new("Both timelines side by side", COMPARISON)).collect();
     links.extend(recorded.iter().flatten().zip(NAMES).flat_map(|(run, name)| explore::pages_of_run(&place, name, run)));
     let page = page(&sides, &throughputs, &done, links);
-    run_dir::write_whole(&place, page.as_bytes())?;
+    // The result first: whatever happens to files, it is there.
+    let write = || {
+        let mut problems = Problems::default();
+        problems.keep(done.write(&plan));
+        problems.keep(run_dir::write_whole(&place, page.as_bytes()));
+        problems.into_result()
+    };
 
     let seconds = start.elapsed().as_secs_f64();
     let dir = args.output_dir.display();
@@ -135,7 +148,7 @@ pub fn run(args: Args) -> Result<()> {
             "output_dir": args.output_dir.display().to_string(),
         });
         output::line(&format!("{document:#}"));
-        return Ok(());
+        return write();
     }
     output::line("");
     output::print(&figures_table(comparison).render(output::width()));
@@ -152,10 +165,31 @@ pub fn run(args: Args) -> Result<()> {
     output::line("");
     output::line(&comparison.verdict.sentence);
     comparison.verdict.evidence.iter().for_each(|line| output::line(line));
-    output::line(&format!(
-        "\npages     {dir}/{PAGE}  {dir}/{COMPARISON}\nruns      {dir}/{RUNS}\ntime      {seconds:.1} s"
-    ));
-    Ok(())
+    let written = write();
+    if written.is_ok() {
+        output::line(&format!("\npages     {dir}/{PAGE}  {dir}/{COMPARISON}"));
+    }
+    output::line(&format!("runs      {dir}/{RUNS}\ntime      {seconds:.1} s"));
+    written
+}
+
+/// The same comparison as a line to type.
+fn ab_line(args: &Args, dataset: &Path) -> String {
+    let mut line = Command::new("strobe");
+    line.args(["ab", "--a", "--context-fmha disable", "--b", "--context-fmha enable", "--model", MODEL, "--dataset"]);
+    line.arg(dataset).args(["--profile", WINDOW, "--pairs", &format!("{}..{}", PAIRS.0, PAIRS.1)]);
+    line.args(["--budget", &format!("{}s", BUDGET.as_secs()), "--"]);
+    line.args(build_options()).args(BENCH_OPTIONS).args(DEVICE_OPTIONS);
+    if let Some(threads) = args.cpu.threads {
+        line.args(["--threads", &threads.to_string()]);
+    }
+    shell::line(&line)
+}
+
+/// How the engines of both sides are built, beside the option that they differ in.
+fn build_options() -> Vec<String> {
+    let words = format!("--max-batch-size {BATCH} --max-num-tokens {STEP_TOKENS} --max-seq-len {MOST_TOKENS}");
+    words.split(' ').map(str::to_owned).collect()
 }
 
 /// An earlier demo makes room for this one, and nothing else does.
@@ -179,22 +213,17 @@ fn holds_only_a_demo(dir: &Path) -> bool {
 }
 
 fn plan(args: &Args, dataset: &Path) -> Result<Plan> {
-    let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<String>>();
     let side = |fmha: &str| -> Result<Side> {
-        let mut bench = words("--streaming --warmup 1 --dataset");
-        bench.push(dataset.display().to_string());
+        let own = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<String>>();
+        let mut bench = own(&BENCH_OPTIONS);
+        bench.extend(["--dataset".to_owned(), dataset.display().to_string()]);
         if let Some(threads) = args.cpu.threads {
             bench.extend(["--threads".to_owned(), threads.to_string()]);
         }
-        Ok(Side::Strobe(Strobe {
-            binary: std::env::current_exe()?,
-            model: Some(MODEL.to_owned()),
-            engine_dir: None,
-            build: words(&format!(
-                "--max-batch-size {BATCH} --max-num-tokens {STEP_TOKENS} --max-seq-len 2048 --context-fmha {fmha} --device cpu"
-            )),
-            bench: bench.into_iter().chain(words("--device cpu")).collect(),
-        }))
+        bench.extend(own(&DEVICE_OPTIONS));
+        let build = [build_options(), own(&["--context-fmha", fmha]), own(&DEVICE_OPTIONS)].concat();
+        let binary = std::env::current_exe()?;
+        Ok(Side::Strobe(Strobe { binary, model: Some(MODEL.to_owned()), engine_dir: None, build, bench }))
     };
     Ok(Plan {
         sides: [side("disable")?, side("enable")?],
@@ -206,6 +235,7 @@ fn plan(args: &Args, dataset: &Path) -> Result<Plan> {
         margin: MARGIN,
         metric: None,
         dir: args.output_dir.clone(),
+        identity: OnceCell::new(),
     })
 }
 
@@ -238,7 +268,7 @@ pub fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Resul
         dtype: model.config.dtype,
         max_batch_size: BATCH,
         max_num_tokens: STEP_TOKENS,
-        max_seq_len: 2048,
+        max_seq_len: MOST_TOKENS,
         tokens_per_block: 32,
         gemm_plugin: true,
         context_fmha: fmha,
@@ -268,8 +298,9 @@ fn figures_table(comparison: &Comparison) -> Table {
     let mut table = Table::new(["means over the pairs", NAMES[0], NAMES[1], "ratio of times", "99 % CI"]);
     for figure in comparison.runs.iter().flat_map(|runs| &runs.figures) {
         let ratio = |change: f64| format!("{:.2}x", 1.0 + change);
+        let interval = figure.interval.filter(says_something);
         let interval =
-            figure.interval.map_or(human::NOT_KNOWN.to_owned(), |i| format!("{} to {}", ratio(i.low), ratio(i.high)));
+            interval.map_or(human::NOT_KNOWN.to_owned(), |i| format!("{} to {}", ratio(i.low), ratio(i.high)));
         table.push([
             Cell::from(figure.name.as_str()),
             Cell::number(human::number(figure.a), figure.a),
@@ -340,6 +371,7 @@ fn page(sides: &[Recorded; 2], throughputs: &[Vec<f64>; 2], done: &Concluded, li
         }
         let interval = figure
             .interval
+            .filter(says_something)
             .map_or(String::new(), |i| format!("99 % CI {:.2}x to {:.2}x", 1.0 / (1.0 + i.high), 1.0 / (1.0 + i.low)));
         page = page.card(
             Card::new("Throughput, enable over disable", format!("{:.2}x", 1.0 / (1.0 + figure.time_change)))

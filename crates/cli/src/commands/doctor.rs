@@ -25,6 +25,7 @@ const EXAMPLES: &str = "EXAMPLES:
   strobe doctor --json
   strobe doctor --noise --engine-dir E --dataset d.jsonl   how much equal runs of this workload differ here
   strobe doctor --engine E             compare every weight of an engine with its checksum
+  strobe doctor --peaks                measure all peaks anew, in place of the cached ones
   strobe doctor --peaks read --json    one reading of the bandwidth, in half a second
   STROBE_CPU=avx2 strobe doctor        what another instruction set would reach";
 
@@ -52,9 +53,10 @@ pub struct Args {
     /// Further options of `strobe bench` for --noise
     #[arg(last = true, value_name = "OPTIONS", requires = "noise")]
     options: Vec<String>,
-    /// Measure these peaks, keep the better of each and its cached value, and print nothing else
-    #[arg(long, value_enum, value_name = "PEAK,..", value_delimiter = ',')]
-    peaks: Vec<Peak>,
+    /// Measure these peaks and print nothing else: without a list all of them, which replace the cached ones, else the better
+    /// of each and its cached value is kept
+    #[arg(long, value_enum, value_name = "PEAK,..", value_delimiter = ',', num_args = 0..=1)]
+    peaks: Option<Vec<Peak>>,
     #[command(flatten)]
     cpu: CpuArgs,
 }
@@ -139,12 +141,14 @@ fn cached_json(peaks: &[Peak], before: Option<&MeasuredPeaks>) -> serde_json::Va
     known.collect::<serde_json::Map<_, _>>().into()
 }
 
-/// Measure some peaks and keep the better of each and its cached value.
-fn print_peaks(args: &Args, cpu: &mut Cpu) {
+/// Measure some peaks and keep the better of each and its cached value, or all of them and replace what is cached.
+fn print_peaks(args: &Args, peaks: &[Peak], cpu: &mut Cpu) {
+    let all = peaks.is_empty();
+    let peaks = if all { &ALL_PEAKS } else { peaks };
     let before = machine::cached_peaks(cpu);
-    let measured: Vec<(Peak, f64)> = args.peaks.iter().map(|peak| (*peak, peak.measure(cpu))).collect();
+    let measured: Vec<(Peak, f64)> = peaks.iter().map(|peak| (*peak, peak.measure(cpu))).collect();
     let has_bf16 = cpu.tier().multiplies_pairs();
-    machine::remember_measured(cpu, |peaks| {
+    machine::remember_measured(cpu, all, |peaks| {
         measured.iter().for_each(|(peak, value)| peak.set(peaks, *value, has_bf16))
     });
     if args.json {
@@ -152,7 +156,8 @@ fn print_peaks(args: &Args, cpu: &mut Cpu) {
             measured.into_iter().map(|(peak, value)| (peak.name().into(), json!(value))).collect();
         let document = json!({
             "peaks": values,
-            "cached_before": cached_json(&args.peaks, before.as_ref()),
+            "cached_before": cached_json(peaks, before.as_ref()),
+            "replaced": all,
             "threads": cpu.threads(),
             "tier": cpu.tier().name(),
         });
@@ -160,8 +165,9 @@ fn print_peaks(args: &Args, cpu: &mut Cpu) {
     }
     for (peak, value) in measured {
         let cached = before.as_ref().and_then(|before| peak.of(before));
-        let cached =
-            cached.map_or("nothing cached before".into(), |value| format!("cached before: {}", peak.words(value)));
+        let replaced = if all { ", replaced" } else { "" };
+        let cached = cached
+            .map_or("nothing cached before".into(), |value| format!("cached before: {}{replaced}", peak.words(value)));
         output::line(&format!("{}, {} threads, {} ({cached})", peak.words(value), cpu.threads(), cpu.tier().name()));
     }
 }
@@ -276,8 +282,8 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(dir) = &args.engine {
         return verify(dir, args.json, &mut cpu);
     }
-    if !args.peaks.is_empty() {
-        print_peaks(&args, &mut cpu);
+    if let Some(peaks) = &args.peaks {
+        print_peaks(&args, peaks, &mut cpu);
         return Ok(());
     }
     let machine = Machine::describe(&cpu);

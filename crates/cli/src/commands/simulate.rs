@@ -119,29 +119,33 @@ fn plain(args: &PlainArgs) -> Result<()> {
     }
     let mut collector = Collector::new(scenario.keeps_records());
     collector.stop = Some(interrupt::requested);
-    let (outcome, intervals) = match &args.output_dir {
-        None => answered(args, scenario, &mut collector)?,
+    // The report first: whatever happens to files, the answer is there.
+    let say = |outcome: &Outcome, intervals: Option<&Intervals>| match args.json {
+        true => output::line(&format!("{:#}", answer::report(&built, outcome, intervals))),
+        false => output::print(&answer::text(&built, outcome, intervals, output::width())),
+    };
+    let outcome = match &args.output_dir {
+        None => {
+            let (outcome, intervals) = answered(args, scenario, &mut collector)?;
+            say(&outcome, intervals.as_ref());
+            outcome
+        }
         Some(dir) => {
             let staged = StagedDir::create(dir, args.overwrite, run_dir::marks(dir), run_dir::WHAT)?;
             let writers = files::Writers::create(staged.path(), &built)?;
             let mut collector = collector.with_writers(writers.requests(), writers.steps());
             let (outcome, intervals) = answered(args, scenario, &mut collector)?;
             let _hold = interrupt::hold(); // the run is there: it is written whole, however long that takes
+            say(&outcome, intervals.as_ref());
             writers.finish(&outcome, &collector, intervals.as_ref())?;
             drop(collector);
             staged.commit()?;
-            (outcome, intervals)
+            if !args.json {
+                output::line(&format!("run directory: {}", dir.display()));
+            }
+            outcome
         }
     };
-    if args.json {
-        let report = answer::report(&built, &outcome, intervals.as_ref());
-        output::line(&format!("{report:#}"));
-    } else {
-        output::print(&answer::text(&built, &outcome, intervals.as_ref(), output::width()));
-        if let Some(dir) = &args.output_dir {
-            output::line(&format!("run directory: {}", dir.display()));
-        }
-    }
     match answer::unstable(&built, &outcome.answer) {
         Some(unstable) if !args.scenario.allow_unstable && !outcome.partial => Err(NotSo(unstable).into()),
         _ => Ok(()),

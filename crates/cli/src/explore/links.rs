@@ -29,7 +29,7 @@ fn encoded(name: &OsStr) -> String {
 }
 
 /// A link to a file, where there is one. A page does not link to itself.
-pub fn to_file(page: &Path, label: &str, target: &Path) -> Option<Link> {
+fn to_file(page: &Path, label: &str, target: &Path) -> Option<Link> {
     let is_itself = page.canonicalize().is_ok_and(|page| target.canonicalize().is_ok_and(|target| page == target));
     let href = relative(page, target).filter(|_| target.is_file() && !is_itself)?;
     Some(Link::new(label, href))

@@ -19,7 +19,7 @@ use strobe_report::table::{self, Cell};
 use crate::bench::outcome::OUTPUT_THROUGHPUT;
 use crate::sheets;
 
-pub use links::{pages_of_run, run_links, to_file};
+pub use links::{pages_of_run, run_links};
 
 /// The page of one trace. Its first line is the gravest finding.
 pub fn trace_page(context: &Context, links: Vec<Link>) -> String {

@@ -6,6 +6,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 use serde_json::json;
 use strobe_engine::recorder::StepTimes;
 use strobe_engine::{IterationLimits, IterationRecord, KeysRead};
@@ -31,6 +32,8 @@ pub struct Writers<'a> {
     /// Iterations of the first server, for the trace.
     traced: RefCell<Vec<StepRecord>>,
     dropped: RefCell<u64>,
+    /// Why a log could not be written: the simulation goes on without it.
+    problem: RefCell<Option<anyhow::Error>>,
 }
 
 impl<'a> Writers<'a> {
@@ -50,15 +53,28 @@ impl<'a> Writers<'a> {
             iterations: create(run_dir::ITERATIONS)?,
             traced: RefCell::default(),
             dropped: RefCell::default(),
+            problem: RefCell::default(),
         })
+    }
+
+    /// Writes a line of one of the logs, until that fails for the first time.
+    fn write_line(&self, name: &str, file: &RefCell<BufWriter<File>>, value: &impl Serialize) {
+        let mut problem = self.problem.borrow_mut();
+        if problem.is_none() {
+            let mut file = file.borrow_mut();
+            let written = serde_json::to_writer(&mut *file, value).map_err(io::Error::from);
+            if let Err(error) = written.and_then(|()| file.write_all(b"\n")) {
+                *problem =
+                    Some(anyhow::Error::from(error).context(format!("cannot write {name} of the run directory")));
+            }
+        }
     }
 
     /// Writes every request record.
     pub fn requests(&self) -> RequestWriter<'_> {
         Box::new(|record| {
-            let mut file = self.requests.borrow_mut();
-            serde_json::to_writer(&mut *file, record)?;
-            file.write_all(b"\n")
+            self.write_line(run_dir::REQUESTS, &self.requests, record);
+            Ok(())
         })
     }
 
@@ -72,9 +88,7 @@ impl<'a> Writers<'a> {
                 strobe.shift_remove("bytes");
                 strobe.insert("replica".into(), json!(step.server));
             }
-            let mut file = self.iterations.borrow_mut();
-            serde_json::to_writer(&mut *file, &line)?;
-            file.write_all(b"\n")?;
+            self.write_line(run_dir::ITERATIONS, &self.iterations, &line);
             if step.server == 0 {
                 let mut traced = self.traced.borrow_mut();
                 if traced.len() < MOST_TRACED {
@@ -89,6 +103,9 @@ impl<'a> Writers<'a> {
 
     /// Write what is known at the end.
     pub fn finish(&self, outcome: &Outcome, collector: &Collector<'_>, intervals: Option<&Intervals>) -> Result<()> {
+        if let Some(problem) = self.problem.borrow_mut().take() {
+            return Err(problem);
+        }
         let flush = |file: &RefCell<BufWriter<File>>| -> io::Result<()> { file.borrow_mut().flush() };
         flush(&self.requests).and_then(|()| flush(&self.iterations)).context("cannot write the run directory")?;
         let file = |name: &str| self.dir.join(name);

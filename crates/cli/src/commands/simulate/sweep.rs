@@ -11,6 +11,7 @@ use strobe_sim::collector::{Answer, Collector, SloMetric, Summary};
 
 use super::scenario::{AdmissionChoice, Built, PolicyChoice, ScenarioArgs};
 use super::threads;
+use crate::run_writer::Problems;
 use crate::{interrupt, output, progress, run_dir};
 
 const EXAMPLES: &str = "EXAMPLES:
@@ -157,29 +158,33 @@ pub fn run(args: &Args) -> Result<()> {
     let count = points.len();
     let mut csv = header(&axes);
     points.iter().for_each(|point| csv.push_str(&row(&point.chosen, &point.answers)));
+    let mut problems = Problems::default();
+    match &args.output_csv {
+        Some(path) if problems.keep(run_dir::write_whole(path, csv.as_bytes())) => {
+            output::line(&format!("{count} points in {}", path.display()));
+        }
+        // The points are there, whatever happens to files.
+        _ => output::print(&csv),
+    }
     if args.html.is_some() || args.plots.is_some() {
         let plots = plots::Plots::new(&axes, &points, !args.scenario.slo.is_empty());
         let drawn = plots.all();
-        if let Some(path) = &args.html {
-            run_dir::write_whole(path, plots::page(&drawn, &plots.headline()).as_bytes())?;
+        if let Some(path) = &args.html
+            && problems.keep(run_dir::write_whole(path, plots::page(&drawn, &plots.headline()).as_bytes()))
+        {
             output::note(&format!("plots in {}", path.display()));
         }
         if let Some(dir) = &args.plots {
-            for plot in &drawn {
+            let write = |plot: &plots::Plot| {
                 let path = dir.join(format!("{}.svg", plot.name));
-                run_dir::write_whole(&path, plot.svg.as_str().as_bytes())?;
+                run_dir::write_whole(&path, plot.svg.as_str().as_bytes())
+            };
+            if problems.keep(drawn.iter().try_for_each(write)) {
+                output::note(&format!("{} plots in {}", drawn.len(), dir.display()));
             }
-            output::note(&format!("{} plots in {}", drawn.len(), dir.display()));
         }
     }
-    match &args.output_csv {
-        Some(path) => {
-            run_dir::write_whole(path, csv.as_bytes())?;
-            output::line(&format!("{count} points in {}", path.display()));
-        }
-        None => output::print(&csv),
-    }
-    Ok(())
+    problems.into_result()
 }
 
 const LATENCIES: [&str; 5] = ["queue", "ttft", "tpot", "itl", "e2e"];
