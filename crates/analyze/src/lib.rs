@@ -25,6 +25,7 @@ pub mod nsys_stats;
 pub mod operators;
 pub mod overlap;
 mod own_time;
+pub mod ranks;
 pub mod reports;
 pub mod roofline;
 pub mod sheet;

@@ -6,7 +6,7 @@ use crate::context::Context;
 use crate::sheet::Report;
 use crate::{
     advice, budget, categories, critical_path, experts, gaps, iterations, launch, layers, memory, metrics, nsys_stats,
-    operators, overlap, roofline, summary,
+    operators, overlap, ranks, roofline, summary,
 };
 
 /// A report that can be asked for.
@@ -53,6 +53,7 @@ pub const ALL: &[Entry] = &[
     entry("operators", "host time by operator of PyTorch, own and total", operators::report),
     entry("critical-path", "what the end of each iteration waited for", critical_path::report),
     entry("overlap", "how much communication hides behind compute", overlap::report),
+    entry("ranks", "which rank comes late to collectives, and why", ranks::report),
     entry("launch", "from call to start: delays and queue depth", launch::report),
     entry("memory", "device memory over time: peak, by owner", memory::report),
     entry("metrics", "GPU metric samples per iteration and category", metrics::report),
