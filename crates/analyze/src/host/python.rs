@@ -123,11 +123,10 @@ pub(crate) fn gc_sheet(context: &Context) -> Option<Sheet> {
         return None;
     }
     let idle = idle(context);
-    let mut sums: BTreeMap<(u32, String, Option<u32>), (Sum, Option<Event>)> = BTreeMap::new();
+    let mut sums: BTreeMap<(u32, String), (Sum, Option<Event>)> = BTreeMap::new();
     for (thread, stretch) in ranges_of(context, Class::garbage_collection()) {
         let name = plain(trace.text(stretch.event.name(trace))).into_owned();
-        let generation = generation(&name);
-        let (sum, last) = sums.entry((thread, name, generation)).or_default();
+        let (sum, last) = sums.entry((thread, name)).or_default();
         sum.add(stretch.span, idle.covered(stretch.span));
         if *last == Some(stretch.event) {
             sum.times -= 1; // of one collection that was interrupted
@@ -147,8 +146,8 @@ pub(crate) fn gc_sheet(context: &Context) -> Option<Sheet> {
     let mut sheet = Sheet::new("gc", columns).title("Python's garbage collector");
     let mut rows: Vec<_> = sums.into_iter().collect();
     rows.sort_by_key(|(_, (sum, _))| std::cmp::Reverse(sum.time));
-    for ((thread, name, generation), (sum, _)) in rows {
-        let head = [thread_text(trace, thread).into(), generation.into()];
+    for ((thread, name), (sum, _)) in rows {
+        let head = [thread_text(trace, thread).into(), generation(&name).into()];
         let cells = sum.cells(context.iterations.list.len());
         sheet.push(head.into_iter().chain(cells).chain([name.into()]));
     }
