@@ -80,7 +80,7 @@ pub struct Path {
     /// Index into the iterations, if it is the path of one.
     pub iteration: Option<usize>,
     /// Index into the trace's processes.
-    pub process: u16,
+    pub process: u32,
     /// From the first moment to the last.
     pub span: Span,
     /// What it was spent on, in order of time; they tile `span`.
@@ -97,7 +97,7 @@ impl Path {
 /// The critical path of every process with ops, from its first launch to the end of its last op.
 pub fn process_paths(context: &Context) -> Vec<Path> {
     let index = context.waits();
-    (0..index.by_end.len() as u16).filter_map(|process| index.whole_path(context.trace, process)).collect()
+    (0..index.by_end.len() as u32).filter_map(|process| index.whole_path(context.trace, process)).collect()
 }
 
 /// The critical path of every iteration; of every process with ops where no iterations are known.
@@ -170,12 +170,14 @@ pub(crate) struct Index {
     by_end: Vec<Vec<u32>>,
     /// Per process whether its streams wait for each other's events.
     streams_wait: Vec<bool>,
+    /// Per process its threads.
+    threads_of: Vec<Vec<u32>>,
     /// Per thread its outermost calls into CUDA or HIP in order.
     calls: Vec<Vec<u32>>,
     /// Per thread what it did, by the innermost range or call of the system: disjoint pieces in order.
     host: Vec<Vec<Piece>>,
     /// The same for a process that computes on the CPU: its ops and phases.
-    cpu: HashMap<u16, Vec<Piece>>,
+    cpu: HashMap<u32, Vec<Piece>>,
     /// Per call that copies memory the last copy that it launched.
     last_launched: HashMap<u32, u32>,
 }
@@ -185,7 +187,7 @@ impl Index {
         let ops = &trace.ops;
         let processes = trace.processes.len().max(ops.process.iter().map(|&p| p as usize + 1).max().unwrap_or(0));
         // The latest op of every stream. Neighbours mostly share the stream, which saves looking it up.
-        let mut streams: HashMap<(u16, u16, u32, u32), usize> = HashMap::new();
+        let mut streams: HashMap<(u32, u32, u32, u32), usize> = HashMap::new();
         let mut last: Vec<u32> = Vec::new();
         let mut current = ((0, 0, 0, 0), usize::MAX);
         let mut before = vec![NONE; ops.len()];
@@ -211,6 +213,12 @@ impl Index {
         }
         by_end.iter_mut().for_each(|list| list.sort_by_key(|&op| ops.end[op as usize]));
 
+        let mut threads_of: Vec<Vec<u32>> = vec![Vec::new(); processes];
+        for (thread, found) in (0u32..).zip(&trace.threads) {
+            if let Some(threads) = threads_of.get_mut(found.process as usize) {
+                threads.push(thread);
+            }
+        }
         let mut streams_wait = vec![false; processes];
         let mut calls: Vec<Vec<u32>> = vec![Vec::new(); trace.threads.len()];
         let mut labels: Vec<Vec<Piece>> = vec![Vec::new(); trace.threads.len()];
@@ -242,7 +250,7 @@ impl Index {
         }
 
         let is_cpu = |op: usize| trace.devices.get(ops.device[op] as usize).is_some_and(|d| d.is_cpu);
-        let mut cpu: HashMap<u16, Vec<Piece>> = HashMap::new();
+        let mut cpu: HashMap<u32, Vec<Piece>> = HashMap::new();
         for op in (0..ops.len()).filter(|&op| is_cpu(op)) {
             cpu.entry(ops.process[op]).or_default();
         }
@@ -259,11 +267,11 @@ impl Index {
         }
         let cpu = cpu.into_iter().map(|(process, pieces)| (process, innermost(pieces))).collect();
         let host = labels.into_iter().map(innermost).collect();
-        Self { before, by_end, streams_wait, calls, host, cpu, last_launched }
+        Self { before, by_end, streams_wait, threads_of, calls, host, cpu, last_launched }
     }
 
     /// The path through everything that a process did on devices, from its first launch or op.
-    fn whole_path(&self, trace: &Trace, process: u16) -> Option<Path> {
+    fn whole_path(&self, trace: &Trace, process: u32) -> Option<Path> {
         let ops = &trace.ops;
         if let Some(timeline) = self.cpu.get(&process) {
             let span = Span::new(timeline.first()?.span.start, timeline.last()?.span.end);
@@ -284,13 +292,14 @@ impl Index {
         let mut span = Span::new(starts.min()?, ops.end[last as usize]);
         let mut from = At::Op(last);
         // A call that waits for the last op belongs to the path.
-        let waiting = self.calls.iter().enumerate().filter(|(thread, _)| trace.threads[*thread].process == process);
-        let ends = waiting.filter_map(|(thread, calls)| {
+        let threads = self.threads_of.get(process as usize).map(Vec::as_slice).unwrap_or_default();
+        let ends = threads.iter().filter_map(|&thread| {
+            let calls = self.calls.get(thread as usize)?;
             let holds = |&&call: &&u32| {
                 let (start, end) = (trace.calls.start[call as usize], trace.calls.end[call as usize]);
                 start <= span.end && span.end <= end && waits(trace.text(trace.calls.name[call as usize]))
             };
-            calls.iter().rev().find(holds).map(|&call| (trace.calls.end[call as usize], thread as u32))
+            calls.iter().rev().find(holds).map(|&call| (trace.calls.end[call as usize], thread))
         });
         if let Some((end, thread)) = ends.max() {
             span.end = end;
@@ -299,7 +308,7 @@ impl Index {
         Some(Path { iteration: None, process, span, segments: self.walk(trace, process, span, from) })
     }
 
-    fn walk(&self, trace: &Trace, process: u16, span: Span, from: At) -> Vec<Segment> {
+    fn walk(&self, trace: &Trace, process: u32, span: Span, from: At) -> Vec<Segment> {
         let mut walk =
             Walk { index: self, trace, span, at: span.end, process, place: usize::MAX, segments: Vec::new() };
         if let Some(timeline) = self.cpu.get(&process) {
@@ -318,7 +327,7 @@ struct Walk<'i> {
     trace: &'i Trace,
     span: Span,
     at: i64,
-    process: u16,
+    process: u32,
     /// Where the last search among the ops by end ended.
     place: usize,
     segments: Vec<Segment>,
@@ -630,7 +639,7 @@ struct Tally {
 /// A path without its segments.
 struct PathTimes {
     iteration: Option<usize>,
-    process: u16,
+    process: u32,
     span: Span,
     times: [i64; Kind::ALL.len()],
 }
@@ -672,7 +681,7 @@ impl Tally {
     }
 }
 
-fn path_label(context: &Context, iteration: Option<usize>, process: u16) -> String {
+fn path_label(context: &Context, iteration: Option<usize>, process: u32) -> String {
     match iteration.and_then(|i| context.iterations.list.get(i)) {
         Some(found) if found.label.is_empty() => format!("iteration {}", found.number),
         Some(found) => found.label.clone(),

@@ -43,9 +43,9 @@ impl std::fmt::Display for MemoryKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemorySeries {
     /// Index of the device; `None` for host memory.
-    pub device: Option<u16>,
+    pub device: Option<u32>,
     /// Index of the process; `None` for the sum over all of a device.
-    pub process: Option<u16>,
+    pub process: Option<u32>,
     /// What it counts.
     pub kind: MemoryKind,
     /// Bytes in use before the first change.
@@ -59,7 +59,7 @@ pub struct MemorySeries {
 }
 
 impl MemorySeries {
-    fn new(device: Option<u16>, process: Option<u16>, kind: MemoryKind, before: i64) -> Self {
+    fn new(device: Option<u32>, process: Option<u32>, kind: MemoryKind, before: i64) -> Self {
         Self { device, process, kind, before, times: Vec::new(), bytes: Vec::new(), lower_bound: false }
     }
 
@@ -102,8 +102,8 @@ impl MemorySeries {
 
 /// Memory in use over time: per device, process and kind, and per device in all where it has several of these.
 pub fn series(trace: &Trace) -> Vec<MemorySeries> {
-    let mut parts: BTreeMap<(Option<u16>, u16, MemoryKind), MemorySeries> = BTreeMap::new();
-    let mut sums: BTreeMap<Option<u16>, MemorySeries> = BTreeMap::new();
+    let mut parts: BTreeMap<(Option<u32>, u32, MemoryKind), MemorySeries> = BTreeMap::new();
+    let mut sums: BTreeMap<Option<u32>, MemorySeries> = BTreeMap::new();
     for a in &trace.allocations {
         let total = a.total_allocated.map(|total| i64::try_from(total).unwrap_or(i64::MAX));
         let kind = kind_of(a);
@@ -124,8 +124,11 @@ pub fn series(trace: &Trace) -> Vec<MemorySeries> {
             parts.entry(key).or_insert_with(held).set(a.time, reserved);
         }
     }
-    let in_use = |device: Option<u16>| parts.keys().filter(|k| k.0 == device && k.2 != MemoryKind::Reserved).count();
-    sums.retain(|&device, _| in_use(device) > 1);
+    let mut in_use: HashMap<Option<u32>, usize> = HashMap::new();
+    for (device, _, _) in parts.keys().filter(|key| key.2 != MemoryKind::Reserved) {
+        *in_use.entry(*device).or_default() += 1;
+    }
+    sums.retain(|device, _| in_use.get(device).is_some_and(|&count| count > 1));
     let mut all: Vec<MemorySeries> = parts.into_values().chain(sums.into_values()).collect();
     all.iter_mut().for_each(MemorySeries::lift);
     all.sort_by_key(|s| (s.device.is_none(), s.device, s.process, s.kind));
@@ -195,7 +198,7 @@ fn usage(trace: &Trace, series: &[MemorySeries], began: i64) -> Sheet {
         taken_bytes: i64,
         given_bytes: i64,
     }
-    let mut changes: HashMap<(Option<u16>, Option<u16>, MemoryKind), Changes> = HashMap::new();
+    let mut changes: HashMap<(Option<u32>, Option<u32>, MemoryKind), Changes> = HashMap::new();
     for a in &trace.allocations {
         for key in [(a.device, Some(a.process), kind_of(a)), (a.device, None, MemoryKind::All)] {
             let counted = changes.entry(key).or_default();
@@ -228,7 +231,7 @@ fn usage(trace: &Trace, series: &[MemorySeries], began: i64) -> Sheet {
     sheet
 }
 
-fn place(trace: &Trace, device: Option<u16>) -> String {
+fn place(trace: &Trace, device: Option<u32>) -> String {
     device.map_or_else(|| "host".to_owned(), |device| device_name(trace, device))
 }
 
@@ -246,7 +249,7 @@ fn owners(trace: &Trace, series: &[MemorySeries]) -> Sheet {
         bytes: i64,
         at_peak: i64,
     }
-    let mut owners: HashMap<(Option<u16>, Owner), Taken> = HashMap::new();
+    let mut owners: HashMap<(Option<u32>, Owner), Taken> = HashMap::new();
     for (index, a) in trace.allocations.iter().enumerate().filter(|(_, a)| a.bytes > 0) {
         let owner = if a.name.is_some() { Owner { symbol: a.name, ..Owner::default() } } else { ranges[index] };
         let taken = owners.entry((a.device, owner)).or_default();
@@ -292,7 +295,7 @@ fn owners(trace: &Trace, series: &[MemorySeries]) -> Sheet {
 }
 
 /// When each device (or the host) had most memory in use.
-fn peak_times(series: &[MemorySeries]) -> HashMap<Option<u16>, i64> {
+fn peak_times(series: &[MemorySeries]) -> HashMap<Option<u32>, i64> {
     let mut peaks = HashMap::new();
     for s in series.iter().filter(|s| s.kind != MemoryKind::Reserved) {
         // The series of a device in all, which has no process, stands before those of its parts.
@@ -308,7 +311,7 @@ fn ends(trace: &Trace) -> Vec<Option<i64>> {
     let mut ends = vec![None; trace.allocations.len()];
     let mut order: Vec<usize> = (0..trace.allocations.len()).collect();
     order.sort_by_key(|&index| (trace.allocations[index].time, trace.allocations[index].bytes <= 0));
-    let mut live: HashMap<(u16, Option<u16>, u64), Vec<usize>> = HashMap::new();
+    let mut live: HashMap<(u32, Option<u32>, u64), Vec<usize>> = HashMap::new();
     for index in order {
         let a = &trace.allocations[index];
         let at_address = live.entry((a.process, a.device, a.address)).or_default();

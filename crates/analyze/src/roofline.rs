@@ -339,29 +339,79 @@ struct Operators<'t> {
     sequences: HashMap<StrId, Option<Sequences>>,
     /// Operators that hold another one that launched something.
     outer: HashSet<u32>,
+    /// Per range the innermost operator with known amounts that is it or around it; [`NOT_YET`] until asked.
+    nearest: Vec<u32>,
+    /// Ranges above which all such operators are in `outer`.
+    seen: HashSet<u32>,
+    /// Per range the innermost marker of sequences that is it or around it; empty until asked.
+    markers: Vec<u32>,
 }
+
+/// No range has this number, and [`NONE`] is another one.
+const NOT_YET: u32 = NONE - 1;
 
 impl<'t> Operators<'t> {
     fn of(context: &'t Context) -> Self {
         let (trace, attribution) = (context.trace, context.attribution());
-        Self { trace, attribution, known: HashMap::new(), sequences: HashMap::new(), outer: HashSet::new() }
+        Self {
+            trace,
+            attribution,
+            known: HashMap::new(),
+            sequences: HashMap::new(),
+            outer: HashSet::new(),
+            nearest: vec![NOT_YET; trace.ranges.len()],
+            seen: HashSet::new(),
+            markers: Vec::new(),
+        }
     }
 
     /// The innermost operator around the launch of an op whose amounts are known.
     fn around(&mut self, op: usize) -> Option<u32> {
-        let mut found = None;
-        let mut range = *self.attribution.innermost.get(op)?;
-        while range != NONE {
-            if self.amounts(range).is_some() {
-                if found.is_some() {
-                    self.outer.insert(range);
-                } else {
-                    found = Some(range);
-                }
-            }
-            range = self.attribution.parent[range as usize];
+        let found = self.nearest(*self.attribution.innermost.get(op)?)?;
+        // Each operator is looked at once, however deep operators nest.
+        let mut inner = found;
+        while self.seen.insert(inner) {
+            let Some(outer) = self.nearest(self.attribution.parent[inner as usize]) else { break };
+            self.outer.insert(outer);
+            inner = outer;
         }
-        found
+        Some(found)
+    }
+
+    /// The innermost operator with known amounts that is this range or around it.
+    fn nearest(&mut self, range: u32) -> Option<u32> {
+        let (mut at, mut passed) = (range, Vec::new());
+        let found = loop {
+            match self.nearest.get(at as usize) {
+                None => break NONE,
+                Some(&known) if known != NOT_YET => break known,
+                Some(_) => {}
+            }
+            passed.push(at);
+            if self.amounts(at).is_some() {
+                break at;
+            }
+            at = self.attribution.parent[at as usize];
+        };
+        passed.into_iter().for_each(|range| self.nearest[range as usize] = found);
+        (found != NONE).then_some(found)
+    }
+
+    /// The lengths of sequences that the innermost marker around a range tells.
+    fn sequences_around(&mut self, range: u32) -> Option<Sequences> {
+        let names = &self.trace.ranges.name;
+        if self.markers.is_empty() {
+            self.markers = vec![NONE; names.len()];
+            // Parents stand before their children.
+            for (range, &name) in names.iter().enumerate() {
+                let sequences =
+                    *self.sequences.entry(name).or_insert_with(|| Sequences::of_marker(self.trace.text(name)));
+                let around = self.markers.get(self.attribution.parent[range] as usize).copied().unwrap_or(NONE);
+                self.markers[range] = if sequences.is_some() { range as u32 } else { around };
+            }
+        }
+        let marker = *self.markers.get(range as usize)?;
+        *self.sequences.get(names.get(marker as usize)?)?
     }
 
     fn amounts(&mut self, range: u32) -> Option<Amounts> {
@@ -379,13 +429,7 @@ impl<'t> Operators<'t> {
         match operator? {
             Operator::Known(amounts) => Some(amounts),
             // The marker of the iteration tells how long the sequences are.
-            Operator::Ragged(ragged) => {
-                let markers = self.attribution.outward(range).map(|around| ranges.name[around]);
-                let sequences = markers.filter_map(|name| {
-                    *self.sequences.entry(name).or_insert_with(|| Sequences::of_marker(trace.text(name)))
-                });
-                { sequences }.next()?.attention(&ragged)
-            }
+            Operator::Ragged(ragged) => self.sequences_around(range)?.attention(&ragged),
         }
     }
 }

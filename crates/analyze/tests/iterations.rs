@@ -139,7 +139,7 @@ fn processes_have_iterations_of_their_own() {
         call(&mut trace, "cudaLaunchKernel", (50, 51), 1);
         trace.calls.thread[thread as usize] = thread;
         let index = op(&mut trace, "k", (60, 70), 1);
-        trace.ops.process[index] = thread as u16;
+        trace.ops.process[index] = thread as u32;
     }
     trace.finish();
     assert_eq!(detect(&trace, None).of_op, [0, 1]);
@@ -205,7 +205,7 @@ fn a_repeating_sequence_of_kernels_is_found_with_its_layers() {
     }
     trace.finish();
     let found = detect(&trace, None);
-    assert_eq!(found.method, Some(Method::RepeatingKernels));
+    assert_eq!(found.method, Some(Method::Repeats));
     let lengths: Vec<usize> = figures(&trace, &found).iter().map(|f| f.kernels).collect();
     assert_eq!(lengths, [87, 87, 88, 87, 87, 87]);
 }
@@ -277,7 +277,7 @@ fn real_traces_have_the_iterations_one_sees_in_them() {
             (Some(Method::Markers(family)), Some(expected)) => {
                 assert!(family.starts_with(expected), "{file}: {family}")
             }
-            (Some(Method::GraphReplays | Method::RepeatingKernels), None) => {}
+            (Some(Method::GraphReplays | Method::Repeats), None) => {}
             (method, _) => panic!("{file}: {method:?}"),
         }
         let placed = found.of_op.iter().filter(|&&i| i != NONE).count();
@@ -290,7 +290,7 @@ fn real_traces_have_the_iterations_one_sees_in_them() {
 fn without_markers_the_same_steps_are_found() {
     let Some(traces) = traces() else { return };
     for (file, method) in
-        [("node", Method::GraphReplays), ("gpum", Method::GraphReplays), ("rep_sdpa", Method::RepeatingKernels)]
+        [("node", Method::GraphReplays), ("gpum", Method::GraphReplays), ("rep_sdpa", Method::Repeats)]
     {
         let mut trace = read(&traces.join(format!("nsys/h200/{file}.sqlite")));
         let marked = detect(&trace, None);

@@ -283,11 +283,11 @@ fn append(merged: &mut Trace, mut next: Trace, shift: i64) -> Result<(), TraceEr
     let small = |count: usize, place: &str| u16::try_from(count).map_err(|_| too_many(place));
     let large =
         |count: usize, place: &str| u32::try_from(count).ok().filter(|&n| n != NONE).ok_or_else(|| too_many(place));
-    let devices = small(merged.devices.len(), "devices")?;
-    let processes = small(merged.processes.len(), "processes")?;
+    let devices = large(merged.devices.len(), "devices")?;
+    let processes = large(merged.processes.len(), "processes")?;
     let sources = small(merged.meta.sources.len(), "files")?;
-    small(merged.devices.len() + next.devices.len(), "devices")?;
-    small(merged.processes.len() + next.processes.len(), "processes")?;
+    large(merged.devices.len() + next.devices.len(), "devices")?;
+    large(merged.processes.len() + next.processes.len(), "processes")?;
     large(merged.ops.len() + next.ops.len(), "ops")?;
     large(merged.calls.len() + next.calls.len(), "calls")?;
     large(merged.ranges.len() + next.ranges.len(), "ranges")?;

@@ -66,13 +66,13 @@ columns! {
         /// What it is.
         kind: OpKind,
         /// Index into [`Trace::devices`].
-        device: u16,
+        device: u32,
         /// The stream (queue) it ran on, as the file numbers it; for a CPU engine the index of the thread.
         stream: u32,
         /// The context it ran in, as the file numbers it; 0 where the file does not say.
         context: u32,
         /// Index into [`Trace::processes`].
-        process: u16,
+        process: u32,
         /// What joins it to the call that launched it, within its process; 0 = none.
         correlation: i64,
         /// Index into [`Trace::calls`] of the call that launched it, or [`NONE`]. Set by [`Trace::finish`].
@@ -326,7 +326,7 @@ pub struct Counter {
     /// What was measured, e.g. `SM Active [Throughput %]`.
     pub name: String,
     /// Index into [`Trace::devices`], if it belongs to one.
-    pub device: Option<u16>,
+    pub device: Option<u32>,
     /// When, in order.
     pub times: Vec<i64>,
     /// What was read, as the file holds it.
@@ -339,9 +339,9 @@ pub struct Allocation {
     /// When.
     pub time: i64,
     /// Index into [`Trace::devices`], or `None` for host memory.
-    pub device: Option<u16>,
+    pub device: Option<u32>,
     /// Index into [`Trace::processes`].
-    pub process: u16,
+    pub process: u32,
     /// Where.
     pub address: u64,
     /// How much: positive when taken, negative when given back.
@@ -411,7 +411,7 @@ pub struct Process {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Thread {
     /// Index into [`Trace::processes`].
-    pub process: u16,
+    pub process: u32,
     /// Its thread id, as the file writes it.
     pub tid: i64,
     /// What it is called; empty when not recorded.
@@ -544,7 +544,7 @@ impl Trace {
     }
 
     fn link_launches(&mut self) {
-        let mut launches: HashMap<(u16, i64), u32, crate::intern::FastHash> = HashMap::default();
+        let mut launches: HashMap<(u32, i64), u32, crate::intern::FastHash> = HashMap::default();
         launches.reserve(self.calls.len());
         let rows = self.calls.thread.iter().zip(&self.calls.correlation).zip(&self.calls.kind);
         for (index, ((&thread, &correlation), &kind)) in rows.enumerate() {
@@ -593,7 +593,7 @@ impl<T: Copy + Eq + std::hash::Hash> Distinct<T> {
 mod tests {
     use super::*;
 
-    fn op(start: i64, process: u16, correlation: i64) -> OpRow {
+    fn op(start: i64, process: u32, correlation: i64) -> OpRow {
         OpRow { process, correlation, ..OpRow::new(OpKind::Kernel, StrId(0), start, start + 5) }
     }
 

@@ -26,11 +26,11 @@ fn two_ranks_of_a_real_run() {
     assert_eq!(both.processes.iter().map(|p| p.rank).collect::<Vec<_>>(), [Some(0), Some(1)]);
     assert_eq!(both.devices.iter().map(|d| (d.ordinal, d.source)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
     for (rank, alone) in alone.iter().enumerate() {
-        let names = |trace: &strobe_trace::Trace, process: Option<u16>| {
+        let names = |trace: &strobe_trace::Trace, process: Option<u32>| {
             let ops = (0..trace.ops.len()).filter(|&i| process.is_none_or(|p| trace.ops.process[i] == p));
             ops.map(|i| (trace.ops.start[i], trace.op_name(i).to_string())).collect::<Vec<_>>()
         };
-        let (mut merged, mut single) = (names(&both, Some(rank as u16)), names(alone, None));
+        let (mut merged, mut single) = (names(&both, Some(rank as u32)), names(alone, None));
         merged.sort();
         single.sort();
         assert_eq!(merged, single);
@@ -198,7 +198,7 @@ fn an_nsys_export_and_a_profiler_trace_together() {
     for file in files {
         let alone = read_files(&[file], &mut |_| {}).unwrap();
         let source = both.meta.sources.iter().position(|s| s.path == alone.meta.sources[0].path).unwrap();
-        let of_source = |op: &usize| usize::from(both.devices[usize::from(both.ops.device[*op])].source) == source;
+        let of_source = |op: &usize| usize::from(both.devices[both.ops.device[*op] as usize].source) == source;
         let ops: Vec<usize> = (0..both.ops.len()).filter(of_source).collect();
         assert_eq!(ops.len(), alone.ops.len());
         let total = |trace: &Trace, ops: &[usize]| ops.iter().map(|&op| trace.ops.duration(op)).sum::<i64>();

@@ -48,7 +48,7 @@ fn golden_intervals_of_every_real_file() {
         let expected: Vec<i64> = fields[1..].iter().map(|field| field.parse().unwrap()).collect();
         let trace = read_gzip(&traces.join(fields[0]));
         let device = trace.devices.iter().position(|d| i64::from(d.ordinal) == expected[0]).unwrap();
-        let ops: Vec<_> = trace.ops.iter().filter(|op| usize::from(op.device) == device).collect();
+        let ops: Vec<_> = trace.ops.iter().filter(|op| op.device as usize == device).collect();
         let count = |kind| ops.iter().filter(|op| op.kind == kind).count() as i64;
         let first = ops.iter().map(|op| op.start).min().unwrap();
         let last = ops.iter().map(|op| op.end).max().unwrap();
@@ -348,7 +348,7 @@ fn of_several_processes_the_launching_one_owns_the_op() {
         "]".to_string(),
     ];
     let trace = read(json.concat());
-    let pids: Vec<i64> = trace.ops.process.iter().map(|&p| trace.processes[usize::from(p)].pid).collect();
+    let pids: Vec<i64> = trace.ops.process.iter().map(|&p| trace.processes[p as usize].pid).collect();
     assert_eq!(pids, [10, 20, 20]);
     assert_eq!(trace.ops_without_launch(), 0);
 }
@@ -367,7 +367,7 @@ fn processes_with_the_same_correlations_keep_their_devices() {
     };
     let launches = |events: &[String]| {
         let trace = read(format!("[{}]", events.concat()));
-        let pid = |op: strobe_trace::OpRow| trace.processes[usize::from(op.process)].pid;
+        let pid = |op: strobe_trace::OpRow| trace.processes[op.process as usize].pid;
         trace.ops.iter().map(|op| (pid(op), trace.calls.start[op.launch as usize])).collect::<Vec<_>>()
     };
     let apart = [call(100, 1, 1), call(200, 101, 1), kernel(0, 5, 1), kernel(1, 105, 1)];

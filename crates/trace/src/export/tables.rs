@@ -115,15 +115,15 @@ impl<'a> Tables<'a> {
         id.is_some().then(|| self.trace.text(id))
     }
 
-    fn device(&self, index: u16) -> i64 {
-        self.devices.get(usize::from(index)).copied().unwrap_or(i64::from(index))
+    fn device(&self, index: u32) -> i64 {
+        self.devices.get(index as usize).copied().unwrap_or(i64::from(index))
     }
 
-    fn pid(&self, process: u16) -> Option<i64> {
-        self.trace.processes.get(usize::from(process)).map(|p| p.pid)
+    fn pid(&self, process: u32) -> Option<i64> {
+        self.trace.processes.get(process as usize).map(|p| p.pid)
     }
 
-    fn process_of(&self, thread: u32) -> Option<u16> {
+    fn process_of(&self, thread: u32) -> Option<u32> {
         self.trace.threads.get(thread as usize).map(|t| t.process)
     }
 

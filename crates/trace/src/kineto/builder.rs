@@ -34,18 +34,18 @@ pub(super) struct Builder {
     groups: Vec<Group>,
     processes: Vec<FoundProcess>,
     /// The group and ordinal of each device.
-    devices: HashMap<(u16, u32), u16, FastHash>,
-    device_groups: Vec<u16>,
+    devices: HashMap<(u32, u32), u32, FastHash>,
+    device_groups: Vec<u32>,
     /// What belongs to the device's side, by thread: its group and device.
-    gpu_threads: HashMap<u32, (u16, u16), FastHash>,
-    pending_allocations: Vec<(Allocation, u16, u32)>,
+    gpu_threads: HashMap<u32, (u32, u32), FastHash>,
+    pending_allocations: Vec<(Allocation, u32, u32)>,
     /// The group and process text of each counter.
-    counter_owners: Vec<(u16, Vec<u8>)>,
+    counter_owners: Vec<(u32, Vec<u8>)>,
     /// The process of each device where the file tells it.
-    users: HashMap<u16, u16, FastHash>,
+    users: HashMap<u32, u32, FastHash>,
     root: Root,
     first_base: Option<i64>,
-    properties: Vec<(u16, serde_json::Value)>,
+    properties: Vec<(u32, serde_json::Value)>,
     pub(super) events: u64,
     pub(super) untimed: u64,
     /// Left out: years away from the others.
@@ -59,11 +59,14 @@ pub(super) struct Builder {
 /// What holds for one root of the file only.
 #[derive(Default)]
 struct Root {
-    first_group: u16,
+    first_group: u32,
+    /// How many processes and pending allocations came before it.
+    first_process: usize,
+    first_pending: usize,
     rank: Option<u32>,
     base: Option<i64>,
-    groups: ByText<u16>,
-    processes: ByText<u16>,
+    groups: ByText<u32>,
+    processes: ByText<u32>,
     threads: ByText<u32>,
     streams: ByText<u32>,
     last_thread: (Vec<u8>, Vec<u8>, u32),
@@ -87,7 +90,7 @@ struct Group {
 }
 
 struct FoundProcess {
-    group: u16,
+    group: u32,
     /// Whether the file gives a number for it.
     numbered: bool,
     key: Vec<u8>,

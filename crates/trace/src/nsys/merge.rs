@@ -32,10 +32,10 @@ type GpuKey = (i64, i64);
 
 /// What the numbers of the file became.
 struct Numbers {
-    processes: HashMap<i64, u16>,
+    processes: HashMap<i64, u32>,
     threads: HashMap<i64, u32>,
-    devices: HashMap<DeviceKey, u16>,
-    gpus: HashMap<GpuKey, u16>,
+    devices: HashMap<DeviceKey, u32>,
+    gpus: HashMap<GpuKey, u32>,
 }
 
 impl Merge<'_> {
@@ -62,8 +62,8 @@ impl Merge<'_> {
         });
         self.faults = part.faults;
         let threads: Vec<u32> = part.threads.keys.iter().map(|key| numbers.threads[key]).collect();
-        let processes: Vec<u16> = part.processes.keys.iter().map(|key| numbers.processes[key]).collect();
-        let devices: Vec<u16> = part.devices.keys.iter().map(|key| numbers.devices[key]).collect();
+        let processes: Vec<u32> = part.processes.keys.iter().map(|key| numbers.processes[key]).collect();
+        let devices: Vec<u32> = part.devices.keys.iter().map(|key| numbers.devices[key]).collect();
         let domains = part.domains.keys.iter().map(|key| domain_names.get(key).copied().unwrap_or(StrId::NONE));
         let domains: Vec<StrId> = domains.collect();
 
@@ -86,8 +86,8 @@ impl Merge<'_> {
             open.for_each(|(end, _)| *end = part.last_nvtx.max(*end));
         }
         for allocation in &mut part.allocations {
-            allocation.process = processes[usize::from(allocation.process)];
-            allocation.device = allocation.device.map(|device| devices[usize::from(device)]);
+            allocation.process = processes[allocation.process as usize];
+            allocation.device = allocation.device.map(|device| devices[device as usize]);
             name(&mut allocation.name);
         }
         part.graph_nodes.iter_mut().for_each(|node| node.thread = threads[node.thread as usize]);
@@ -179,13 +179,13 @@ impl Merge<'_> {
             gpus: HashMap::new(),
         };
         for (id, process) in std::mem::take(&mut self.own.processes) {
-            numbers.processes.insert(id, self.trace.processes.len() as u16);
+            numbers.processes.insert(id, self.trace.processes.len() as u32);
             self.trace.processes.push(process);
         }
         let process_names = self.process_names()?;
         for id in processes {
             if let Entry::Vacant(number) = numbers.processes.entry(id) {
-                number.insert(self.trace.processes.len() as u16);
+                number.insert(self.trace.processes.len() as u32);
                 let name = process_names.get(&id).cloned().unwrap_or_default();
                 self.trace.processes.push(Process { pid: pid_of(id), name, rank: None, source: 0 });
             }
@@ -205,18 +205,13 @@ impl Merge<'_> {
             }
         }
         self.number_devices(part, &mut numbers)?;
-        let most = usize::from(u16::MAX);
-        if self.trace.processes.len() > most || self.trace.devices.len() > most {
-            let found = format!("a file that names more than {most} processes or devices");
-            return Err(self.database.not_a_trace(found, "export fewer processes at a time"));
-        }
         Ok(numbers)
     }
 
     fn number_devices(&mut self, part: &Part, numbers: &mut Numbers) -> Result<(), TraceError> {
         let mut given = HashMap::new();
         for (id, device) in std::mem::take(&mut self.own.devices) {
-            given.insert(id, self.trace.devices.len() as u16);
+            given.insert(id, self.trace.devices.len() as u32);
             self.trace.devices.push(device);
         }
         let gpu_of = self.gpu_ids()?;
@@ -230,7 +225,7 @@ impl Merge<'_> {
             if given.is_empty() { unknown.chain(sampled).collect() } else { unknown.collect() };
         let known = self.known_gpus()?;
         for key in gpus {
-            numbers.gpus.insert(key, self.trace.devices.len() as u16);
+            numbers.gpus.insert(key, self.trace.devices.len() as u32);
             let (_, id) = key;
             let device = if id == CPU_DEVICE {
                 Device { name: "CPU".to_owned(), is_cpu: true, ..Device::default() }

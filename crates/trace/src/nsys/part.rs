@@ -280,8 +280,8 @@ impl Part {
         names.extend(std::mem::take(&mut other.names.new).into_iter().map(|key| self.names.number(key)));
         let name = |local: &mut StrId| *local = names.get(local.0 as usize).copied().unwrap_or(StrId::NONE);
         let threads: Vec<u32> = other.threads.keys.iter().map(|&key| self.threads.number(key)).collect();
-        let processes: Vec<u16> = other.processes.keys.iter().map(|&key| self.processes.number(key) as u16).collect();
-        let devices: Vec<u16> = other.devices.keys.iter().map(|&key| self.devices.number(key) as u16).collect();
+        let processes: Vec<u32> = other.processes.keys.iter().map(|&key| self.processes.number(key) as u32).collect();
+        let devices: Vec<u32> = other.devices.keys.iter().map(|&key| self.devices.number(key) as u32).collect();
         let domains: Vec<StrId> = other.domains.keys.iter().map(|&key| StrId(self.domains.number(key))).collect();
         let mut details = Vec::new();
         for mut detail in other.details.into_values() {
@@ -304,8 +304,8 @@ impl Part {
         let named = other.ranges.domain.iter_mut().filter(|domain| domain.is_some());
         named.for_each(|domain| *domain = domains[domain.0 as usize]);
         for allocation in &mut other.allocations {
-            allocation.process = processes[usize::from(allocation.process)];
-            allocation.device = allocation.device.map(|device| devices[usize::from(device)]);
+            allocation.process = processes[allocation.process as usize];
+            allocation.device = allocation.device.map(|device| devices[device as usize]);
             name(&mut allocation.name);
         }
         other.graph_nodes.iter_mut().for_each(|node| node.thread = threads[node.thread as usize]);
@@ -360,10 +360,10 @@ impl Part {
             end,
             name: StrId::NONE,
             kind,
-            device: self.devices.number((process, row.int(2).unwrap_or(0))) as u16,
+            device: self.devices.number((process, row.int(2).unwrap_or(0))) as u32,
             stream: row.int(4).unwrap_or(0) as u32,
             context: row.int(3).unwrap_or(0) as u32,
-            process: self.processes.number(process) as u16,
+            process: self.processes.number(process) as u32,
             correlation: row.int(5).unwrap_or(0),
             launch: NONE,
             graph_node,
@@ -592,8 +592,8 @@ impl Part {
         let bytes = row.int(4).unwrap_or(0);
         let mut allocation = Allocation {
             time,
-            device: device.map(|device| self.devices.number((process, device)) as u16),
-            process: self.processes.number(process) as u16,
+            device: device.map(|device| self.devices.number((process, device)) as u32),
+            process: self.processes.number(process) as u32,
             address: row.int(3).unwrap_or(0) as u64,
             bytes: if row.int(6) == Some(1) { bytes.saturating_neg() } else { bytes },
             mem_kind,
