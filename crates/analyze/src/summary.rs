@@ -240,7 +240,8 @@ fn notes(context: &Context) -> Vec<String> {
     }
     if gpu_ops > 0 && trace.processes.len() > 1 {
         let mut silent = vec![false; trace.processes.len()];
-        for (&thread, _) in trace.calls.thread.iter().zip(&trace.calls.kind).filter(|(_, kind)| **kind == CallKind::Gpu) {
+        for (&thread, _) in trace.calls.thread.iter().zip(&trace.calls.kind).filter(|(_, kind)| **kind == CallKind::Gpu)
+        {
             let process = trace.threads.get(thread as usize).map(|thread| thread.process as usize);
             if let Some(silent) = process.and_then(|process| silent.get_mut(process)) {
                 *silent = true;

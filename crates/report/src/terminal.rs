@@ -50,7 +50,10 @@ mod tests {
 
     #[test]
     fn what_a_terminal_would_obey_is_shown() {
-        assert_eq!(escaped("a\u{1b}[31mred\nnext\u{202e}evil\t\u{9b}2J\r"), "a\\x1b[31mred\\nnext\\u202eevil\\t\\x9b2J\\r");
+        assert_eq!(
+            escaped("a\u{1b}[31mred\nnext\u{202e}evil\t\u{9b}2J\r"),
+            "a\\x1b[31mred\\nnext\\u202eevil\\t\\x9b2J\\r"
+        );
         assert_eq!(escaped("\u{2066}a\u{2069}\u{200f}\u{2028}\u{7f}\0"), "\\u2066a\\u2069\\u200f\\u2028\\x7f\\x00");
         assert_eq!(escaped_lines("one\ntwo\u{7}\n"), "one\ntwo\\x07\n");
     }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use flate2::read::MultiGzDecoder;
 
-use crate::{GraphMode, NONE, OpDetail, StrId, Trace, TraceError, kineto, nsys};
+use crate::{GraphMode, NONE, OpDetail, StrId, Trace, TraceError, kineto, nsys, ranks};
 
 /// How far reading has come.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,10 @@ pub fn read_files(paths: &[PathBuf], on_progress: &mut dyn FnMut(Progress)) -> R
         before += size;
         traces.push(trace);
     }
-    merge(traces)
+    let doubts = ranks::doubts(&traces)?;
+    let mut merged = merge(traces)?;
+    merged.meta.notices.extend(doubts);
+    Ok(merged)
 }
 
 /// What a file is, by its first bytes.

@@ -216,14 +216,7 @@ fn push(detected: &mut Detected, label: String, counted: usize, process: u32) {
     detected.list.push(Found::new(label, Marker::default(), counted as u64, process, Span::new(0, 0)));
 }
 
-fn place_cuts(
-    trace: &Trace,
-    repeats: &Repeats,
-    process: u32,
-    own: &[u32],
-    cuts: &[usize],
-    detected: &mut Detected,
-) {
+fn place_cuts(trace: &Trace, repeats: &Repeats, process: u32, own: &[u32], cuts: &[usize], detected: &mut Detected) {
     let begins = boundaries(trace, repeats, own, cuts);
     let first = detected.list.len() as u32;
     for (counted, pair) in cuts.windows(2).enumerate() {

@@ -111,7 +111,7 @@ fn users(trace: &Trace) -> Vec<(u32, u32)> {
     let pairs = trace.ops.device.iter().zip(&trace.ops.process).zip(&trace.ops.kind);
     let pairs = pairs.filter(|(_, kind)| **kind != OpKind::CpuOp).map(|((&device, &process), _)| (device, process));
     let pairs: BTreeSet<(u32, u32)> = pairs.collect();
-    let is_only = |&(device, _): &(u32, u32)| pairs.range((device, 0)..=(device, u32::MAX)).count() == 1;
+    let is_only = |&(device, _): &(u32, u32)| pairs.range((device, 0)..=(device, u32::MAX)).take(2).count() == 1;
     pairs.iter().copied().filter(is_only).collect()
 }
 

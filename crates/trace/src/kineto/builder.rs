@@ -12,6 +12,7 @@ use super::event::{Class, Event};
 use super::json::unquoted;
 use super::number::{float, integer, micros_to_nanos, unsigned};
 use crate::intern::FastHash;
+use crate::ranks::WORLD_SIZE;
 use crate::{
     Allocation, CallKind, CallRow, Counter, Distinct, Iteration, KernelDetail, NONE, OpDetail, OpKind, OpRow,
     RangeKind, RangeRow, RangeSource, StrId, Trace, range_flags,
@@ -484,6 +485,10 @@ impl Builder {
                 let info: Option<serde_json::Value> = serde_json::from_slice(value).ok();
                 let rank = info.as_ref().and_then(|info| info.get("rank")).and_then(serde_json::Value::as_u64);
                 self.root.rank = rank.and_then(|rank| u32::try_from(rank).ok());
+                let size = info.as_ref().and_then(|info| info.get("world_size")).and_then(serde_json::Value::as_u64);
+                if let Some(size) = size {
+                    self.trace.meta.extra.entry(WORLD_SIZE.to_owned()).or_insert_with(|| size.to_string());
+                }
             }
             b"deviceProperties" => {
                 let list: Option<Vec<serde_json::Value>> = serde_json::from_slice(value).ok();

@@ -102,8 +102,7 @@ type Done = rusqlite::Result<()>;
 impl<'a> Writer<'a> {
     fn new(trace: &'a Trace, database: &'a Connection) -> Self {
         let mut taken = Numbers::default();
-        let processes: Vec<i64> =
-            trace.processes.iter().map(|process| global_pid(taken.free(process.pid))).collect();
+        let processes: Vec<i64> = trace.processes.iter().map(|process| global_pid(taken.free(process.pid))).collect();
         let mut taken: HashMap<u32, Numbers> = HashMap::new();
         let threads = trace.threads.iter().map(|thread| {
             processes[thread.process as usize] | taken.entry(thread.process).or_default().free(thread.tid)
