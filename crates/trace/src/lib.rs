@@ -13,6 +13,7 @@ mod iteration;
 pub mod kineto;
 mod model;
 pub mod nsys;
+mod parquet;
 mod ranks;
 mod utc;
 

@@ -151,6 +151,9 @@ impl<'a> Tables<'a> {
                 _ => None,
             })
         };
+        let of_detail = move |name, field: fn(&OpDetail) -> Option<u32>| {
+            maybe_int(name, move |row| trace.detail_of(row).and_then(field).map(i64::from))
+        };
         let of_work = move |name, field: fn(&crate::Work) -> u64| {
             maybe_unsigned(name, move |row| trace.work_of(row).and_then(|work| nonzero(field(work))))
         };
@@ -194,6 +197,30 @@ impl<'a> Tables<'a> {
             of_work("work_bytes", |work| work.bytes),
             of_work("flops", |work| work.flops),
             maybe_int("iteration", |row| index(ops.iteration[row])),
+            of_detail("copy_kind_number", |detail| match *detail {
+                OpDetail::Memcpy { copy_kind, .. } => Some(copy_kind.into()),
+                _ => None,
+            }),
+            of_detail("source_device", |detail| match *detail {
+                OpDetail::Memcpy { src_device, .. } => src_device,
+                _ => None,
+            }),
+            of_detail("destination_device", |detail| match *detail {
+                OpDetail::Memcpy { dst_device, .. } => dst_device,
+                _ => None,
+            }),
+            of_detail("fill_value", |detail| match *detail {
+                OpDetail::Memset { value, .. } => Some(value),
+                _ => None,
+            }),
+            of_detail("graph", |detail| match *detail {
+                OpDetail::Graph { graph, .. } => Some(graph),
+                _ => None,
+            }),
+            of_detail("graph_exec", |detail| match *detail {
+                OpDetail::Graph { exec, .. } => Some(exec),
+                _ => None,
+            }),
         ];
         Table { name: "ops", rows: ops.len(), columns }
     }
@@ -397,6 +424,8 @@ fn meta_rows(trace: &Trace) -> Vec<(String, String)> {
         let name = source.path.file_name().unwrap_or_default().to_string_lossy();
         add(&format!("source.{index}.file"), name.into_owned());
         add(&format!("source.{index}.format"), source.format.clone());
+        add(&format!("source.{index}.bytes"), source.bytes.to_string());
+        add(&format!("source.{index}.events"), source.events.to_string());
         add(&format!("source.{index}.lost"), source.lost.to_string());
         if let Some(rank) = source.rank {
             add(&format!("source.{index}.rank"), rank.to_string());
@@ -446,6 +475,36 @@ fn range_source(source: RangeSource) -> &'static str {
         RangeSource::Python => "python",
         RangeSource::Other => "other",
     }
+}
+
+/// The kind of op with this name.
+pub(crate) fn op_kind_of(name: &str) -> Option<OpKind> {
+    let kinds = [OpKind::Kernel, OpKind::Memcpy, OpKind::Memset, OpKind::Graph, OpKind::CpuOp];
+    kinds.into_iter().find(|&kind| op_kind(kind) == name)
+}
+
+/// The source of ranges with this name.
+pub(crate) fn range_source_of(name: &str) -> Option<RangeSource> {
+    let sources = [
+        RangeSource::PushPop,
+        RangeSource::StartEnd,
+        RangeSource::Annotation,
+        RangeSource::GpuAnnotation,
+        RangeSource::CpuOp,
+        RangeSource::Python,
+        RangeSource::Other,
+    ];
+    sources.into_iter().find(|&source| range_source(source) == name)
+}
+
+/// CUPTI's number of the direction with this label.
+pub(crate) fn copy_kind_of(label: &str) -> Option<u8> {
+    (0..=10).find(|&kind| copy_label(kind) == Some(label))
+}
+
+/// The number of the kind of memory with this label; 255 where there is none.
+pub(crate) fn memory_kind_of(label: &str) -> u8 {
+    (0..=6).find(|&kind| memory_label(kind) == Some(label)).unwrap_or(u8::MAX)
 }
 
 /// The direction of a copy by CUPTI's number.

@@ -53,6 +53,8 @@ pub(super) struct Builder {
     pub(super) absurd: u64,
     /// Kept with no length: they end before they start.
     pub(super) backward: u64,
+    /// Left out: they do not say what they are (`ph`).
+    pub(super) no_phase: u64,
     unread: u64,
     roots: u32,
 }
@@ -124,6 +126,7 @@ impl Builder {
             untimed: 0,
             absurd: 0,
             backward: 0,
+            no_phase: 0,
             unread: 0,
             roots: 0,
         }
@@ -131,7 +134,12 @@ impl Builder {
 
     /// Takes over one event.
     pub(super) fn add(&mut self, event: &Event) {
-        let [phase] = *event.phase else { return };
+        let [phase] = *event.phase else {
+            // Writers that end every event with a comma end their list with an empty one.
+            let is_filler = [event.name, event.category, event.ts, event.args].iter().all(|field| field.is_empty());
+            self.no_phase += u64::from(!is_filler);
+            return;
+        };
         self.events += 1;
         match phase {
             b'X' | b'B' => {

@@ -6,9 +6,10 @@ use std::path::Path;
 
 use super::database::Database;
 use super::ids::{machine_of, pid_of, process_of, tid_of};
-use super::part::{DeviceKey, Faults, NameKey, Part, Series, SeriesKey, renumber};
+use super::part::{DeviceKey, EVENT_TABLES, Faults, NameKey, Part, Series, SeriesKey, renumber};
 use super::schema::{self, key};
 use super::strobe::{CPU_DEVICE, Own};
+use crate::model::repeated_calls;
 use crate::{Counter, Device, GraphMode, OpDetail, Process, Source, StrId, Thread, Trace, TraceError, range_flags};
 
 /// The trace that these events make.
@@ -16,7 +17,8 @@ pub(super) fn trace(database: &Database, path: &Path, own: Own, events: Part) ->
     let mut merge = Merge { database, trace: Trace::default(), own, faults: Faults::default() };
     merge.run(events)?;
     merge.about(path)?;
-    merge.trace.finish();
+    let repeated = merge.trace.finish_counting();
+    merge.trace.meta.notices.extend(repeated_calls(repeated));
     Ok(merge.trace)
 }
 
@@ -60,7 +62,7 @@ impl Merge<'_> {
             (_, true) => Some(GraphMode::Node),
             _ => None,
         });
-        self.faults = part.faults;
+        self.faults.add(&part.faults);
         let threads: Vec<u32> = part.threads.keys.iter().map(|key| numbers.threads[key]).collect();
         let processes: Vec<u32> = part.processes.keys.iter().map(|key| numbers.processes[key]).collect();
         let devices: Vec<u32> = part.devices.keys.iter().map(|key| numbers.devices[key]).collect();
@@ -138,11 +140,16 @@ impl Merge<'_> {
                 _ => None,
             })
             .collect();
+        let mut repeated = 0;
         self.database.scan("StringIds", &["id", "value"], |row| {
-            if let Some(text) = row.int(0).and_then(|id| texts.get_mut(&id)) {
-                *text = row.text(1).map(|text| text.into_owned());
+            match row.int(0).and_then(|id| texts.get_mut(&id)) {
+                Some(Some(_)) => repeated += 1,
+                Some(text) => *text = row.text(1).map(|text| text.into_owned()),
+                None => {}
             }
         })?;
+        self.faults.repeated_names = repeated;
+        self.faults.unknown_names = texts.values().filter(|text| text.is_none()).count() as u64;
         let labels = self.copy_labels()?;
         let strings = &mut self.trace.strings;
         let text_of = |key: &NameKey| match key {
@@ -441,6 +448,14 @@ impl Merge<'_> {
                 notices.push(text);
             }
         };
+        for fault in self.database.faults(&EVENT_TABLES) {
+            tell(1, fault);
+        }
+        tell(
+            faults.repeated_names,
+            format!("{} of StringIds left out: their id stands for another text already", rows(faults.repeated_names)),
+        );
+        tell(faults.unknown_names, format!("{} not in StringIds: shown as [unknown]", ids(faults.unknown_names)));
         tell(dropped, format!("the profiler says {} that it lost data", times(dropped)));
         tell(
             faults.absurd,
@@ -473,6 +488,10 @@ const OWN: i64 = i64::MIN;
 
 fn rows(count: u64) -> String {
     if count == 1 { "1 row".to_owned() } else { format!("{count} rows") }
+}
+
+fn ids(count: u64) -> String {
+    if count == 1 { "1 id of a name is".to_owned() } else { format!("{count} ids of names are") }
 }
 
 fn times(count: u64) -> String {

@@ -152,6 +152,10 @@ pub(super) struct Faults {
     pub(super) untimed_graphs: u64,
     /// Left out: no start, which no version of the schema allows.
     pub(super) no_time: u64,
+    /// Left out: rows of `StringIds` whose id stands for another text already.
+    pub(super) repeated_names: u64,
+    /// Ids that `StringIds` lacks.
+    pub(super) unknown_names: u64,
 }
 
 impl Faults {
@@ -160,6 +164,8 @@ impl Faults {
         self.backward += other.backward;
         self.untimed_graphs += other.untimed_graphs;
         self.no_time += other.no_time;
+        self.repeated_names += other.repeated_names;
+        self.unknown_names += other.unknown_names;
     }
 }
 
@@ -206,23 +212,85 @@ pub(super) struct Part {
 pub(super) struct EventTable {
     pub(super) name: &'static str,
     pub(super) columns: &'static [&'static str],
+    /// The columns that every version has; any one of several separated by `|`.
+    pub(super) needed: &'static [&'static str],
     pub(super) row: fn(&mut Part, &Row, &Side),
 }
 
 /// Every table of events that is imported.
 pub(super) const EVENT_TABLES: [EventTable; 12] = [
-    EventTable { name: KERNEL, columns: KERNEL_COLUMNS, row: Part::kernel },
-    EventTable { name: MEMCPY, columns: MEMCPY_COLUMNS, row: Part::memcpy },
-    EventTable { name: MEMSET, columns: MEMSET_COLUMNS, row: Part::memset },
-    EventTable { name: GRAPH_TRACE, columns: GRAPH_TRACE_COLUMNS, row: Part::graph },
-    EventTable { name: RUNTIME, columns: CALL_COLUMNS, row: Part::gpu_call },
-    EventTable { name: "OSRT_API", columns: CALL_COLUMNS, row: Part::os_call },
-    EventTable { name: "PROFILER_OVERHEAD", columns: CALL_COLUMNS, row: Part::profiler_call },
-    EventTable { name: OVERHEAD, columns: CALL_COLUMNS, row: Part::profiler_overhead },
-    EventTable { name: "NVTX_EVENTS", columns: NVTX_COLUMNS, row: Part::nvtx },
-    EventTable { name: "GPU_METRICS", columns: &["timestamp", "typeId", "metricId", "value"], row: Part::sample },
-    EventTable { name: "CUDA_GPU_MEMORY_USAGE_EVENTS", columns: MEMORY_COLUMNS, row: Part::allocation },
-    EventTable { name: "CUDA_GRAPH_NODE_EVENTS", columns: NODE_COLUMNS, row: Part::graph_node },
+    EventTable {
+        name: KERNEL,
+        columns: KERNEL_COLUMNS,
+        needed: &["start", "end", "deviceId", "streamId", "correlationId", "demangledName|shortName"],
+        row: Part::kernel,
+    },
+    EventTable {
+        name: MEMCPY,
+        columns: MEMCPY_COLUMNS,
+        needed: &["start", "end", "deviceId", "streamId", "correlationId", "bytes", "copyKind"],
+        row: Part::memcpy,
+    },
+    EventTable {
+        name: MEMSET,
+        columns: MEMSET_COLUMNS,
+        needed: &["start", "end", "deviceId", "streamId", "correlationId", "bytes"],
+        row: Part::memset,
+    },
+    EventTable {
+        name: GRAPH_TRACE,
+        columns: GRAPH_TRACE_COLUMNS,
+        needed: &["start", "end", "deviceId", "correlationId", "graphId"],
+        row: Part::graph,
+    },
+    EventTable {
+        name: RUNTIME,
+        columns: CALL_COLUMNS,
+        needed: &["start", "end", "globalTid", "correlationId", "nameId"],
+        row: Part::gpu_call,
+    },
+    EventTable {
+        name: "OSRT_API",
+        columns: CALL_COLUMNS,
+        needed: &["start", "end", "globalTid", "nameId"],
+        row: Part::os_call,
+    },
+    EventTable {
+        name: "PROFILER_OVERHEAD",
+        columns: CALL_COLUMNS,
+        needed: &["start", "end", "globalTid"],
+        row: Part::profiler_call,
+    },
+    EventTable {
+        name: OVERHEAD,
+        columns: CALL_COLUMNS,
+        needed: &["start", "end", "globalTid"],
+        row: Part::profiler_overhead,
+    },
+    EventTable {
+        name: "NVTX_EVENTS",
+        columns: NVTX_COLUMNS,
+        needed: &["start", "end", "eventType", "globalTid", "text|textId"],
+        row: Part::nvtx,
+    },
+    EventTable {
+        name: "GPU_METRICS",
+        columns: &["timestamp", "typeId", "metricId", "value"],
+        needed: &["timestamp", "typeId", "metricId", "value"],
+        row: Part::sample,
+    },
+    EventTable {
+        name: "CUDA_GPU_MEMORY_USAGE_EVENTS",
+        columns: MEMORY_COLUMNS,
+        needed: &["start", "globalPid", "deviceId", "address", "bytes", "memoryOperationType"],
+        row: Part::allocation,
+    },
+    EventTable {
+        name: "CUDA_GRAPH_NODE_EVENTS",
+        columns: NODE_COLUMNS,
+        needed: &["start", "end", "globalTid", "graphNodeId"],
+        row: Part::graph_node,
+    },
 ];
 
 pub(super) const KERNEL: &str = "CUPTI_ACTIVITY_KIND_KERNEL";

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::Builder;
 use super::words::{grouped, small, split_label};
+use crate::model::repeated_calls;
 use crate::{GraphMode, OpKind, RangeSource, Source, Trace};
 
 impl Builder {
@@ -48,7 +49,8 @@ impl Builder {
             let notice = format!("the file holds {} traces one behind the other, read as ranks of one run", self.roots);
             trace.meta.notices.push(notice);
         }
-        trace.finish();
+        let repeated = trace.finish_counting();
+        trace.meta.notices.extend(repeated_calls(repeated));
         if trace.ops.is_empty() {
             trace.meta.notices.push("the trace holds no GPU events, only what the host did".into());
         }
