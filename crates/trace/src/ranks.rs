@@ -26,9 +26,6 @@ pub(crate) fn doubts(traces: &[Trace]) -> Result<Vec<String>, TraceError> {
     }
     let mut doubts = Vec::new();
     for other in others {
-        if is_copy(first, other) {
-            return Err(not_ranks(first, other, "they hold the same events".into()));
-        }
         if let (Some(a), Some(b)) = (first.meta.extra.get(WORLD_SIZE), other.meta.extra.get(WORLD_SIZE))
             && a != b
         {
@@ -39,17 +36,22 @@ pub(crate) fn doubts(traces: &[Trace]) -> Result<Vec<String>, TraceError> {
             return Err(not_ranks(first, other, format!("{} lie between them", long(ns))));
         }
         let mut differs = Vec::new();
+        if is_copy(first, other) {
+            differs.push("they hold the same events".to_owned());
+        }
         if let Some(ns) = apart.filter(|&ns| ns > 0) {
             differs.push(format!("they share no moment ({:.3} ms lie between them)", ns as f64 / 1e6));
         }
         if recorder(first) != recorder(other) {
             differs.push("different tools recorded them".to_owned());
         }
-        let of = |of: fn(&Trace) -> BTreeSet<&str>| (of(first), of(other));
-        for (what, (a, b)) in [("GPUs", of(gpus)), ("programs", of(programs))] {
-            if !a.is_empty() && !b.is_empty() && a.is_disjoint(&b) {
-                differs.push(format!("different {what} ({} and {})", some(&a), some(&b)));
-            }
+        let (a, b) = (gpus(first), gpus(other));
+        if !a.is_empty() && !b.is_empty() && a.is_disjoint(&b) {
+            differs.push(format!("different GPUs ({} and {})", some(&a), some(&b)));
+        }
+        let (a, b) = (programs(first), programs(other));
+        if !a.is_empty() && !b.is_empty() && without_numbers(&a).is_disjoint(&without_numbers(&b)) {
+            differs.push(format!("different programs ({} and {})", some(&a), some(&b)));
         }
         let (a, b) = (steps(first), steps(other));
         if a > 0 && b > 0 && a != b && !first.meta.partial && !other.meta.partial {
@@ -139,6 +141,11 @@ fn steps(trace: &Trace) -> usize {
     };
     let marked = trace.ranges.name.iter().filter(|&&name| is_step(name) == Some(true));
     marked.collect::<BTreeSet<_>>().len()
+}
+
+/// Names of processes may hold their rank.
+fn without_numbers(names: &BTreeSet<&str>) -> BTreeSet<String> {
+    names.iter().map(|name| name.chars().filter(|letter| !letter.is_ascii_digit()).collect()).collect()
 }
 
 fn some(names: &BTreeSet<&str>) -> String {

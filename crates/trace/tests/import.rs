@@ -213,3 +213,54 @@ fn an_nsys_export_and_a_profiler_trace_together() {
         }
     }
 }
+
+#[test]
+fn files_of_different_jobs_are_refused_or_doubted() {
+    let folder = Folder::new("jobs");
+    let about = |rank: u32, of: u32, at: u64| {
+        let (kernel, base) = (kernel("k", 1), 1_700_000_000_000_000_000 + at * 1_000_000_000);
+        format!(
+            r#"{{"distributedInfo":{{"rank":{rank},"world_size":{of}}},"baseTimeNanoseconds":{base},"traceEvents":[{kernel}]}}"#
+        )
+    };
+    let file = |name: &str, rank, of, at| folder.write(name, about(rank, of, at).as_bytes());
+    let first = file("a.json", 0, 2, 0);
+    let problem = |other: PathBuf| read_files(&[first.clone(), other], &mut |_| {}).unwrap_err().to_string();
+    let said = problem(file("b.json", 0, 2, 0));
+    assert!(said.contains("rank 0") && said.contains("strobe compare") && said.contains("b.json"), "{said}");
+    let said = problem(file("c.json", 1, 4, 0));
+    assert!(said.contains("of 2 ranks, the other of 4"), "{said}");
+    let said = problem(file("d.json", 1, 2, 3 * 86_400 + 1));
+    assert!(said.contains("3 days lie between them"), "{said}");
+    let doubts = |other: PathBuf| read_files(&[first.clone(), other], &mut |_| {}).unwrap().meta.notices.join("\n");
+    let said = doubts(file("e.json", 1, 2, 5));
+    assert!(said.contains("share no moment") && said.contains("strobe compare a.json e.json"), "{said}");
+    let said = doubts(file("f.json", 1, 2, 0));
+    assert!(!said.contains("may not be ranks"), "{said}");
+    let nameless = |name: &str| folder.write(name, format!("[{},{}]", kernel("k", 1), kernel("k", 9)).as_bytes());
+    let said = read_files(&[nameless("g.json"), nameless("h.json")], &mut |_| {}).unwrap().meta.notices.join("\n");
+    assert!(said.contains("they hold the same events"), "{said}");
+}
+
+#[test]
+fn real_ranks_are_not_doubted_and_real_strangers_are() {
+    let Some(data) = std::env::var_os("STROBE_TEST_DATA").map(|data| PathBuf::from(data).join("traces")) else {
+        println!("skipped: STROBE_TEST_DATA is not set");
+        return;
+    };
+    let read = |files: [&str; 2]| read_files(&files.map(|file| data.join(file)), &mut |_| {});
+    for ranks in [
+        ["truth/ranks_0.json.gz", "truth/ranks_1.json.gz"],
+        ["kineto/hta/sampled_rank-0.json.gz", "kineto/hta/sampled_rank-1.json.gz"],
+    ] {
+        let trace = read(ranks).unwrap();
+        assert!(!trace.meta.notices.join("\n").contains("may not be ranks"), "{:?}", trace.meta.notices);
+        let found: Vec<_> = trace.processes.iter().filter_map(|process| process.rank).collect();
+        assert_eq!(found, [0, 1]);
+    }
+    let said = read(["kineto/hta/trace_diff_control.json.gz", "kineto/hta/trace_diff_test.json.gz"]);
+    assert!(said.unwrap_err().to_string().contains("not ranks of one job"));
+    let said = read(["nsys/h200/gpum.sqlite", "nsys/nsys-ai/h100_2gpu_1s.sqlite"]);
+    let said = said.map_or_else(|error| error.to_string(), |trace| trace.meta.notices.join("\n"));
+    assert!(said.contains("ranks of one job") && said.contains("strobe compare"), "{said}");
+}

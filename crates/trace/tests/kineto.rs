@@ -589,3 +589,49 @@ proptest! {
         let _ = read_bytes(pieces.concat());
     }
 }
+
+#[test]
+fn events_without_a_phase_and_correlations_given_twice_are_said() {
+    let call = |at: u32| {
+        format!(
+            r#"{{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":5,"tid":5,"ts":{at},"dur":1,"args":{{"correlation":9}}}}"#
+        )
+    };
+    let kernel = |at: u32| {
+        format!(
+            r#"{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{at},"dur":2,"args":{{"correlation":9,"device":0,"stream":7}}}}"#
+        )
+    };
+    let nameless = r#"{"cat":"kernel","name":"k","pid":0,"tid":7,"ts":50,"dur":2}"#;
+    let odd = r#"{"ph":"XX","cat":"kernel","name":"k","pid":0,"tid":7,"ts":50,"dur":2}"#;
+    let events = [call(10), kernel(12), call(20), kernel(22), nameless.to_owned(), odd.to_owned()];
+    let trace = read(format!(r#"{{"traceEvents": [{}]}}"#, events.join(",")));
+    assert_eq!((trace.ops.len(), trace.meta.sources[0].lost), (2, 2));
+    // Each kernel goes to the last call of its id that began before it.
+    assert_eq!(trace.ops.launch, [0, 1]);
+    let notices = trace.meta.notices.join("\n");
+    assert!(notices.contains("2 events left out: without a phase"), "{notices}");
+    assert!(notices.contains("1 call has the correlation id of an earlier call"), "{notices}");
+    let none = read_bytes(format!(r#"{{"traceEvents": [{nameless}]}}"#)).unwrap_err().to_string();
+    assert!(none.contains("no event says what it is (`ph`)"), "{none}");
+}
+
+#[test]
+fn more_processes_than_16_bits_count_stay_apart() {
+    const PROCESSES: usize = 70_000;
+    let mut events = Vec::new();
+    for process in 0..PROCESSES {
+        let (pid, at, id) = (1_000 + process, 10 * process, 1 + process);
+        events.push(format!(
+            r#"{{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":{pid},"tid":{pid},"ts":{at},"dur":1,"args":{{"correlation":{id}}}}},
+               {{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{},"dur":2,"args":{{"correlation":{id},"device":0,"stream":7}}}}"#,
+            at + 3
+        ));
+    }
+    let trace = read(format!("[{}]", events.join(",")));
+    assert_eq!(trace.processes.len(), PROCESSES);
+    assert!(trace.threads.iter().all(|thread| trace.processes[thread.process as usize].pid == thread.tid));
+    let pids = trace.ops.process.iter().map(|&process| trace.processes[process as usize].pid);
+    assert!(pids.eq((1_000..).take(PROCESSES)));
+    assert_eq!(trace.ops_without_launch(), 0);
+}

@@ -18,7 +18,9 @@ pub(super) fn trace(database: &Database, path: &Path, own: Own, events: Part) ->
     merge.run(events)?;
     merge.about(path)?;
     let repeated = merge.trace.finish_counting();
-    merge.trace.meta.notices.extend(repeated_calls(repeated));
+    if !merge.own.side.own {
+        merge.trace.meta.notices.extend(repeated_calls(repeated));
+    }
     Ok(merge.trace)
 }
 
