@@ -334,6 +334,16 @@ struct Owner {
     operator: StrId,
 }
 
+/// A range that is open, and what is known of those around it.
+#[derive(Clone, Copy)]
+struct OpenRange {
+    range: usize,
+    /// The innermost range of the program that is it or around it.
+    program: Option<usize>,
+    /// The outermost operator that is it or around it.
+    operator: Option<usize>,
+}
+
 /// Per allocation what its process was in at the time: of all its threads, the one whose innermost range began last.
 fn ranges_at(trace: &Trace) -> Vec<Owner> {
     let ranges = &trace.ranges;
@@ -343,9 +353,11 @@ fn ranges_at(trace: &Trace) -> Vec<Owner> {
             threads.push(thread);
         }
     }
-    let mut open: Vec<Vec<usize>> = vec![Vec::new(); trace.threads.len()];
-    let close = |open: &mut Vec<usize>, before: i64| {
-        while open.last().is_some_and(|&top| ranges.end[top] < before) {
+    let is_operator = |range: usize| ranges.source[range] == RangeSource::CpuOp;
+    let is_program = |range: usize| !is_operator(range) && ranges.source[range] != RangeSource::Python;
+    let mut open: Vec<Vec<OpenRange>> = vec![Vec::new(); trace.threads.len()];
+    let close = |open: &mut Vec<OpenRange>, before: i64| {
+        while open.last().is_some_and(|top| ranges.end[top.range] < before) {
             open.pop();
         }
     };
@@ -355,23 +367,37 @@ fn ranges_at(trace: &Trace) -> Vec<Owner> {
             let span = ranges.source[next] != RangeSource::GpuAnnotation && ranges.flags[next] & range_flags::MARK == 0;
             if let Some(open) = open.get_mut(ranges.thread[next] as usize).filter(|_| span) {
                 close(open, ranges.start[next]);
-                open.push(next);
+                let below = open.last();
+                open.push(OpenRange {
+                    range: next,
+                    program: if is_program(next) { Some(next) } else { below.and_then(|below| below.program) },
+                    operator: below.and_then(|below| below.operator).or(is_operator(next).then_some(next)),
+                });
             }
             next += 1;
         }
         let threads = threads_of.get(a.process as usize)?;
         threads.iter().for_each(|&thread| close(&mut open[thread], a.time));
         let busiest =
-            threads.iter().copied().max_by_key(|&thread| open[thread].last().map(|&top| ranges.start[top]))?;
-        let inside = || open[busiest].iter().filter(|&&range| ranges.end[range] >= a.time);
-        let named = |range: Option<&usize>| range.map_or(StrId::NONE, |&range| ranges.name[range]);
-        let is_operator = |range: usize| ranges.source[range] == RangeSource::CpuOp;
-        let is_program = |range: usize| !is_operator(range) && ranges.source[range] != RangeSource::Python;
-        Some(Owner {
-            symbol: StrId::NONE,
-            range: named(inside().rev().find(|&&range| is_program(range))),
-            operator: named(inside().find(|&&range| is_operator(range))),
-        })
+            threads.iter().copied().max_by_key(|&thread| open[thread].last().map(|top| ranges.start[top.range]))?;
+        let stack = &open[busiest];
+        let lasts = |range: &usize| ranges.end[*range] >= a.time;
+        let inside = || stack.iter().map(|open| open.range).filter(lasts);
+        let top = stack.last();
+        // Only where ranges cross may those that are known have ended: then the others are looked through.
+        let known = |of: fn(&OpenRange) -> Option<usize>| top.map(|top| of(top).map(|range| (range, lasts(&range))));
+        let program = match known(|top| top.program) {
+            Some(Some((range, true))) => Some(range),
+            Some(Some((_, false))) => inside().rev().find(|&range| is_program(range)),
+            _ => None,
+        };
+        let operator = match known(|top| top.operator) {
+            Some(Some((range, true))) => Some(range),
+            Some(Some((_, false))) => inside().find(|&range| is_operator(range)),
+            _ => None,
+        };
+        let named = |range: Option<usize>| range.map_or(StrId::NONE, |range| ranges.name[range]);
+        Some(Owner { symbol: StrId::NONE, range: named(program), operator: named(operator) })
     };
     trace.allocations.iter().map(|a| owner_at(a).unwrap_or_default()).collect()
 }

@@ -1,6 +1,7 @@
 //! Nsight Systems: where it is, and what has to be done with what it writes.
 
 use std::fmt::Write as _;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -191,10 +192,16 @@ impl Nsys {
     }
 }
 
-/// Whether a file is a report that only nsys reads.
+/// Whether a file is a report that only nsys reads. One that is an export under such a name is none.
 pub fn is_report(path: &Path) -> bool {
     let ending = path.extension().map(|ending| ending.to_ascii_lowercase());
-    ending.is_some_and(|ending| ending == "nsys-rep" || ending == "qdrep") && path.is_file()
+    let named = ending.is_some_and(|ending| ending == "nsys-rep" || ending == "qdrep");
+    let is_export = || {
+        let mut head = Vec::new();
+        let read = std::fs::File::open(path).and_then(|file| file.take(16).read_to_end(&mut head));
+        read.is_ok() && head.starts_with(b"SQLite format 3")
+    };
+    named && path.is_file() && !is_export()
 }
 
 /// The SQLite export of a report, which goes when it is dropped.
