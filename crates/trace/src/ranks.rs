@@ -157,8 +157,8 @@ fn some(names: &BTreeSet<&str>) -> String {
 fn long(ns: i64) -> String {
     let seconds = ns / 1_000_000_000;
     match seconds {
-        ..7_200 => format!("{} minutes", seconds / 60),
-        ..172_800 => format!("{} hours", seconds / 3_600),
+        ..=7_199 => format!("{} minutes", seconds / 60),
+        7_200..=172_799 => format!("{} hours", seconds / 3_600),
         _ => format!("{} days", seconds / 86_400),
     }
 }

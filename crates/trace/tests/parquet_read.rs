@@ -191,7 +191,8 @@ fn damage_is_an_error_and_never_a_panic() {
         }
         // A flipped bit may only change a value: then the trace is another one.
         for at in (0..whole.len()).step_by(5) {
-            for bit in [at % 8] {
+            {
+                let bit = at % 8;
                 let mut bytes = whole.clone();
                 bytes[at] ^= 1 << bit;
                 std::fs::write(&file, &bytes).unwrap();

@@ -348,8 +348,8 @@ impl Part {
         names.extend(std::mem::take(&mut other.names.new).into_iter().map(|key| self.names.number(key)));
         let name = |local: &mut StrId| *local = names.get(local.0 as usize).copied().unwrap_or(StrId::NONE);
         let threads: Vec<u32> = other.threads.keys.iter().map(|&key| self.threads.number(key)).collect();
-        let processes: Vec<u32> = other.processes.keys.iter().map(|&key| self.processes.number(key) as u32).collect();
-        let devices: Vec<u32> = other.devices.keys.iter().map(|&key| self.devices.number(key) as u32).collect();
+        let processes: Vec<u32> = other.processes.keys.iter().map(|&key| self.processes.number(key)).collect();
+        let devices: Vec<u32> = other.devices.keys.iter().map(|&key| self.devices.number(key)).collect();
         let domains: Vec<StrId> = other.domains.keys.iter().map(|&key| StrId(self.domains.number(key))).collect();
         let mut details = Vec::new();
         for mut detail in other.details.into_values() {
@@ -428,10 +428,10 @@ impl Part {
             end,
             name: StrId::NONE,
             kind,
-            device: self.devices.number((process, row.int(2).unwrap_or(0))) as u32,
+            device: self.devices.number((process, row.int(2).unwrap_or(0))),
             stream: row.int(4).unwrap_or(0) as u32,
             context: row.int(3).unwrap_or(0) as u32,
-            process: self.processes.number(process) as u32,
+            process: self.processes.number(process),
             correlation: row.int(5).unwrap_or(0),
             launch: NONE,
             graph_node,
@@ -660,8 +660,8 @@ impl Part {
         let bytes = row.int(4).unwrap_or(0);
         let mut allocation = Allocation {
             time,
-            device: device.map(|device| self.devices.number((process, device)) as u32),
-            process: self.processes.number(process) as u32,
+            device: device.map(|device| self.devices.number((process, device))),
+            process: self.processes.number(process),
             address: row.int(3).unwrap_or(0) as u64,
             bytes: if row.int(6) == Some(1) { bytes.saturating_neg() } else { bytes },
             mem_kind,
