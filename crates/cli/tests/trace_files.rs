@@ -132,15 +132,15 @@ fn files_of_different_jobs_are_not_merged_silently() {
                 {{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":1,"dur":2,"args":{{"device":0,"stream":7}}}}]}}"#
         )
     };
-    sandbox.write("a.json", &trace(0, 1_700_000_000_000_000_000));
-    sandbox.write("b.json", &trace(1, 1_800_000_000_000_000_000));
+    sandbox.write("a.json", trace(0, 1_700_000_000_000_000_000));
+    sandbox.write("b.json", trace(1, 1_800_000_000_000_000_000));
     let done = sandbox.run("analyze a.json b.json");
     assert_eq!((done.code, done.stdout.as_str()), (Some(2), ""));
     assert_names(
         &done.stderr,
         &["error: a.json and b.json are not ranks of one job", "`strobe compare a.json b.json`"],
     );
-    sandbox.write("c.json", &trace(1, 1_700_000_005_000_000_000));
+    sandbox.write("c.json", trace(1, 1_700_000_005_000_000_000));
     let done = sandbox.ok("analyze a.json c.json --report summary");
     assert_names(&done.stderr, &["may not be ranks of one job", "share no moment", "`strobe compare a.json c.json`"]);
 }
@@ -163,7 +163,7 @@ fn names_of_a_trace_do_not_command_the_terminal() {
     ];
     let device = format!(r#"[{{"id":0,"name":"{name}"}}]"#);
     let file = "odd\u{1b}[2J\u{202e}.json";
-    sandbox.write(file, &format!(r#"{{"deviceProperties":{device},"traceEvents":[{}]}}"#, events.join(",")));
+    sandbox.write(file, format!(r#"{{"deviceProperties":{device},"traceEvents":[{}]}}"#, events.join(",")));
     let unfit =
         |text: &str| text.chars().find(|c| *c != '\n' && (c.is_control() || matches!(c, '\u{202a}'..='\u{202e}')));
     let run = |words: &[&str]| {

@@ -6,7 +6,7 @@ use std::path::Path;
 use rusqlite::types::Value;
 use rusqlite::{Connection, Statement, params};
 
-use super::ids::{GLOBAL_VID, MAX_ID, global_pid};
+use super::ids::{GLOBAL_VID, Numbers, global_pid};
 use super::part::{GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, OVERHEAD, RUNTIME};
 use super::schema::{self, key};
 use crate::atomic::write_whole;
@@ -358,7 +358,7 @@ impl<'a> Writer<'a> {
         let mut told = BTreeSet::new();
         for (&domain, &thread) in self.trace.ranges.domain.iter().zip(&self.trace.ranges.thread) {
             let thread = self.threads[thread as usize];
-            if domain.is_some() && told.insert((thread & !MAX_ID, domain)) {
+            if domain.is_some() && told.insert((super::ids::process_of(thread), domain)) {
                 let (none, text) = (None::<i64>, self.trace.text(domain));
                 rows.add(params![0, none, DOMAIN_CREATE, none, text, thread, none, none, domains[&domain]])?;
             }
@@ -776,27 +776,6 @@ const PUSH_POP: i64 = 59;
 const START_END: i64 = 60;
 const DOMAIN_CREATE: i64 = 75;
 const OSRT_CLASS: i64 = 27;
-
-/// Numbers that fit into a global id, each given once.
-#[derive(Default)]
-struct Numbers {
-    taken: HashSet<i64>,
-    /// All below are taken.
-    next: i64,
-}
-
-impl Numbers {
-    /// The wanted number if it fits and nobody has it, else the lowest that nobody has.
-    fn free(&mut self, wanted: i64) -> i64 {
-        if (0..=MAX_ID).contains(&wanted) && self.taken.insert(wanted) {
-            return wanted;
-        }
-        while !self.taken.insert(self.next) {
-            self.next += 1;
-        }
-        self.next
-    }
-}
 
 /// What a copy is called by its kind, e.g. `[CUDA memcpy Host-to-Device]`. Kinds are CUPTI's numbers.
 pub fn copy_name(kind: u8) -> String {
