@@ -73,7 +73,7 @@ fn sweep(trace: &Trace, spans: impl Iterator<Item = (i64, i64, u32)>, mut parent
             } else {
                 drop_ended(stack, &ranges.end, ranges.start[range]);
             }
-            stack.push(range as u32);
+            open_range(stack, &ranges.end, range as u32);
         }
     };
     let found = spans
@@ -92,10 +92,25 @@ fn drop_ended(stack: &mut Vec<u32>, ends: &[i64], now: i64) {
     }
 }
 
-/// The range opened last that lasts until `end`. Ranges of one thread nest as a rule, so that it is at the top.
+/// Opens a range. One opened before that ends no later is never again the innermost around anything: without these the
+/// ranges that are open end one before the other, the last one first.
+fn open_range(stack: &mut Vec<u32>, ends: &[i64], range: u32) {
+    while stack.last().is_some_and(|&top| ends[top as usize] <= ends[range as usize]) {
+        stack.pop();
+    }
+    stack.push(range);
+}
+
+/// The range opened last that lasts until `end`.
 fn innermost_open(stack: &mut Vec<u32>, ends: &[i64], start: i64, end: i64) -> u32 {
     drop_ended(stack, ends, start);
-    stack.iter().rev().copied().find(|&range| ends[range as usize] >= end).unwrap_or(NONE)
+    match stack.last() {
+        Some(&top) if ends[top as usize] >= end => top,
+        _ => {
+            let lasting = stack.partition_point(|&range| ends[range as usize] >= end);
+            lasting.checked_sub(1).map_or(NONE, |place| stack[place])
+        }
+    }
 }
 
 /// Per graph node the innermost range around its capture: that of the node it was cloned from, else its own.

@@ -142,7 +142,7 @@ pub struct IterationBudget {
     /// What it worked on, where known.
     pub kind: Option<IterationKind>,
     /// Index into the trace's devices.
-    pub device: u16,
+    pub device: u32,
     /// The time that is split.
     #[serde(skip)]
     pub window: Span,
@@ -156,7 +156,7 @@ pub struct IterationBudget {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceBudget {
     /// Index into the trace's devices.
-    pub device: u16,
+    pub device: u32,
     /// From the first op to the end of the last one.
     #[serde(skip)]
     pub window: Span,
@@ -193,7 +193,7 @@ pub fn budgets(context: &Context) -> Vec<IterationBudget> {
             iteration,
             iter: found.number,
             kind: found.kind,
-            device: device as u16,
+            device: device as u32,
             window,
             wall_ns: window.length(),
             parts,
@@ -256,13 +256,13 @@ pub fn device_budgets(context: &Context) -> Vec<DeviceBudget> {
         let start = context.trace.ops.start[*ops.first()? as usize];
         let end = ops.iter().map(|&op| context.trace.ops.end[op as usize]).max()?;
         let window = Span::new(start, end);
-        let seen = SpanSet::union_of([window]).subtract(context.unseen_on(device as u16));
+        let seen = SpanSet::union_of([window]).subtract(context.unseen_on(device as u32));
         let mut parts: BTreeMap<Part, i64> = BTreeMap::new();
         for (part, ns) in split(context, &causes, ops, seen.spans()).into_iter().flatten() {
             *parts.entry(part).or_default() += ns;
         }
         let parts = parts.into_iter().collect();
-        Some(DeviceBudget { device: device as u16, window, wall_ns: seen.length(), parts })
+        Some(DeviceBudget { device: device as u32, window, wall_ns: seen.length(), parts })
     });
     each.collect()
 }
@@ -375,7 +375,7 @@ pub(crate) enum Owner {
 fn cpu_budgets(context: &Context) -> Vec<IterationBudget> {
     let (trace, list) = (context.trace, &context.iterations.list);
     let mut claims: Vec<Vec<Claim>> = vec![Vec::new(); list.len()];
-    let mut devices = vec![0u16; list.len()];
+    let mut devices = vec![0u32; list.len()];
     let mut add = |index: usize, rank: u8, start: i64, end: i64, owner: Owner| {
         let (start, end) = (start.max(list[index].host.start), end.min(list[index].host.end));
         if start < end {
@@ -590,11 +590,11 @@ pub fn worst(budgets: &[IterationBudget], kinds: &[KindBudget]) -> Vec<Worst> {
     all
 }
 
-fn device_name(context: &Context, device: u16) -> String {
+fn device_name(context: &Context, device: u32) -> String {
     if is_host_only(context.trace) {
         return "host".to_owned();
     }
-    let Some(known) = context.trace.devices.get(usize::from(device)) else { return device.to_string() };
+    let Some(known) = context.trace.devices.get(device as usize) else { return device.to_string() };
     match (known.is_cpu, known.name.is_empty()) {
         (true, true) => "CPU".to_owned(),
         (false, true) => format!("GPU {}", known.ordinal),

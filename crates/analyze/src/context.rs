@@ -14,6 +14,7 @@ use crate::iterations::{Detected, Method, detect, detect_by_count};
 use crate::launch::{Launch, launches};
 use crate::own_time::own_times;
 use crate::roofline::{Roofline, roofline};
+use crate::summary::Ranks;
 
 /// A trace with its categories and iterations.
 pub struct Context<'t> {
@@ -32,6 +33,7 @@ pub struct Context<'t> {
     names_python: OnceLock<bool>,
     own_times: OnceLock<Option<Vec<i64>>>,
     unseen: OnceLock<Unseen>,
+    ranks: OnceLock<Ranks>,
 }
 
 /// Time between two recorded windows: the engine went on, and nobody looked.
@@ -80,6 +82,7 @@ impl<'t> Context<'t> {
             names_python: OnceLock::new(),
             own_times: OnceLock::new(),
             unseen: OnceLock::new(),
+            ranks: OnceLock::new(),
         }
     }
 
@@ -118,6 +121,10 @@ impl<'t> Context<'t> {
         *self.names_python.get_or_init(|| may_be_recorded(self.trace))
     }
 
+    pub(crate) fn ranks(&self) -> &Ranks {
+        self.ranks.get_or_init(|| Ranks::of(self.trace))
+    }
+
     fn own_times(&self) -> Option<&[i64]> {
         self.own_times.get_or_init(|| own_times(self.trace)).as_deref()
     }
@@ -128,10 +135,10 @@ impl<'t> Context<'t> {
     }
 
     /// The same for one device: from its last op in a window to its first op in the next.
-    pub fn unseen_on(&self, device: u16) -> &SpanSet {
+    pub fn unseen_on(&self, device: u32) -> &SpanSet {
         static NONE: SpanSet = SpanSet::EMPTY;
         let unseen = self.unseen.get_or_init(|| Unseen::of(self));
-        unseen.devices.get(usize::from(device)).unwrap_or(&NONE)
+        unseen.devices.get(device as usize).unwrap_or(&NONE)
     }
 
     /// Whether iterations between those of two ops were not recorded: what a device did between the ops is not known.
@@ -171,12 +178,12 @@ impl<'t> Context<'t> {
     }
 
     /// When device `device` is busy: the union of its ops.
-    pub fn busy(&self, device: u16) -> SpanSet {
+    pub fn busy(&self, device: u32) -> SpanSet {
         self.union(device, |_| true)
     }
 
     /// The union of those ops of a device for which `keep` holds.
-    pub fn union(&self, device: u16, keep: impl Fn(usize) -> bool) -> SpanSet {
+    pub fn union(&self, device: u32, keep: impl Fn(usize) -> bool) -> SpanSet {
         let ops = &self.trace.ops;
         let chosen = (0..ops.len()).filter(|&i| ops.device[i] == device && keep(i));
         SpanSet::union_of(chosen.map(|i| Span::new(ops.start[i], ops.end[i])))
@@ -207,7 +214,7 @@ impl Unseen {
         let grow = |extent: &mut Option<Span>, span: Span| {
             *extent = Some(extent.map_or(span, |e| Span { start: e.start.min(span.start), end: e.end.max(span.end) }));
         };
-        let devices = trace.ops.device.iter().max().map_or(0, |&device| usize::from(device) + 1);
+        let devices = trace.ops.device.iter().max().map_or(0, |&device| device as usize + 1);
         let mut extents = vec![vec![None; runs.len()]; devices];
         let mut anywhere = vec![None; runs.len()];
         for (iteration, recorded) in found.list.iter().enumerate() {
@@ -217,7 +224,7 @@ impl Unseen {
             let iteration = found.of_op.get(op).map_or(usize::MAX, |&iteration| iteration as usize);
             if iteration < found.list.len() {
                 let (run, span) = (run_of(iteration), Span::new(trace.ops.start[op], trace.ops.end[op]));
-                grow(&mut extents[usize::from(trace.ops.device[op])][run], span);
+                grow(&mut extents[trace.ops.device[op] as usize][run], span);
                 grow(&mut anywhere[run], span);
             }
         }

@@ -82,7 +82,7 @@ pub struct Path {
     /// Index into the iterations, if it is the path of one.
     pub iteration: Option<usize>,
     /// Index into the trace's processes.
-    pub process: u16,
+    pub process: u32,
     /// From the first moment to the last.
     pub span: Span,
     /// What it was spent on, in order of time; they tile `span`.
@@ -99,7 +99,7 @@ impl Path {
 /// The critical path of every process with ops, from its first launch to the end of its last op.
 pub fn process_paths(context: &Context) -> Vec<Path> {
     let (index, mut explainer) = (context.waits(), Explainer::new(context));
-    (0..index.by_end.len() as u16).filter_map(|process| index.whole_path(context, &mut explainer, process)).collect()
+    (0..index.by_end.len() as u32).filter_map(|process| index.whole_path(context, &mut explainer, process)).collect()
 }
 
 /// The critical path of every iteration; of every process with ops where no iterations are known.
@@ -173,7 +173,7 @@ pub(crate) struct Index {
     /// Per process whether its streams wait for each other's events.
     streams_wait: Vec<bool>,
     /// Per process that computes on the CPU its ops and phases: disjoint pieces in order.
-    cpu: HashMap<u16, Vec<Piece>>,
+    cpu: HashMap<u32, Vec<Piece>>,
     /// Per call that copies memory the last copy that it launched.
     last_launched: HashMap<u32, u32>,
 }
@@ -183,7 +183,7 @@ impl Index {
         let ops = &trace.ops;
         let processes = trace.processes.len().max(ops.process.iter().map(|&p| p as usize + 1).max().unwrap_or(0));
         // The latest op of every stream. Neighbours mostly share the stream, which saves looking it up.
-        let mut streams: HashMap<(u16, u16, u32, u32), usize> = HashMap::new();
+        let mut streams: HashMap<(u32, u32, u32, u32), usize> = HashMap::new();
         let mut last: Vec<u32> = Vec::new();
         let mut current = ((0, 0, 0, 0), usize::MAX);
         let mut before = vec![NONE; ops.len()];
@@ -209,6 +209,12 @@ impl Index {
         }
         by_end.iter_mut().for_each(|list| list.sort_by_key(|&op| ops.end[op as usize]));
 
+        let mut threads_of: Vec<Vec<u32>> = vec![Vec::new(); processes];
+        for (thread, found) in (0u32..).zip(&trace.threads) {
+            if let Some(threads) = threads_of.get_mut(found.process as usize) {
+                threads.push(thread);
+            }
+        }
         let mut streams_wait = vec![false; processes];
         for call in (0..trace.calls.len()).filter(|&call| trace.calls.kind[call] == CallKind::Gpu) {
             let Some(thread) = trace.threads.get(trace.calls.thread[call] as usize) else { continue };
@@ -220,7 +226,7 @@ impl Index {
         }
 
         let is_cpu = |op: usize| trace.devices.get(ops.device[op] as usize).is_some_and(|d| d.is_cpu);
-        let mut cpu: HashMap<u16, Vec<Piece>> = HashMap::new();
+        let mut cpu: HashMap<u32, Vec<Piece>> = HashMap::new();
         for op in (0..ops.len()).filter(|&op| is_cpu(op)) {
             cpu.entry(ops.process[op]).or_default();
         }
@@ -238,7 +244,7 @@ impl Index {
     }
 
     /// The path through everything that a process did on devices, from its first launch or op.
-    fn whole_path(&self, context: &Context, explainer: &mut Explainer, process: u16) -> Option<Path> {
+    fn whole_path(&self, context: &Context, explainer: &mut Explainer, process: u32) -> Option<Path> {
         let trace = context.trace;
         let ops = &trace.ops;
         if let Some(timeline) = self.cpu.get(&process) {
@@ -267,7 +273,7 @@ impl Index {
                 let (start, end) = (trace.calls.start[call as usize], trace.calls.end[call as usize]);
                 start <= span.end && span.end <= end && waits(trace.text(trace.calls.name[call as usize]))
             };
-            calls.iter().rev().find(holds).map(|&call| (trace.calls.end[call as usize], thread as u32))
+            calls.iter().rev().find(holds).map(|&call| (trace.calls.end[call as usize], thread))
         });
         if let Some((end, thread)) = ends.max() {
             span.end = end;
@@ -276,7 +282,7 @@ impl Index {
         Some(Path { iteration: None, process, span, segments: self.walk(context, explainer, process, span, from) })
     }
 
-    fn walk(&self, context: &Context, explainer: &mut Explainer, process: u16, span: Span, from: At) -> Vec<Segment> {
+    fn walk(&self, context: &Context, explainer: &mut Explainer, process: u32, span: Span, from: At) -> Vec<Segment> {
         let mut walk = Walk {
             index: self,
             host: context.host(),
@@ -307,7 +313,7 @@ struct Walk<'i, 'e, 'c> {
     trace: &'i Trace,
     span: Span,
     at: i64,
-    process: u16,
+    process: u32,
     /// Where the last search among the ops by end ended.
     place: usize,
     /// What a thread did in the time that is walked through, in order.
@@ -520,7 +526,7 @@ fn waits(call: &str) -> bool {
 }
 
 /// Adds ranges and calls of the system to the timelines of processes that compute on the CPU.
-fn add_labels(trace: &Trace, cpu: &mut HashMap<u16, Vec<Piece>>) {
+fn add_labels(trace: &Trace, cpu: &mut HashMap<u32, Vec<Piece>>) {
     let mut add = |thread: u32, start: i64, end: i64, name: StrId| {
         let process = trace.threads.get(thread as usize).map(|thread| thread.process);
         if let Some(all) = process.and_then(|process| cpu.get_mut(&process)) {
@@ -667,7 +673,7 @@ struct Tally {
 /// A path without its segments.
 struct PathTimes {
     iteration: Option<usize>,
-    process: u16,
+    process: u32,
     span: Span,
     times: [i64; Kind::ALL.len()],
 }
@@ -709,7 +715,7 @@ impl Tally {
     }
 }
 
-fn path_label(context: &Context, iteration: Option<usize>, process: u16) -> String {
+fn path_label(context: &Context, iteration: Option<usize>, process: u32) -> String {
     match iteration.and_then(|i| context.iterations.list.get(i)) {
         Some(found) if found.label.is_empty() => format!("iteration {}", found.number),
         Some(found) => found.label.clone(),

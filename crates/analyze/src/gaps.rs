@@ -16,7 +16,7 @@ pub use crate::timeline::Cause;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
     /// Index into the trace's devices.
-    pub device: u16,
+    pub device: u32,
     /// When.
     pub span: Span,
     /// The cause that most of it has.
@@ -53,7 +53,7 @@ impl Amount {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceGaps {
     /// Index into the trace's devices.
-    pub device: u16,
+    pub device: u32,
     /// From its first op to the end of its last one, without what lies between two recorded windows.
     pub span_ns: i64,
     /// All gaps.
@@ -72,7 +72,7 @@ pub fn gaps(context: &Context, longest: usize) -> Vec<DeviceGaps> {
     let by_device = ops_by_device(context.trace);
     let used = by_device.iter().enumerate().filter(|(_, ops)| !ops.is_empty());
     used.map(|(device, ops)| {
-        let mut found = DeviceGaps { device: device as u16, ..DeviceGaps::default() };
+        let mut found = DeviceGaps { device: device as u32, ..DeviceGaps::default() };
         let mut candidates: Vec<(i64, Span, u32, u32)> = Vec::new();
         walk(context, ops, |span, piece| {
             if let Piece::Gap { before, next } = piece
@@ -94,7 +94,7 @@ pub fn gaps(context: &Context, longest: usize) -> Vec<DeviceGaps> {
         keep_longest(&mut candidates, longest);
         candidates.sort_by_key(|&(length, span, ..)| (std::cmp::Reverse(length), span.start));
         let gap = |(_, span, before, next): (i64, Span, u32, u32)| Gap {
-            device: device as u16,
+            device: device as u32,
             span,
             cause: causes.main_cause(span, before, next),
             before,
@@ -133,10 +133,10 @@ pub struct StreamIdle {
 pub const SHORT_WAIT_NS: i64 = 30_000;
 
 /// The idle time of every stream, by device and stream.
-pub fn stream_idle(context: &Context) -> BTreeMap<(u16, u32), StreamIdle> {
+pub fn stream_idle(context: &Context) -> BTreeMap<(u32, u32), StreamIdle> {
     let trace = context.trace;
-    let mut ended: BTreeMap<(u16, u32), (i64, u32)> = BTreeMap::new();
-    let mut idle: BTreeMap<(u16, u32), StreamIdle> = BTreeMap::new();
+    let mut ended: BTreeMap<(u32, u32), (i64, u32)> = BTreeMap::new();
+    let mut idle: BTreeMap<(u32, u32), StreamIdle> = BTreeMap::new();
     for op in 0..trace.ops.len() {
         let stream = (trace.ops.device[op], trace.ops.stream[op]);
         let (start, end) = (trace.ops.start[op], trace.ops.end[op]);
@@ -263,7 +263,7 @@ pub(crate) fn thread_text(trace: &Trace, thread: u32) -> String {
         name if name.contains(&tid) => name.to_owned(),
         name => format!("{tid} {name}"),
     };
-    if let Some(process) = trace.processes.get(usize::from(found.process)).filter(|_| trace.processes.len() > 1) {
+    if let Some(process) = trace.processes.get(found.process as usize).filter(|_| trace.processes.len() > 1) {
         text = match process.rank {
             Some(rank) => format!("{text} (rank {rank})"),
             None => format!("{text} (process {})", process.pid),
@@ -272,8 +272,8 @@ pub(crate) fn thread_text(trace: &Trace, thread: u32) -> String {
     text
 }
 
-fn ordinal(context: &Context, device: u16) -> u32 {
-    context.trace.devices.get(usize::from(device)).map_or(u32::from(device), |d| d.ordinal)
+fn ordinal(context: &Context, device: u32) -> u32 {
+    context.trace.devices.get(device as usize).map_or(device, |d| d.ordinal)
 }
 
 fn longest_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {

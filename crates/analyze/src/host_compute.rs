@@ -126,7 +126,7 @@ impl Families {
     }
 
     /// How windows of time divide. Of several threads the operator that began last counts.
-    fn split(&self, context: &Context, windows: &[(Span, Option<u16>)]) -> Vec<Vec<(Part, i64)>> {
+    fn split(&self, context: &Context, windows: &[(Span, Option<u32>)]) -> Vec<Vec<(Part, i64)>> {
         let trace = context.trace;
         let in_time = InTime::new(windows.iter().map(|(window, _)| *window));
         let mut claims: Vec<Vec<Claim>> = vec![Vec::new(); windows.len()];
@@ -165,7 +165,7 @@ impl Families {
 /// The wall time of every iteration, split by what the host did.
 pub(crate) fn budgets(context: &Context) -> Vec<IterationBudget> {
     let list = &context.iterations.list;
-    let windows: Vec<(Span, Option<u16>)> = list.iter().map(|found| (found.host, Some(found.process))).collect();
+    let windows: Vec<(Span, Option<u32>)> = list.iter().map(|found| (found.host, Some(found.process))).collect();
     let parts = Families::of(context).split(context, &windows);
     let each = list.iter().zip(parts).enumerate().map(|(iteration, (found, parts))| IterationBudget {
         iteration,

@@ -60,9 +60,9 @@ pub fn launches(trace: &Trace) -> Vec<Launch> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueDepth {
     /// Index of the device.
-    pub device: u16,
+    pub device: u32,
     /// Index of the process.
-    pub process: u16,
+    pub process: u32,
     /// The stream.
     pub stream: u32,
     /// When the depth changed, in order.
@@ -83,13 +83,13 @@ pub fn queue_depths(trace: &Trace, launches: &[Launch]) -> Vec<QueueDepth> {
         called: Vec<i64>,
         started: Vec<i64>,
     }
-    let mut streams: BTreeMap<(u16, u16, u32), Moments> = BTreeMap::new();
+    let mut streams: BTreeMap<(u32, u32, u32), Moments> = BTreeMap::new();
     for run in launches.chunk_by(|a, b| stream_of(a) == stream_of(b)) {
         let moments = streams.entry(stream_of(&run[0])).or_default();
         moments.called.extend(run.iter().map(|l| trace.calls.start[l.call as usize]));
         moments.started.extend(run.iter().map(|l| ops.start[l.first_op as usize]));
     }
-    let queue = |((device, process, stream), moments): ((u16, u16, u32), Moments)| {
+    let queue = |((device, process, stream), moments): ((u32, u32, u32), Moments)| {
         let Moments { mut called, mut started } = moments;
         called.sort_unstable();
         started.sort_unstable();
@@ -279,7 +279,7 @@ fn depth_at(time_at_depth: &[i64], total: i64, share: f64) -> Option<usize> {
 }
 
 /// What a device is called in tables: its number in its file and its name.
-pub(crate) fn device_name(trace: &Trace, device: u16) -> String {
+pub(crate) fn device_name(trace: &Trace, device: u32) -> String {
     match trace.devices.get(device as usize) {
         Some(found) if found.name.is_empty() => found.ordinal.to_string(),
         Some(found) => format!("{} {}", found.ordinal, found.name),

@@ -43,9 +43,9 @@ impl std::fmt::Display for MemoryKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemorySeries {
     /// Index of the device; `None` for host memory.
-    pub device: Option<u16>,
+    pub device: Option<u32>,
     /// Index of the process; `None` for the sum over all of a device.
-    pub process: Option<u16>,
+    pub process: Option<u32>,
     /// What it counts.
     pub kind: MemoryKind,
     /// Bytes in use before the first change.
@@ -59,7 +59,7 @@ pub struct MemorySeries {
 }
 
 impl MemorySeries {
-    fn new(device: Option<u16>, process: Option<u16>, kind: MemoryKind, before: i64) -> Self {
+    fn new(device: Option<u32>, process: Option<u32>, kind: MemoryKind, before: i64) -> Self {
         Self { device, process, kind, before, times: Vec::new(), bytes: Vec::new(), lower_bound: false }
     }
 
@@ -102,8 +102,8 @@ impl MemorySeries {
 
 /// Memory in use over time: per device, process and kind, and per device in all where it has several of these.
 pub fn series(trace: &Trace) -> Vec<MemorySeries> {
-    let mut parts: BTreeMap<(Option<u16>, u16, MemoryKind), MemorySeries> = BTreeMap::new();
-    let mut sums: BTreeMap<Option<u16>, MemorySeries> = BTreeMap::new();
+    let mut parts: BTreeMap<(Option<u32>, u32, MemoryKind), MemorySeries> = BTreeMap::new();
+    let mut sums: BTreeMap<Option<u32>, MemorySeries> = BTreeMap::new();
     for a in &trace.allocations {
         let total = a.total_allocated.map(|total| i64::try_from(total).unwrap_or(i64::MAX));
         let kind = kind_of(a);
@@ -124,8 +124,11 @@ pub fn series(trace: &Trace) -> Vec<MemorySeries> {
             parts.entry(key).or_insert_with(held).set(a.time, reserved);
         }
     }
-    let in_use = |device: Option<u16>| parts.keys().filter(|k| k.0 == device && k.2 != MemoryKind::Reserved).count();
-    sums.retain(|&device, _| in_use(device) > 1);
+    let mut in_use: HashMap<Option<u32>, usize> = HashMap::new();
+    for (device, _, _) in parts.keys().filter(|key| key.2 != MemoryKind::Reserved) {
+        *in_use.entry(*device).or_default() += 1;
+    }
+    sums.retain(|device, _| in_use.get(device).is_some_and(|&count| count > 1));
     let mut all: Vec<MemorySeries> = parts.into_values().chain(sums.into_values()).collect();
     all.iter_mut().for_each(MemorySeries::lift);
     all.sort_by_key(|s| (s.device.is_none(), s.device, s.process, s.kind));
@@ -195,7 +198,7 @@ fn usage(trace: &Trace, series: &[MemorySeries], began: i64) -> Sheet {
         taken_bytes: i64,
         given_bytes: i64,
     }
-    let mut changes: HashMap<(Option<u16>, Option<u16>, MemoryKind), Changes> = HashMap::new();
+    let mut changes: HashMap<(Option<u32>, Option<u32>, MemoryKind), Changes> = HashMap::new();
     for a in &trace.allocations {
         for key in [(a.device, Some(a.process), kind_of(a)), (a.device, None, MemoryKind::All)] {
             let counted = changes.entry(key).or_default();
@@ -228,7 +231,7 @@ fn usage(trace: &Trace, series: &[MemorySeries], began: i64) -> Sheet {
     sheet
 }
 
-fn place(trace: &Trace, device: Option<u16>) -> String {
+fn place(trace: &Trace, device: Option<u32>) -> String {
     device.map_or_else(|| "host".to_owned(), |device| device_name(trace, device))
 }
 
@@ -246,7 +249,7 @@ fn owners(trace: &Trace, series: &[MemorySeries]) -> Sheet {
         bytes: i64,
         at_peak: i64,
     }
-    let mut owners: HashMap<(Option<u16>, Owner), Taken> = HashMap::new();
+    let mut owners: HashMap<(Option<u32>, Owner), Taken> = HashMap::new();
     for (index, a) in trace.allocations.iter().enumerate().filter(|(_, a)| a.bytes > 0) {
         let owner = if a.name.is_some() { Owner { symbol: a.name, ..Owner::default() } } else { ranges[index] };
         let taken = owners.entry((a.device, owner)).or_default();
@@ -292,7 +295,7 @@ fn owners(trace: &Trace, series: &[MemorySeries]) -> Sheet {
 }
 
 /// When each device (or the host) had most memory in use.
-fn peak_times(series: &[MemorySeries]) -> HashMap<Option<u16>, i64> {
+fn peak_times(series: &[MemorySeries]) -> HashMap<Option<u32>, i64> {
     let mut peaks = HashMap::new();
     for s in series.iter().filter(|s| s.kind != MemoryKind::Reserved) {
         // The series of a device in all, which has no process, stands before those of its parts.
@@ -308,7 +311,7 @@ fn ends(trace: &Trace) -> Vec<Option<i64>> {
     let mut ends = vec![None; trace.allocations.len()];
     let mut order: Vec<usize> = (0..trace.allocations.len()).collect();
     order.sort_by_key(|&index| (trace.allocations[index].time, trace.allocations[index].bytes <= 0));
-    let mut live: HashMap<(u16, Option<u16>, u64), Vec<usize>> = HashMap::new();
+    let mut live: HashMap<(u32, Option<u32>, u64), Vec<usize>> = HashMap::new();
     for index in order {
         let a = &trace.allocations[index];
         let at_address = live.entry((a.process, a.device, a.address)).or_default();
@@ -331,6 +334,16 @@ struct Owner {
     operator: StrId,
 }
 
+/// A range that is open, and what is known of those around it.
+#[derive(Clone, Copy)]
+struct OpenRange {
+    range: usize,
+    /// The innermost range of the program that is it or around it.
+    program: Option<usize>,
+    /// The outermost operator that is it or around it.
+    operator: Option<usize>,
+}
+
 /// Per allocation what its process was in at the time: of all its threads, the one whose innermost range began last.
 fn ranges_at(trace: &Trace) -> Vec<Owner> {
     let ranges = &trace.ranges;
@@ -340,9 +353,11 @@ fn ranges_at(trace: &Trace) -> Vec<Owner> {
             threads.push(thread);
         }
     }
-    let mut open: Vec<Vec<usize>> = vec![Vec::new(); trace.threads.len()];
-    let close = |open: &mut Vec<usize>, before: i64| {
-        while open.last().is_some_and(|&top| ranges.end[top] < before) {
+    let is_operator = |range: usize| ranges.source[range] == RangeSource::CpuOp;
+    let is_program = |range: usize| !is_operator(range) && ranges.source[range] != RangeSource::Python;
+    let mut open: Vec<Vec<OpenRange>> = vec![Vec::new(); trace.threads.len()];
+    let close = |open: &mut Vec<OpenRange>, before: i64| {
+        while open.last().is_some_and(|top| ranges.end[top.range] < before) {
             open.pop();
         }
     };
@@ -352,23 +367,37 @@ fn ranges_at(trace: &Trace) -> Vec<Owner> {
             let span = ranges.source[next] != RangeSource::GpuAnnotation && ranges.flags[next] & range_flags::MARK == 0;
             if let Some(open) = open.get_mut(ranges.thread[next] as usize).filter(|_| span) {
                 close(open, ranges.start[next]);
-                open.push(next);
+                let below = open.last();
+                open.push(OpenRange {
+                    range: next,
+                    program: if is_program(next) { Some(next) } else { below.and_then(|below| below.program) },
+                    operator: below.and_then(|below| below.operator).or(is_operator(next).then_some(next)),
+                });
             }
             next += 1;
         }
         let threads = threads_of.get(a.process as usize)?;
         threads.iter().for_each(|&thread| close(&mut open[thread], a.time));
         let busiest =
-            threads.iter().copied().max_by_key(|&thread| open[thread].last().map(|&top| ranges.start[top]))?;
-        let inside = || open[busiest].iter().filter(|&&range| ranges.end[range] >= a.time);
-        let named = |range: Option<&usize>| range.map_or(StrId::NONE, |&range| ranges.name[range]);
-        let is_operator = |range: usize| ranges.source[range] == RangeSource::CpuOp;
-        let is_program = |range: usize| !is_operator(range) && ranges.source[range] != RangeSource::Python;
-        Some(Owner {
-            symbol: StrId::NONE,
-            range: named(inside().rev().find(|&&range| is_program(range))),
-            operator: named(inside().find(|&&range| is_operator(range))),
-        })
+            threads.iter().copied().max_by_key(|&thread| open[thread].last().map(|top| ranges.start[top.range]))?;
+        let stack = &open[busiest];
+        let lasts = |range: &usize| ranges.end[*range] >= a.time;
+        let inside = || stack.iter().map(|open| open.range).filter(lasts);
+        let top = stack.last();
+        // Only where ranges cross may those that are known have ended: then the others are looked through.
+        let known = |of: fn(&OpenRange) -> Option<usize>| top.map(|top| of(top).map(|range| (range, lasts(&range))));
+        let program = match known(|top| top.program) {
+            Some(Some((range, true))) => Some(range),
+            Some(Some((_, false))) => inside().rev().find(|&range| is_program(range)),
+            _ => None,
+        };
+        let operator = match known(|top| top.operator) {
+            Some(Some((range, true))) => Some(range),
+            Some(Some((_, false))) => inside().find(|&range| is_operator(range)),
+            _ => None,
+        };
+        let named = |range: Option<usize>| range.map_or(StrId::NONE, |range| ranges.name[range]);
+        Some(Owner { symbol: StrId::NONE, range: named(program), operator: named(operator) })
     };
     trace.allocations.iter().map(|a| owner_at(a).unwrap_or_default()).collect()
 }

@@ -16,7 +16,7 @@ pub struct Metric<'t> {
     /// What was measured, with the unit of `values`.
     pub name: &'t str,
     /// Index of the device, if it belongs to one.
-    pub device: Option<u16>,
+    pub device: Option<u32>,
     /// When, in order.
     pub times: &'t [i64],
     /// What was read, in the unit that the name gives.
@@ -68,9 +68,9 @@ fn clipped(counter: &Counter, extent: Span) -> Option<Metric<'_>> {
 }
 
 /// From the first op to the end of the last, per device.
-fn extents(trace: &Trace) -> BTreeMap<u16, Span> {
+fn extents(trace: &Trace) -> BTreeMap<u32, Span> {
     let ops = &trace.ops;
-    let mut extents: BTreeMap<u16, Span> = BTreeMap::new();
+    let mut extents: BTreeMap<u32, Span> = BTreeMap::new();
     for ((&device, &start), &end) in ops.device.iter().zip(&ops.start).zip(&ops.end) {
         let extent = extents.entry(device).or_insert(Span { start, end });
         *extent = Span { start: extent.start.min(start), end: extent.end.max(end) };
@@ -221,7 +221,7 @@ fn per_category(context: &Context, metrics: &[&Metric]) -> Option<Sheet> {
 
 /// Which categories ran when samples were taken.
 struct Inside<'t> {
-    device: Option<u16>,
+    device: Option<u32>,
     times: &'t [i64],
     /// Sample and category; a sample occurs once per category that ran.
     categories: Vec<(u32, u16)>,

@@ -15,7 +15,7 @@ use crate::sheet::{Column, Report, Sheet, Unit, Value};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceOverlap {
     /// Index of the device.
-    pub device: u16,
+    pub device: u32,
     /// Time with compute.
     pub compute: i64,
     /// Time with communication.
@@ -68,9 +68,9 @@ pub(crate) fn seen_overlaps(context: &Context, class: impl Fn(usize) -> Option<C
     devices.map(|(device, times)| measure(device, &times, context.unseen_on(device))).collect()
 }
 
-fn by_device(trace: &Trace, class: impl Fn(usize) -> Option<Class>) -> BTreeMap<u16, ByClass> {
+fn by_device(trace: &Trace, class: impl Fn(usize) -> Option<Class>) -> BTreeMap<u32, ByClass> {
     let ops = &trace.ops;
-    let mut spans: BTreeMap<u16, [Vec<Span>; 3]> = BTreeMap::new();
+    let mut spans: BTreeMap<u32, [Vec<Span>; 3]> = BTreeMap::new();
     for op in 0..ops.len() {
         let Some(class) = class(op) else { continue };
         spans.entry(ops.device[op]).or_default()[class as usize].push(Span::new(ops.start[op], ops.end[op]));
@@ -86,7 +86,7 @@ fn by_device(trace: &Trace, class: impl Fn(usize) -> Option<Class>) -> BTreeMap<
     spans.into_iter().map(|(device, spans)| (device, unions(spans))).collect()
 }
 
-fn measure(device: u16, times: &ByClass, unseen: &SpanSet) -> DeviceOverlap {
+fn measure(device: u32, times: &ByClass, unseen: &SpanSet) -> DeviceOverlap {
     let busy = times.compute.union(&times.communication).union(&times.memory);
     let overlapped = times.compute.intersect(&times.communication).length();
     let communication = times.communication.length();
@@ -151,7 +151,7 @@ pub fn report(context: &Context) -> Report {
 }
 
 /// The communication ops by name, the largest exposed time first.
-fn by_name(context: &Context, devices: &BTreeMap<u16, ByClass>) -> Sheet {
+fn by_name(context: &Context, devices: &BTreeMap<u32, ByClass>) -> Sheet {
     let ops = &context.trace.ops;
     let mut names: BTreeMap<&str, (usize, i64, i64)> = BTreeMap::new();
     for op in (0..ops.len()).filter(|&op| context.categories.of_op(op).class == Class::Communication) {

@@ -14,7 +14,7 @@ const ROUNDING_NS: i64 = 1000;
 /// The own time of every op; `None` when nothing overlaps on its stream, where it is the length.
 pub(crate) fn own_times(trace: &Trace) -> Option<Vec<i64>> {
     let ops = &trace.ops;
-    let mut last_ends: HashMap<(u16, u16, u32, u32), i64> = HashMap::new();
+    let mut last_ends: HashMap<(u32, u32, u32, u32), i64> = HashMap::new();
     let mut own: Option<Vec<i64>> = None;
     for op in (0..ops.len()).filter(|&op| ops.kind[op] == OpKind::Kernel) {
         let stream = (ops.process[op], ops.device[op], ops.context[op], ops.stream[op]);

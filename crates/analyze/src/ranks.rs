@@ -68,7 +68,7 @@ pub fn ranks(context: &Context) -> Result<Ranks, String> {
         }
         let name = bare.entry(trace.ops.name[op].0).or_insert_with(|| collective_name(trace.op_name(op)));
         if let Some(name) = name {
-            let own = of_process.entry(usize::from(trace.ops.process[op])).or_default();
+            let own = of_process.entry(trace.ops.process[op] as usize).or_default();
             own.entry(name.clone()).or_default().push(op as u32);
         }
     }

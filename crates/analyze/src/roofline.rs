@@ -339,7 +339,7 @@ struct Ran<'t> {
     kernel: &'t str,
     name: StrId,
     category: &'t str,
-    device: u16,
+    device: u32,
     /// Whether its time is part of [`Roofline::total_ns`].
     computes: bool,
     /// A copy between host and device is not limited by the device's memory.
@@ -371,7 +371,7 @@ struct Group {
     /// Least time of the calls that arithmetic limits, and of those that memory limits.
     compute_ns: f64,
     memory_ns: f64,
-    device: u16,
+    device: u32,
     fewer_operations: bool,
 }
 
@@ -434,7 +434,7 @@ fn summarize<'t>(
         }
         row.flops = row.flops.zip(amounts.flops).map(|(sum, more)| sum + more);
         row.bytes = row.bytes.zip(amounts.bytes).map(|(sum, more)| sum + more);
-        let peaks = result.peaks.get(usize::from(ran.device)).filter(|_| !ran.crosses_a_link);
+        let peaks = result.peaks.get(ran.device as usize).filter(|_| !ran.crosses_a_link);
         let least = peaks.and_then(|peaks| {
             let compute = match amounts.flops {
                 Some(flops) if amounts.is_product => flops / peaks.flops_per_s(data_type)? * 1e9,
@@ -454,7 +454,7 @@ fn summarize<'t>(
         let Group { mut row, compute_ns, memory_ns, device, fewer_operations } = group;
         row.least_ns = row.least_ns.map(|_| compute_ns + memory_ns);
         row.bound = row.least_ns.map(|_| if compute_ns > memory_ns { Bound::Compute } else { Bound::Memory });
-        let peaks = result.peaks.get(usize::from(device));
+        let peaks = result.peaks.get(device as usize);
         row.beyond = peaks.and_then(|peaks| beyond(&row, peaks, fewer_operations));
         row
     });

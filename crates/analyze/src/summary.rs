@@ -1,6 +1,6 @@
 //! What a trace holds, how busy its devices were, and how much of that can be explained.
 
-use strobe_trace::{CallKind, GraphMode, NONE, OpKind, Trace};
+use strobe_trace::{CallKind, Device, GraphMode, NONE, OpKind, Trace};
 
 use crate::categories::Class;
 use crate::context::Context;
@@ -13,7 +13,7 @@ use crate::sheet::{Column, Report, Sheet, Unit, Value};
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct DeviceTime {
     /// Index into the trace's devices.
-    pub device: u16,
+    pub device: u32,
     /// Number of kernels, copies, fills, graph launches, ops of a CPU engine.
     pub counts: [u64; 5],
     /// First start and last end.
@@ -41,11 +41,11 @@ impl DeviceTime {
 /// The time of every device that ran something.
 pub fn device_times(context: &Context) -> Vec<DeviceTime> {
     let ops = &context.trace.ops;
-    let devices = context.trace.devices.len().max(ops.device.iter().map(|&d| usize::from(d) + 1).max().unwrap_or(0));
+    let devices = context.trace.devices.len().max(ops.device.iter().map(|&d| d as usize + 1).max().unwrap_or(0));
     let mut spans: Vec<[Vec<Span>; 3]> = vec![Default::default(); devices];
     let mut counts = vec![[0_u64; 5]; devices];
     for index in 0..ops.len() {
-        let device = usize::from(ops.device[index]);
+        let device = ops.device[index] as usize;
         let class = match context.categories.of_op(index).class {
             Class::Compute => 0,
             Class::Communication => 1,
@@ -71,10 +71,10 @@ pub fn device_times(context: &Context) -> Vec<DeviceTime> {
         let [compute, communication, memory] = by_class.map(SpanSet::union_of);
         let with_communication = compute.union(&communication);
         let busy = with_communication.union(&memory);
-        let unseen = context.unseen_on(device as u16).subtract(&busy).length();
+        let unseen = context.unseen_on(device as u32).subtract(&busy).length();
         let span_ns = extent.length() - unseen;
         times.push(DeviceTime {
-            device: device as u16,
+            device: device as u32,
             counts,
             extent,
             span_ns,
@@ -136,25 +136,47 @@ fn sources(context: &Context) -> Sheet {
     sheet
 }
 
-/// The rank that a device belongs to: that of its file or, where one file holds several, of the process that used it.
-pub(crate) fn device_rank(trace: &Trace, device: u16) -> Option<u32> {
-    let source = trace.devices.get(usize::from(device)).and_then(|d| trace.meta.sources.get(usize::from(d.source)));
-    source.and_then(|source| source.rank).or_else(|| {
-        let op = trace.ops.device.iter().position(|&d| d == device)?;
-        trace.processes.get(usize::from(trace.ops.process[op]))?.rank
-    })
+/// The ranks of a trace, looked up once for all devices.
+#[derive(Debug, Default)]
+pub(crate) struct Ranks {
+    /// Per device the rank that it belongs to: that of its file or, where one file holds several, of the process that
+    /// used it first.
+    of_device: Vec<Option<u32>>,
+    /// Whether there are several.
+    several: bool,
+}
+
+impl Ranks {
+    pub(crate) fn of(trace: &Trace) -> Self {
+        let of_source = |device: &Device| trace.meta.sources.get(usize::from(device.source))?.rank;
+        let mut of_device: Vec<Option<u32>> = trace.devices.iter().map(of_source).collect();
+        let mut met = vec![false; of_device.len()];
+        for (&device, &process) in trace.ops.device.iter().zip(&trace.ops.process) {
+            let Some(met) = met.get_mut(device as usize).filter(|met| !**met) else { continue };
+            *met = true;
+            let rank = trace.processes.get(process as usize).and_then(|process| process.rank);
+            of_device[device as usize] = of_device[device as usize].or(rank);
+        }
+        let first = trace.processes.iter().find_map(|process| process.rank);
+        let several = trace.processes.iter().any(|process| process.rank.is_some() && process.rank != first);
+        Self { of_device, several }
+    }
+
+    /// The rank of a device, where that is known.
+    pub(crate) fn of_device(&self, device: u32) -> Option<u32> {
+        self.of_device.get(device as usize).copied().flatten()
+    }
 }
 
 /// What a device is called in every table: its number, its name where recorded, its rank where there are several.
-pub fn device_name(context: &Context, device: u16) -> String {
+pub fn device_name(context: &Context, device: u32) -> String {
     let trace = context.trace;
-    let Some(found) = trace.devices.get(usize::from(device)) else { return format!("device {device}") };
+    let Some(found) = trace.devices.get(device as usize) else { return format!("device {device}") };
     let kind = if found.is_cpu { "CPU".to_owned() } else { format!("GPU {}", found.ordinal) };
     let name = if found.name.is_empty() { kind } else { format!("{kind} {}", found.name) };
-    let first_rank = trace.processes.iter().find_map(|process| process.rank);
-    let several = trace.processes.iter().any(|process| process.rank.is_some() && process.rank != first_rank);
-    match device_rank(trace, device) {
-        Some(rank) if several || trace.meta.sources.len() > 1 => format!("rank {rank}, {name}"),
+    let ranks = context.ranks();
+    match ranks.of_device(device) {
+        Some(rank) if ranks.several || trace.meta.sources.len() > 1 => format!("rank {rank}, {name}"),
         _ => name,
     }
 }
@@ -212,7 +234,7 @@ fn host_sheet(context: &Context) -> Option<Sheet> {
     let mut threads = vec![0_u64; trace.processes.len()];
     for range in (0..trace.ranges.len()).filter(|&range| is_operator(trace, range)) {
         let thread = trace.ranges.thread[range] as usize;
-        let Some(process) = trace.threads.get(thread).map(|thread| usize::from(thread.process)) else { continue };
+        let Some(process) = trace.threads.get(thread).map(|thread| thread.process as usize) else { continue };
         let Some(spans) = spans.get_mut(process) else { continue };
         spans.push(Span::new(trace.ranges.start[range], trace.ranges.end[range]));
         if !std::mem::replace(&mut used[thread], true) {
@@ -262,13 +284,20 @@ fn notes(context: &Context) -> Vec<String> {
         ));
     }
     if gpu_ops > 0 && trace.processes.len() > 1 {
-        let silent = (0..trace.processes.len()).filter(|&p| {
-            let launches = trace.calls.thread.iter().zip(&trace.calls.kind).any(|(&t, &kind)| {
-                kind == CallKind::Gpu && trace.threads.get(t as usize).is_some_and(|t| usize::from(t.process) == p)
-            });
-            launches && !ops.process.iter().any(|&q| usize::from(q) == p)
-        });
-        let silent = silent.count();
+        let mut silent = vec![false; trace.processes.len()];
+        for (&thread, _) in trace.calls.thread.iter().zip(&trace.calls.kind).filter(|(_, kind)| **kind == CallKind::Gpu)
+        {
+            let process = trace.threads.get(thread as usize).map(|thread| thread.process as usize);
+            if let Some(silent) = process.and_then(|process| silent.get_mut(process)) {
+                *silent = true;
+            }
+        }
+        for &process in &ops.process {
+            if let Some(silent) = silent.get_mut(process as usize) {
+                *silent = false;
+            }
+        }
+        let silent = silent.into_iter().filter(|silent| *silent).count();
         if silent > 0 {
             notes.push(format!("{silent} of {} processes made GPU calls but have no GPU rows.", trace.processes.len()));
         }

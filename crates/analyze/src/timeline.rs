@@ -155,11 +155,11 @@ fn run(open: &mut BinaryHeap<Open>, mut now: i64, until: i64, visit: &mut impl F
 
 /// Per device of the trace its ops by start.
 pub(crate) fn ops_by_device(trace: &Trace) -> Vec<Vec<u32>> {
-    let devices = trace.ops.device.iter().max().map_or(0, |&d| usize::from(d) + 1);
+    let devices = trace.ops.device.iter().max().map_or(0, |&d| d as usize + 1);
     let mut counts = vec![0; devices];
-    trace.ops.device.iter().for_each(|&d| counts[usize::from(d)] += 1);
+    trace.ops.device.iter().for_each(|&d| counts[d as usize] += 1);
     let mut ops: Vec<Vec<u32>> = counts.into_iter().map(Vec::with_capacity).collect();
-    trace.ops.device.iter().enumerate().for_each(|(op, &d)| ops[usize::from(d)].push(op as u32));
+    trace.ops.device.iter().enumerate().for_each(|(op, &d)| ops[d as usize].push(op as u32));
     ops
 }
 

@@ -227,7 +227,7 @@ fn parts_add_up_on_real_traces_and_equal_the_golden_table() {
             let number = |column: &str| row[column].parse::<i64>().unwrap();
             let device = devices
                 .iter()
-                .find(|d| i64::from(trace.devices[usize::from(d.device)].ordinal) == number("device"))
+                .find(|d| i64::from(trace.devices[d.device as usize].ordinal) == number("device"))
                 .unwrap();
             let sum = |keep: &dyn Fn(&Part) -> bool| -> i64 {
                 device.parts.iter().filter(|(part, _)| keep(part)).map(|p| p.1).sum()

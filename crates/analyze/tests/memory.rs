@@ -148,9 +148,9 @@ fn without_allocations_a_reason_is_given() {
 proptest! {
     #[test]
     fn series_never_fall_below_nothing_and_end_where_the_sum_does(
-        changes in prop::collection::vec((0i64..50, -100i64..100, 0u16..2, 0u8..3), 1..60),
+        changes in prop::collection::vec((0i64..50, -100i64..100, 0u32..2, 0u8..3), 1..60),
     ) {
-        let change = |&(time, bytes, device, mem_kind): &(i64, i64, u16, u8)| {
+        let change = |&(time, bytes, device, mem_kind): &(i64, i64, u32, u8)| {
             Allocation { device: Some(device), mem_kind, ..allocation(time, 0, bytes) }
         };
         let trace = trace_of(changes.iter().map(change).collect());

@@ -207,7 +207,7 @@ fn random_trace() -> impl Strategy<Value = Trace> {
             for more in 0..=i64::from(kernel) {
                 builder.kernel(["k", "l", "m"][kernel as usize], at + more, at + more + takes, correlation);
                 let last = builder.trace.ops.len() - 1;
-                builder.trace.ops.process[last] = thread as u16;
+                builder.trace.ops.process[last] = thread;
             }
         }
         builder.build()

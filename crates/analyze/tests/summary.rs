@@ -25,7 +25,7 @@ fn devices_of_several_ranks_in_one_file_are_told_apart() {
     ] {
         let trace = read(&json);
         let context = Context::new(&trace, &Options::default());
-        let names: Vec<_> = (0..trace.devices.len() as u16).map(|device| device_name(&context, device)).collect();
+        let names: Vec<_> = (0..trace.devices.len() as u32).map(|device| device_name(&context, device)).collect();
         assert_eq!(names, expected, "{json}");
     }
 }

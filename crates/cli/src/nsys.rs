@@ -1,14 +1,15 @@
 //! Nsight Systems: where it is, and what has to be done with what it writes.
 
 use std::fmt::Write as _;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::interrupt;
+use crate::{interrupt, output};
 
 /// How often a waiting call looks up. The process that is measured runs meanwhile: seldom is better.
 const TICK: Duration = Duration::from_millis(20);
@@ -176,16 +177,111 @@ impl Nsys {
         Ok(report)
     }
 
-    /// Export a report to SQLite.
+    /// The call that exports a report to SQLite.
+    fn export_call(&self, report: &Path, database: &Path) -> Command {
+        let mut command = Command::new(&self.path);
+        command.args(["export", "--type=sqlite", "--force-overwrite=true", "-o"]).arg(database).arg(report);
+        command
+    }
+
+    /// Export a report to SQLite, beside it.
     pub fn export(&self, report: &Path) -> Result<PathBuf> {
         let database = report.with_extension("sqlite");
-        let mut command = Command::new(&self.path);
-        command.args(["export", "--type=sqlite", "--force-overwrite=true", "-o"]).arg(&database).arg(report);
-        quietly(&mut command, "exporting SQLite")?;
+        quietly(&mut self.export_call(report, &database), "exporting SQLite")?;
         if !database.is_file() {
             bail!("`{} export` ended without writing {}", self.path.display(), database.display());
         }
         Ok(database)
+    }
+}
+
+/// Whether a file is a report that only nsys reads. One that is an export under such a name is none.
+pub fn is_report(path: &Path) -> bool {
+    let ending = path.extension().map(|ending| ending.to_ascii_lowercase());
+    let named = ending.is_some_and(|ending| ending == "nsys-rep" || ending == "qdrep");
+    let is_export = || {
+        let mut head = Vec::new();
+        let read = std::fs::File::open(path).and_then(|file| file.take(16).read_to_end(&mut head));
+        read.is_ok() && head.starts_with(b"SQLite format 3")
+    };
+    named && path.is_file() && !is_export()
+}
+
+/// The SQLite export of a report, which goes when it is dropped.
+pub struct Exported {
+    /// The file.
+    pub database: PathBuf,
+    directory: PathBuf,
+}
+
+impl Exported {
+    /// Exports with the first nsys found, to a directory of its own.
+    pub fn of(report: &Path) -> Result<Self> {
+        let shown = report.display();
+        let Some(path) = search() else {
+            bail!(
+                "{shown} is an Nsight Systems report, which only nsys reads, and nsys was not found on {PLACES}; install \
+                 Nsight Systems (package nsight-systems-cli), or run `nsys export --type sqlite {shown}` where it is \
+                 installed and pass the .sqlite file"
+            );
+        };
+        let nsys = Nsys { path, importer: None };
+        let directory = make_directory().context("cannot make a directory for the export")?;
+        let name = Path::new(report.file_stem().unwrap_or_default()).with_extension("sqlite");
+        let exported = Self { database: directory.join(name), directory };
+        output::note(&format!("exporting {shown} with {}", nsys.path.display()));
+        exported.export(&nsys, report)?;
+        Ok(exported)
+    }
+
+    fn export(&self, nsys: &Nsys, report: &Path) -> Result<()> {
+        let said = self.directory.join("said");
+        let file = std::fs::File::create(&said).with_context(|| format!("cannot write {}", said.display()))?;
+        let mut call = nsys.export_call(report, &self.database);
+        call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        let mut child = call.spawn().with_context(|| format!("cannot run {}", nsys.path.display()))?;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if interrupt::requested() {
+                // It may have ended by itself meanwhile; then there is nothing to end.
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(interrupt::Interrupted.into());
+            }
+            std::thread::sleep(TICK);
+        };
+        if status.success() && self.database.is_file() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&std::fs::read(&said).unwrap_or_default()).into_owned();
+        let last = said.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("it said nothing");
+        let ended = if status.success() { "wrote no file".to_owned() } else { format!("ended with {status}") };
+        bail!("{}: `{} export` {ended}: {last}", report.display(), nsys.path.display());
+    }
+}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        // Litter in a directory for temporary files is no reason to fail.
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Makes a directory that nobody else can read or has made before.
+fn make_directory() -> std::io::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let make = |number: u32| {
+        let path = std::env::temp_dir().join(format!("strobe-nsys-{}-{number}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&path).map(|()| path)
+    };
+    let mut number = 0;
+    loop {
+        match make(number) {
+            Err(problem) if problem.kind() == std::io::ErrorKind::AlreadyExists && number < 1000 => number += 1,
+            made => return made,
+        }
     }
 }
 

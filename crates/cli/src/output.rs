@@ -1,6 +1,9 @@
 //! The one place that writes to the terminal.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
+
+use strobe_report::terminal;
 
 /// Print to standard output. A reader that has gone away (`| head`) is no error; a full disk is, and ends the program:
 /// a result that is cut off must not look whole.
@@ -14,6 +17,8 @@ pub fn print(text: &str) {
 /// The same, where the program has something to do after a failure.
 pub fn try_print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
+    // A file or a program gets what it asked for, to the letter.
+    let text = if out.is_terminal() { terminal::escaped_lines(text) } else { Cow::Borrowed(text) };
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(problem) if problem.kind() != io::ErrorKind::BrokenPipe => {
             Err(anyhow::anyhow!("cannot write to standard output: {problem}"))
@@ -35,18 +40,18 @@ pub fn facts(facts: &[(&str, String)]) {
 
 /// Say something beside the result, on standard error.
 pub fn note(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let _ = writeln!(io::stderr().lock(), "{}", terminal::escaped_lines(text));
 }
 
 /// A warning, on standard error.
 pub fn warn(text: &str) {
-    note(&format!("warning: {text}"));
+    note(&format!("warning: {}", terminal::escaped(text)));
 }
 
 /// The one line that says why a call failed.
 pub fn error(text: &str) {
     let joined = text.lines().map(str::trim_end).collect::<Vec<_>>().join(" ");
-    if text.contains("Usage:") { note(text) } else { note(&format!("error: {joined}")) }
+    if text.contains("Usage:") { note(text) } else { note(&format!("error: {}", terminal::escaped(&joined))) }
 }
 
 /// Whether a person watches standard error.

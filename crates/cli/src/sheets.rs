@@ -1,11 +1,14 @@
 //! Reports as text: tables for people, CSV and JSON for programs.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value as Json, json};
 use strobe_analyze::compare::names;
 use strobe_analyze::nsys_stats;
 use strobe_analyze::sheet::{Column, Report, Sheet, Unit, Value};
 use strobe_report::human;
 use strobe_report::table::{Cell, Table};
+use strobe_report::terminal;
 
 /// What separates a report from the one before it on a terminal.
 const RULE: &str = "═";
@@ -26,6 +29,7 @@ pub enum Format {
 
 /// A report for the terminal: at most `top` rows of each table, 0 for all.
 pub fn text(report: &Report, width: usize, top: usize) -> String {
+    let report = &printable(report);
     let title = wrap(&report.title, width);
     let underlined = title.lines().map(|line| line.chars().count()).max().unwrap_or(0);
     let mut out = format!("{title}{}\n", RULE.repeat(underlined));
@@ -67,6 +71,27 @@ pub fn text(report: &Report, width: usize, top: usize) -> String {
         out.push_str(&notes);
     }
     out
+}
+
+/// The report with what names of a trace hold beyond letters shown, so that a terminal does not obey it.
+fn printable(report: &Report) -> Report {
+    let text = |text: &mut String| {
+        if let Cow::Owned(escaped) = terminal::escaped(text) {
+            *text = escaped;
+        }
+    };
+    let mut report = report.clone();
+    report.notes.iter_mut().chain(&mut report.not_applicable).for_each(text);
+    for sheet in &mut report.sheets {
+        text(&mut sheet.title);
+        sheet.columns.iter_mut().for_each(|column| text(&mut column.name));
+        for value in sheet.rows.iter_mut().chain(&mut sheet.total).flatten() {
+            if let Value::Text(name) = value {
+                text(name);
+            }
+        }
+    }
+    report
 }
 
 fn more_rows(count: usize) -> String {

@@ -8,8 +8,9 @@ use strobe_analyze::categories::Rules;
 use strobe_analyze::{Context, Options};
 use strobe_trace::{NONE, Process, RangeRow, Thread, Trace, import};
 
+use crate::nsys::Exported;
 use crate::run_dir::{self, RunDir};
-use crate::{output, progress};
+use crate::{interrupt, nsys, output, progress};
 
 /// How traces are to be looked at.
 #[derive(clap::Args, Default)]
@@ -61,8 +62,9 @@ pub fn read(paths: &[PathBuf]) -> Result<Trace> {
         trace.meta.notices.splice(0..0, notices);
         return Ok(said(trace));
     }
+    let exports = Exports::of(paths)?;
     let (mut bar, begin) = (None, Instant::now());
-    let trace = import::read_files(paths, &mut |p: import::Progress<'_>| {
+    let trace = import::read_files(&exports.paths, &mut |p: import::Progress<'_>| {
         if bar.is_some() || begin.elapsed() >= Duration::from_secs(1) {
             let bar = bar.get_or_insert_with(|| progress::bytes("reading", p.total_bytes));
             bar.set_position(p.done_bytes);
@@ -72,8 +74,44 @@ pub fn read(paths: &[PathBuf]) -> Result<Trace> {
         bar.finish_and_clear();
     }
     let mut trace = trace?;
+    exports.name_reports(&mut trace);
     trace.meta.notices.splice(0..0, notices);
     Ok(said(trace))
+}
+
+/// The files to read: exports in the place of reports that only nsys reads.
+struct Exports {
+    paths: Vec<PathBuf>,
+    /// The exports, each with its report.
+    made: Vec<(Exported, PathBuf)>,
+    /// Until the exports are gone again the process ends by itself only.
+    _hold: Option<interrupt::Hold>,
+}
+
+impl Exports {
+    fn of(paths: &[PathBuf]) -> Result<Self> {
+        let hold = paths.iter().any(|path| nsys::is_report(path)).then(interrupt::hold);
+        let mut exports = Self { paths: Vec::new(), made: Vec::new(), _hold: hold };
+        for path in paths {
+            if !nsys::is_report(path) {
+                exports.paths.push(path.clone());
+                continue;
+            }
+            let exported = Exported::of(path)?;
+            exports.paths.push(exported.database.clone());
+            exports.made.push((exported, path.clone()));
+        }
+        Ok(exports)
+    }
+
+    /// Calls the sources what the user called them.
+    fn name_reports(&self, trace: &mut Trace) {
+        for source in &mut trace.meta.sources {
+            if let Some((_, report)) = self.made.iter().find(|(exported, _)| exported.database == source.path) {
+                source.path.clone_from(report);
+            }
+        }
+    }
 }
 
 /// A trace, after what its reader has to know was said.

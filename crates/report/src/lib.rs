@@ -28,3 +28,4 @@ pub mod human;
 mod png;
 pub mod svg;
 pub mod table;
+pub mod terminal;

@@ -1,5 +1,7 @@
 //! Tables: the same rows for the terminal and for a page.
 
+use crate::terminal::is_unfit;
+
 /// One cell: what is shown, and the number to sort by if it is one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
@@ -275,9 +277,9 @@ fn length(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Control characters would break the layout or reach the terminal as commands.
+/// Control characters would break the layout or reach the terminal as commands. Widths are known by now: a letter stays one.
 fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars().map(|c| if is_unfit(c) { ' ' } else { c }).collect()
 }
 
 /// Cuts text that is too long, with an ellipsis in place of what is missing.

@@ -58,6 +58,16 @@ pub enum TraceError {
         /// What is wrong there.
         problem: String,
     },
+    /// Files given together are of different jobs.
+    #[error("{a} and {b} are not ranks of one job: {why}; to compare them type `strobe compare {a} {b}`")]
+    NotRanks {
+        /// One file.
+        a: String,
+        /// The other.
+        b: String,
+        /// What differs.
+        why: String,
+    },
     /// The trace in memory breaks a rule that every format relies on.
     #[error("the trace cannot be written: {place}: {problem}")]
     Invalid {

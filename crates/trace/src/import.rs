@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use flate2::read::MultiGzDecoder;
 
-use crate::{GraphMode, NONE, OpDetail, StrId, Trace, TraceError, kineto, nsys};
+use crate::{GraphMode, NONE, OpDetail, StrId, Trace, TraceError, kineto, nsys, parquet, ranks};
 
 /// How far reading has come.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,12 @@ pub struct Progress<'a> {
 pub fn read_files(paths: &[PathBuf], on_progress: &mut dyn FnMut(Progress)) -> Result<Trace, TraceError> {
     let mut files = Vec::new();
     for path in paths {
-        if path.is_dir() { files.extend(traces_in(path)?) } else { files.push(path.clone()) }
+        // A directory of tables is one trace.
+        if path.is_dir() && !parquet::is_export(path) {
+            files.extend(traces_in(path)?)
+        } else {
+            files.push(path.clone())
+        }
     }
     let mut seen = BTreeSet::new();
     for path in &files {
@@ -35,7 +40,10 @@ pub fn read_files(paths: &[PathBuf], on_progress: &mut dyn FnMut(Progress)) -> R
             return Err(not_a_trace(path, "given twice", "name every file of a run once"));
         }
     }
-    let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    let size = |path: &PathBuf| match path.is_dir() {
+        true => size_of_tables(path),
+        false => std::fs::metadata(path).map_or(0, |metadata| metadata.len()),
+    };
     let total_bytes = files.iter().map(size).sum();
     let mut before = 0;
     let mut traces = Vec::new();
@@ -47,7 +55,10 @@ pub fn read_files(paths: &[PathBuf], on_progress: &mut dyn FnMut(Progress)) -> R
         before += size;
         traces.push(trace);
     }
-    merge(traces)
+    let doubts = ranks::doubts(&traces)?;
+    let mut merged = merge(traces)?;
+    merged.meta.notices.extend(doubts);
+    Ok(merged)
 }
 
 /// What a file is, by its first bytes.
@@ -56,6 +67,8 @@ enum Format {
     Sqlite,
     Json,
     Gzip,
+    /// A table of a trace, or of anything else.
+    Parquet,
     /// Something that strobe does not read: what it is and what to do.
     Other(&'static str, &'static str),
 }
@@ -82,7 +95,7 @@ fn sniff(head: &[u8], path: &Path) -> Format {
         [b'P', b'K', 3, 4, ..] => Format::Other("a ZIP archive", "unpack it first: unzip FILE"),
         [b'B', b'Z', b'h', ..] => Format::Other("compressed with bzip2", "decompress it first: bunzip2 FILE"),
         [0xfd, b'7', b'z', b'X', b'Z', ..] => Format::Other("compressed with xz", "decompress it first: unxz FILE"),
-        [b'P', b'A', b'R', b'1', ..] => Format::Other("a Parquet file", EXPORT),
+        [b'P', b'A', b'R', b'1', ..] => Format::Parquet,
         [0x89, b'H', b'D', b'F', ..] => Format::Other("an HDF5 file", EXPORT),
         [0x0a, ..] if extension.contains("perfetto") || extension.contains("pftrace") => {
             Format::Other("a Perfetto protobuf trace", "export the trace as JSON")
@@ -128,6 +141,9 @@ impl<R: Read> Read for Counted<R> {
 
 /// Reads one file; `progress` is told how many of its `size` bytes are done.
 fn read_file(path: &Path, size: u64, progress: &mut dyn FnMut(u64)) -> Result<Trace, TraceError> {
+    if path.is_dir() {
+        return parquet::read(path, progress);
+    }
     let file = File::open(path).map_err(|source| io_error("open", path, source))?;
     let count = Rc::new(Cell::new(0));
     let counted = Counted { inner: file, count: Rc::clone(&count) };
@@ -147,12 +163,20 @@ fn read_file(path: &Path, size: u64, progress: &mut dyn FnMut(u64)) -> Result<Tr
                 Format::Sqlite => {
                     Err(not_a_trace(path, "a gzipped SQLite database", "decompress it first: gunzip FILE"))
                 }
+                Format::Parquet => Err(parquet::single(path)),
                 Format::Gzip => Err(not_a_trace(path, "gzipped twice", "decompress it once: gunzip FILE")),
                 Format::Other(found, advice) => Err(not_a_trace(path, &format!("gzipped, inside {found}"), advice)),
             }
         }
+        Format::Parquet => Err(parquet::single(path)),
         Format::Other(found, advice) => Err(not_a_trace(path, found, advice)),
     }
+}
+
+/// Bytes of all files in a directory.
+fn size_of_tables(directory: &Path) -> u64 {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
 /// The traces that a directory stands for: those of a strobe run, or every file in it that is one, in order of name.
@@ -168,6 +192,7 @@ fn traces_in(directory: &Path) -> Result<Vec<PathBuf>, TraceError> {
         files.retain(is_of_run);
         return Ok(files);
     }
+    let holds_tables = files.iter().any(|path| path.extension().is_some_and(|extension| extension == "parquet"));
     files.retain(|path| {
         let head = File::open(path).and_then(|file| peek(file).map(|(head, _)| head)).unwrap_or_default();
         match sniff(&head, path) {
@@ -178,9 +203,12 @@ fn traces_in(directory: &Path) -> Result<Vec<PathBuf>, TraceError> {
             Format::Sqlite => true,
             // A folder of traces may also hold reports in JSON: events are told by their phase.
             Format::Json => head.windows(4).any(|window| window == b"\"ph\"") || names_events(path),
-            Format::Other(..) => false,
+            Format::Parquet | Format::Other(..) => false,
         }
     });
+    if files.is_empty() && holds_tables {
+        return Err(parquet::foreign(directory));
+    }
     if files.is_empty() {
         return Err(not_a_trace(directory, "a directory without traces", "name the trace files themselves"));
     }
@@ -283,11 +311,11 @@ fn append(merged: &mut Trace, mut next: Trace, shift: i64) -> Result<(), TraceEr
     let small = |count: usize, place: &str| u16::try_from(count).map_err(|_| too_many(place));
     let large =
         |count: usize, place: &str| u32::try_from(count).ok().filter(|&n| n != NONE).ok_or_else(|| too_many(place));
-    let devices = small(merged.devices.len(), "devices")?;
-    let processes = small(merged.processes.len(), "processes")?;
+    let devices = large(merged.devices.len(), "devices")?;
+    let processes = large(merged.processes.len(), "processes")?;
     let sources = small(merged.meta.sources.len(), "files")?;
-    small(merged.devices.len() + next.devices.len(), "devices")?;
-    small(merged.processes.len() + next.processes.len(), "processes")?;
+    large(merged.devices.len() + next.devices.len(), "devices")?;
+    large(merged.processes.len() + next.processes.len(), "processes")?;
     large(merged.ops.len() + next.ops.len(), "ops")?;
     large(merged.calls.len() + next.calls.len(), "calls")?;
     large(merged.ranges.len() + next.ranges.len(), "ranges")?;

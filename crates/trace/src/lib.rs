@@ -13,6 +13,8 @@ mod iteration;
 pub mod kineto;
 mod model;
 pub mod nsys;
+mod parquet;
+mod ranks;
 mod utc;
 
 pub use error::TraceError;

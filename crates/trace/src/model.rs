@@ -66,13 +66,13 @@ columns! {
         /// What it is.
         kind: OpKind,
         /// Index into [`Trace::devices`].
-        device: u16,
+        device: u32,
         /// The stream (queue) it ran on, as the file numbers it; for a CPU engine the index of the thread.
         stream: u32,
         /// The context it ran in, as the file numbers it; 0 where the file does not say.
         context: u32,
         /// Index into [`Trace::processes`].
-        process: u16,
+        process: u32,
         /// What joins it to the call that launched it, within its process; 0 = none.
         correlation: i64,
         /// Index into [`Trace::calls`] of the call that launched it, or [`NONE`]. Set by [`Trace::finish`].
@@ -334,7 +334,7 @@ pub struct Counter {
     /// What was measured, e.g. `SM Active [Throughput %]`.
     pub name: String,
     /// Index into [`Trace::devices`], if it belongs to one.
-    pub device: Option<u16>,
+    pub device: Option<u32>,
     /// When, in order.
     pub times: Vec<i64>,
     /// What was read, as the file holds it.
@@ -347,9 +347,9 @@ pub struct Allocation {
     /// When.
     pub time: i64,
     /// Index into [`Trace::devices`], or `None` for host memory.
-    pub device: Option<u16>,
+    pub device: Option<u32>,
     /// Index into [`Trace::processes`].
-    pub process: u16,
+    pub process: u32,
     /// Where.
     pub address: u64,
     /// How much: positive when taken, negative when given back.
@@ -419,7 +419,7 @@ pub struct Process {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Thread {
     /// Index into [`Trace::processes`].
-    pub process: u16,
+    pub process: u32,
     /// Its thread id, as the file writes it.
     pub tid: i64,
     /// What it is called; empty when not recorded.
@@ -530,6 +530,11 @@ impl Trace {
     /// Sorts every table by time and joins ops to the calls that launched them, by correlation within the process.
     /// Every importer ends with it; calling it again changes nothing.
     pub fn finish(&mut self) {
+        self.finish_counting();
+    }
+
+    /// The same; gives the number of calls that have the correlation of an earlier one of their process.
+    pub(crate) fn finish_counting(&mut self) -> usize {
         let ends = self.ops.end.iter_mut().zip(&self.ops.start);
         ends.for_each(|(end, &start)| *end = (*end).max(start));
         let ends = self.calls.end.iter_mut().zip(&self.calls.start);
@@ -548,22 +553,55 @@ impl Trace {
         }
         self.allocations.sort_by_key(|a| a.time);
         self.iterations.sort_by_key(|i| (i.start, i.iter));
-        self.link_launches();
+        self.link_launches()
     }
 
-    fn link_launches(&mut self) {
-        let mut launches: HashMap<(u16, i64), u32, crate::intern::FastHash> = HashMap::default();
+    fn link_launches(&mut self) -> usize {
+        type ByCorrelation<T> = HashMap<(u32, i64), T, crate::intern::FastHash>;
+        let mut launches: ByCorrelation<u32> = HashMap::default();
         launches.reserve(self.calls.len());
+        // Calls that have the correlation of one that had returned: an id was given twice.
+        let mut repeated: ByCorrelation<Vec<u32>> = HashMap::default();
+        let mut count = 0;
         let rows = self.calls.thread.iter().zip(&self.calls.correlation).zip(&self.calls.kind);
         for (index, ((&thread, &correlation), &kind)) in rows.enumerate() {
             let process = self.threads.get(thread as usize).map(|t| t.process);
             let Some(process) = process.filter(|_| correlation != 0 && kind == CallKind::Gpu) else { continue };
             // A runtime call may contain a driver call with the same correlation: the outer one, which starts first, counts.
-            launches.entry((process, correlation)).or_insert(index as u32);
+            let first = *launches.entry((process, correlation)).or_insert(index as u32);
+            if first != index as u32 {
+                let others = repeated.get(&(process, correlation)).and_then(|others| others.last());
+                let last = others.copied().unwrap_or(first) as usize;
+                let inside =
+                    self.calls.start[index] < self.calls.end[last] || self.calls.start[index] == self.calls.start[last];
+                if !inside {
+                    count += 1;
+                    repeated.entry((process, correlation)).or_default().push(index as u32);
+                }
+            }
         }
-        let rows = self.ops.process.iter().zip(&self.ops.correlation);
-        self.ops.launch = rows.map(|(&p, &c)| launches.get(&(p, c)).copied().unwrap_or(NONE)).collect();
+        let starts = &self.calls.start;
+        // Of several calls the last one that an op can be of.
+        let launch = |key: (u32, i64), start: i64| {
+            let first = launches.get(&key).copied()?;
+            let Some(others) = repeated.get(&key) else { return Some(first) };
+            let before = others.partition_point(|&call| starts[call as usize] <= start);
+            Some(before.checked_sub(1).map_or(first, |place| others[place]))
+        };
+        let rows = self.ops.process.iter().zip(&self.ops.correlation).zip(&self.ops.start);
+        self.ops.launch = rows.map(|((&p, &c), &start)| launch((p, c), start).unwrap_or(NONE)).collect();
+        count
     }
+}
+
+/// What to say of calls that have the correlation of an earlier one of their process.
+pub(crate) fn repeated_calls(count: usize) -> Option<String> {
+    let calls = match count {
+        0 => return None,
+        1 => "1 call has the correlation id of an earlier call of its process".to_owned(),
+        n => format!("{n} calls have the correlation id of an earlier call of their process"),
+    };
+    Some(format!("{calls}: what they launched is told by time"))
 }
 
 /// Collects distinct values and numbers them in order of first appearance: for [`Trace::details`] and [`Trace::works`].
@@ -601,7 +639,7 @@ impl<T: Copy + Eq + std::hash::Hash> Distinct<T> {
 mod tests {
     use super::*;
 
-    fn op(start: i64, process: u16, correlation: i64) -> OpRow {
+    fn op(start: i64, process: u32, correlation: i64) -> OpRow {
         OpRow { process, correlation, ..OpRow::new(OpKind::Kernel, StrId(0), start, start + 5) }
     }
 

@@ -147,12 +147,12 @@ fn contents(trace: &Trace) -> BTreeMap<&'static str, Vec<String>> {
     let text = |id: StrId| if id.is_some() { trace.text(id) } else { "-" };
     let thread = |index: u32| {
         let thread = &trace.threads[index as usize];
-        (trace.processes[usize::from(thread.process)].pid, thread.tid)
+        (trace.processes[thread.process as usize].pid, thread.tid)
     };
-    let device = |index: u16| trace.devices[usize::from(index)].ordinal;
+    let device = |index: u32| trace.devices[index as usize].ordinal;
     let mut tables: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
     for (index, op) in trace.ops.iter().enumerate() {
-        let place = (device(op.device), op.stream, op.context, trace.processes[usize::from(op.process)].pid);
+        let place = (device(op.device), op.stream, op.context, trace.processes[op.process as usize].pid);
         let launch = trace.launch_of(index).map(|call| (call.start, text(call.name)));
         let detail = trace.detail_of(index).map(|detail| match *detail {
             OpDetail::Kernel(kernel) => {
@@ -188,7 +188,7 @@ fn contents(trace: &Trace) -> BTreeMap<&'static str, Vec<String>> {
         tables.entry("allocations").or_default().push(row);
     }
     tables.insert("iterations", trace.iterations.iter().map(|iteration| format!("{iteration:?}")).collect());
-    let used = |index: usize| trace.ops.device.iter().any(|&device| usize::from(device) == index);
+    let used = |index: usize| trace.ops.device.iter().any(|&device| device as usize == index);
     let devices = trace.devices.iter().enumerate().filter(|&(index, _)| used(index));
     let devices = devices.map(|(_, device)| format!("{:?}", Device { source: 0, ..device.clone() }));
     tables.insert("devices", devices.collect());

@@ -26,11 +26,11 @@ fn two_ranks_of_a_real_run() {
     assert_eq!(both.processes.iter().map(|p| p.rank).collect::<Vec<_>>(), [Some(0), Some(1)]);
     assert_eq!(both.devices.iter().map(|d| (d.ordinal, d.source)).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
     for (rank, alone) in alone.iter().enumerate() {
-        let names = |trace: &strobe_trace::Trace, process: Option<u16>| {
+        let names = |trace: &strobe_trace::Trace, process: Option<u32>| {
             let ops = (0..trace.ops.len()).filter(|&i| process.is_none_or(|p| trace.ops.process[i] == p));
             ops.map(|i| (trace.ops.start[i], trace.op_name(i).to_string())).collect::<Vec<_>>()
         };
-        let (mut merged, mut single) = (names(&both, Some(rank as u16)), names(alone, None));
+        let (mut merged, mut single) = (names(&both, Some(rank as u32)), names(alone, None));
         merged.sort();
         single.sort();
         assert_eq!(merged, single);
@@ -198,7 +198,7 @@ fn an_nsys_export_and_a_profiler_trace_together() {
     for file in files {
         let alone = read_files(&[file], &mut |_| {}).unwrap();
         let source = both.meta.sources.iter().position(|s| s.path == alone.meta.sources[0].path).unwrap();
-        let of_source = |op: &usize| usize::from(both.devices[usize::from(both.ops.device[*op])].source) == source;
+        let of_source = |op: &usize| usize::from(both.devices[both.ops.device[*op] as usize].source) == source;
         let ops: Vec<usize> = (0..both.ops.len()).filter(of_source).collect();
         assert_eq!(ops.len(), alone.ops.len());
         let total = |trace: &Trace, ops: &[usize]| ops.iter().map(|&op| trace.ops.duration(op)).sum::<i64>();
@@ -212,4 +212,55 @@ fn an_nsys_export_and_a_profiler_trace_together() {
             assert_eq!(both.detail_of(*here).is_some(), alone.detail_of(there).is_some());
         }
     }
+}
+
+#[test]
+fn files_of_different_jobs_are_refused_or_doubted() {
+    let folder = Folder::new("jobs");
+    let about = |rank: u32, of: u32, at: u64| {
+        let (kernel, base) = (kernel("k", 1), 1_700_000_000_000_000_000 + at * 1_000_000_000);
+        format!(
+            r#"{{"distributedInfo":{{"rank":{rank},"world_size":{of}}},"baseTimeNanoseconds":{base},"traceEvents":[{kernel}]}}"#
+        )
+    };
+    let file = |name: &str, rank, of, at| folder.write(name, about(rank, of, at).as_bytes());
+    let first = file("a.json", 0, 2, 0);
+    let problem = |other: PathBuf| read_files(&[first.clone(), other], &mut |_| {}).unwrap_err().to_string();
+    let said = problem(file("b.json", 0, 2, 0));
+    assert!(said.contains("rank 0") && said.contains("strobe compare") && said.contains("b.json"), "{said}");
+    let said = problem(file("c.json", 1, 4, 0));
+    assert!(said.contains("of 2 ranks, the other of 4"), "{said}");
+    let said = problem(file("d.json", 1, 2, 3 * 86_400 + 1));
+    assert!(said.contains("3 days lie between them"), "{said}");
+    let doubts = |other: PathBuf| read_files(&[first.clone(), other], &mut |_| {}).unwrap().meta.notices.join("\n");
+    let said = doubts(file("e.json", 1, 2, 5));
+    assert!(said.contains("share no moment") && said.contains("strobe compare a.json e.json"), "{said}");
+    let said = doubts(file("f.json", 1, 2, 0));
+    assert!(!said.contains("may not be ranks"), "{said}");
+    let nameless = |name: &str| folder.write(name, format!("[{},{}]", kernel("k", 1), kernel("k", 9)).as_bytes());
+    let said = read_files(&[nameless("g.json"), nameless("h.json")], &mut |_| {}).unwrap().meta.notices.join("\n");
+    assert!(said.contains("they hold the same events"), "{said}");
+}
+
+#[test]
+fn real_ranks_are_not_doubted_and_real_strangers_are() {
+    let Some(data) = std::env::var_os("STROBE_TEST_DATA").map(|data| PathBuf::from(data).join("traces")) else {
+        println!("skipped: STROBE_TEST_DATA is not set");
+        return;
+    };
+    let read = |files: [&str; 2]| read_files(&files.map(|file| data.join(file)), &mut |_| {});
+    for ranks in [
+        ["truth/ranks_0.json.gz", "truth/ranks_1.json.gz"],
+        ["kineto/hta/sampled_rank-0.json.gz", "kineto/hta/sampled_rank-1.json.gz"],
+    ] {
+        let trace = read(ranks).unwrap();
+        assert!(!trace.meta.notices.join("\n").contains("may not be ranks"), "{:?}", trace.meta.notices);
+        let found: Vec<_> = trace.processes.iter().filter_map(|process| process.rank).collect();
+        assert_eq!(found, [0, 1]);
+    }
+    let said = read(["kineto/hta/trace_diff_control.json.gz", "kineto/hta/trace_diff_test.json.gz"]);
+    assert!(said.unwrap_err().to_string().contains("not ranks of one job"));
+    let said = read(["nsys/h200/gpum.sqlite", "nsys/nsys-ai/h100_2gpu_1s.sqlite"]);
+    let said = said.map_or_else(|error| error.to_string(), |trace| trace.meta.notices.join("\n"));
+    assert!(said.contains("ranks of one job") && said.contains("strobe compare"), "{said}");
 }

@@ -50,7 +50,7 @@ fn golden_intervals_of_every_real_file() {
         let expected: Vec<i64> = fields[1..].iter().map(|field| field.parse().unwrap()).collect();
         let trace = read_gzip(&traces.join(fields[0]));
         let device = trace.devices.iter().position(|d| i64::from(d.ordinal) == expected[0]).unwrap();
-        let ops: Vec<_> = trace.ops.iter().filter(|op| usize::from(op.device) == device).collect();
+        let ops: Vec<_> = trace.ops.iter().filter(|op| op.device as usize == device).collect();
         let count = |kind| ops.iter().filter(|op| op.kind == kind).count() as i64;
         let first = ops.iter().map(|op| op.start).min().unwrap();
         let last = ops.iter().map(|op| op.end).max().unwrap();
@@ -364,7 +364,7 @@ fn of_several_processes_the_launching_one_owns_the_op() {
         "]".to_string(),
     ];
     let trace = read(json.concat());
-    let pids: Vec<i64> = trace.ops.process.iter().map(|&p| trace.processes[usize::from(p)].pid).collect();
+    let pids: Vec<i64> = trace.ops.process.iter().map(|&p| trace.processes[p as usize].pid).collect();
     assert_eq!(pids, [10, 20, 20]);
     assert_eq!(trace.ops_without_launch(), 0);
 }
@@ -383,7 +383,7 @@ fn processes_with_the_same_correlations_keep_their_devices() {
     };
     let launches = |events: &[String]| {
         let trace = read(format!("[{}]", events.concat()));
-        let pid = |op: strobe_trace::OpRow| trace.processes[usize::from(op.process)].pid;
+        let pid = |op: strobe_trace::OpRow| trace.processes[op.process as usize].pid;
         trace.ops.iter().map(|op| (pid(op), trace.calls.start[op.launch as usize])).collect::<Vec<_>>()
     };
     let apart = [call(100, 1, 1), call(200, 101, 1), kernel(0, 5, 1), kernel(1, 105, 1)];
@@ -604,4 +604,50 @@ proptest! {
         ]), 0..60)) {
         let _ = read_bytes(pieces.concat());
     }
+}
+
+#[test]
+fn events_without_a_phase_and_correlations_given_twice_are_said() {
+    let call = |at: u32| {
+        format!(
+            r#"{{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":5,"tid":5,"ts":{at},"dur":1,"args":{{"correlation":9}}}}"#
+        )
+    };
+    let kernel = |at: u32| {
+        format!(
+            r#"{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{at},"dur":2,"args":{{"correlation":9,"device":0,"stream":7}}}}"#
+        )
+    };
+    let nameless = r#"{"cat":"kernel","name":"k","pid":0,"tid":7,"ts":50,"dur":2}"#;
+    let odd = r#"{"ph":"XX","cat":"kernel","name":"k","pid":0,"tid":7,"ts":50,"dur":2}"#;
+    let events = [call(10), kernel(12), call(20), kernel(22), nameless.to_owned(), odd.to_owned()];
+    let trace = read(format!(r#"{{"traceEvents": [{}]}}"#, events.join(",")));
+    assert_eq!((trace.ops.len(), trace.meta.sources[0].lost), (2, 2));
+    // Each kernel goes to the last call of its id that began before it.
+    assert_eq!(trace.ops.launch, [0, 1]);
+    let notices = trace.meta.notices.join("\n");
+    assert!(notices.contains("2 events left out: without a phase"), "{notices}");
+    assert!(notices.contains("1 call has the correlation id of an earlier call"), "{notices}");
+    let none = read_bytes(format!(r#"{{"traceEvents": [{nameless}]}}"#)).unwrap_err().to_string();
+    assert!(none.contains("no event says what it is (`ph`)"), "{none}");
+}
+
+#[test]
+fn more_processes_than_16_bits_count_stay_apart() {
+    const PROCESSES: usize = 70_000;
+    let mut events = Vec::new();
+    for process in 0..PROCESSES {
+        let (pid, at, id) = (1_000 + process, 10 * process, 1 + process);
+        events.push(format!(
+            r#"{{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":{pid},"tid":{pid},"ts":{at},"dur":1,"args":{{"correlation":{id}}}}},
+               {{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{},"dur":2,"args":{{"correlation":{id},"device":0,"stream":7}}}}"#,
+            at + 3
+        ));
+    }
+    let trace = read(format!("[{}]", events.join(",")));
+    assert_eq!(trace.processes.len(), PROCESSES);
+    assert!(trace.threads.iter().all(|thread| trace.processes[thread.process as usize].pid == thread.tid));
+    let pids = trace.ops.process.iter().map(|&process| trace.processes[process as usize].pid);
+    assert!(pids.eq((1_000..).take(PROCESSES)));
+    assert_eq!(trace.ops_without_launch(), 0);
 }

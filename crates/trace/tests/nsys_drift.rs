@@ -242,6 +242,59 @@ fn graphs_devices_and_machines() {
     assert!(copies.into_iter().all(|op| op.launch == strobe_trace::NONE), "launched by a process of another machine");
 }
 
+#[test]
+fn views_lacking_columns_and_ids_given_twice_are_said() {
+    let Some(path) = copy("h200/node.sqlite", "odd.sqlite") else { return };
+    let before = events(&read(&path));
+    assert!(read(&path).meta.notices.is_empty(), "{:?}", read(&path).meta.notices);
+    change(
+        &path,
+        "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME TO kernels;
+         CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS SELECT * FROM kernels;
+         CREATE VIEW GPU_METRICS AS SELECT * FROM nowhere;",
+    );
+    let trace = read(&path);
+    assert_eq!(events(&trace), before);
+    let notices = trace.meta.notices.join("\n");
+    assert!(notices.contains("CUPTI_ACTIVITY_KIND_KERNEL is a view"), "{notices}");
+    assert!(notices.contains("GPU_METRICS is a view that cannot be read"), "{notices}");
+
+    let Some(path) = copy("h200/node.sqlite", "lacking.sqlite") else { return };
+    change(&path, "ALTER TABLE CUPTI_ACTIVITY_KIND_RUNTIME DROP COLUMN correlationId");
+    let trace = read(&path);
+    let notices = trace.meta.notices.join("\n");
+    assert!(notices.contains("CUPTI_ACTIVITY_KIND_RUNTIME has no column correlationId"), "{notices}");
+    assert_eq!(trace.ops_without_launch(), trace.ops.len());
+
+    let Some(path) = copy("h200/node.sqlite", "without_starts.sqlite") else { return };
+    change(&path, "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN start");
+    let notices = read(&path).meta.notices.join("\n");
+    assert!(notices.contains("CUPTI_ACTIVITY_KIND_KERNEL has no column start"), "{notices}");
+    assert!(notices.contains("rows left out: without a time"), "{notices}");
+
+    let Some(path) = copy("h200/node.sqlite", "twice.sqlite") else { return };
+    let name = "(SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL LIMIT 1)";
+    change(
+        &path,
+        &format!(
+            "CREATE TABLE texts (id INTEGER, value TEXT);
+             INSERT INTO texts SELECT id, value FROM StringIds;
+             INSERT INTO texts SELECT {name}, 'another name';
+             DELETE FROM texts WHERE id = (SELECT nameId FROM CUPTI_ACTIVITY_KIND_RUNTIME LIMIT 1);
+             DROP TABLE StringIds;
+             ALTER TABLE texts RENAME TO StringIds;
+             INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME SELECT start + 1000000000, end + 1000000000, eventClass, globalTid,
+                 correlationId, nameId, returnValue, callchainId FROM CUPTI_ACTIVITY_KIND_RUNTIME LIMIT 3;"
+        ),
+    );
+    let trace = read(&path);
+    assert!(!trace.strings.iter().any(|(_, text)| text == "another name"));
+    let notices = trace.meta.notices.join("\n");
+    assert!(notices.contains("1 row of StringIds left out"), "{notices}");
+    assert!(notices.contains("1 id of a name is not in StringIds"), "{notices}");
+    assert!(notices.contains("3 calls have the correlation id of an earlier call"), "{notices}");
+}
+
 /// What an export should never have told.
 #[test]
 fn secrets_are_not_imported() {

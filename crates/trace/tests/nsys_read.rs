@@ -41,7 +41,7 @@ fn intervals_equal_the_golden_table() {
         let number = |name: &str| golden[name].parse::<i64>().unwrap();
         let trace = read(&traces.join(golden["file"]));
         let device = trace.devices.iter().position(|d| i64::from(d.ordinal) == number("device")).unwrap();
-        let ops: Vec<usize> = (0..trace.ops.len()).filter(|&i| usize::from(trace.ops.device[i]) == device).collect();
+        let ops: Vec<usize> = (0..trace.ops.len()).filter(|&i| trace.ops.device[i] as usize == device).collect();
         let count = |kind| ops.iter().filter(|&&i| trace.ops.kind[i] == kind).count() as i64;
         let sum =
             |kind| -> i64 { ops.iter().filter(|&&i| trace.ops.kind[i] == kind).map(|&i| trace.ops.duration(i)).sum() };

@@ -329,7 +329,7 @@ fn op() -> impl Strategy<Value = OpRow> {
         1 => Just(OpKind::Graph),
         1 => Just(OpKind::CpuOp)
     ];
-    let place = (0..3_u16, 0..3_u32, any::<u32>(), 0..2_u16, prop_oneof![Just(0_i64), 1..20_i64, any::<i64>()]);
+    let place = (0..3_u32, 0..3_u32, any::<u32>(), 0..2_u32, prop_oneof![Just(0_i64), 1..20_i64, any::<i64>()]);
     (kind, span(), name(), place, any::<(u64, u64)>(), (any::<bool>(), prop_oneof![Just(NONE), 0..2_u32], number()))
         .prop_map(|(kind, (start, end), name, place, (graph_node, bytes), (known, work, iteration))| {
             let (device, stream, context, process, correlation) = place;
@@ -349,7 +349,7 @@ fn op() -> impl Strategy<Value = OpRow> {
                 device: if on_gpu { device } else { 3 },
                 stream,
                 context: if on_gpu { context } else { 0 },
-                process: if on_gpu { process } else { stream as u16 % 2 },
+                process: if on_gpu { process } else { stream % 2 },
                 correlation: if on_gpu { correlation } else { 0 },
                 launch: NONE,
                 graph_node: if on_gpu && kind != OpKind::Graph { graph_node } else { 0 },
@@ -407,8 +407,8 @@ fn allocation() -> impl Strategy<Value = Allocation> {
     let totals = (any::<Option<u64>>(), any::<Option<u64>>());
     (
         time(),
-        proptest::option::of(0..3_u16),
-        0..2_u16,
+        proptest::option::of(0..3_u32),
+        0..2_u32,
         any::<u64>(),
         -1_000_000..1_000_000_i64,
         kind,
@@ -423,7 +423,7 @@ fn allocation() -> impl Strategy<Value = Allocation> {
 fn counter() -> impl Strategy<Value = Counter> {
     let value = prop_oneof![(-1_000_000..1_000_000_i64).prop_map(|v| v as f64), -1e12..1e12_f64];
     let samples = proptest::collection::vec((time(), value), 1..20);
-    ("[a-z %]{1,12}", proptest::option::of(0..4_u16), samples).prop_map(|(name, device, mut samples)| {
+    ("[a-z %]{1,12}", proptest::option::of(0..4_u32), samples).prop_map(|(name, device, mut samples)| {
         samples.sort_by_key(|(time, _)| *time);
         let (times, values) = samples.into_iter().unzip();
         Counter { name, device, times, values }
@@ -515,7 +515,7 @@ fn random_trace() -> impl Strategy<Value = Trace> {
             vec![gpu.clone(), Device { source: 1, ..gpu.clone() }, Device { ordinal: u32::MAX, ..gpu }, cpu];
         let process = |pid, source| Process { pid, name: "p".to_owned(), rank: Some(u32::from(source)), source };
         trace.processes = vec![process(pids[0], 0), process(pids[1], 1)];
-        let thread = |(index, tid): (usize, i64)| Thread { process: index as u16 % 2, tid, name: format!("t{tid}") };
+        let thread = |(index, tid): (usize, i64)| Thread { process: index as u32 % 2, tid, name: format!("t{tid}") };
         trace.threads = tids.into_iter().enumerate().map(thread).collect();
         for allocation in trace.allocations.iter_mut().filter(|a| a.name.is_some()) {
             allocation.name = StrId(allocation.name.0 % NAMES as u32);

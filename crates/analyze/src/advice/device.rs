@@ -118,8 +118,8 @@ pub(super) fn imbalance(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let mut table = evidence(rule, &columns);
     for device in &devices {
         let known = facts.trace.devices.get(device.device as usize);
-        let rank = crate::summary::device_rank(facts.trace, device.device);
-        let ordinal = known.map_or(u32::from(device.device), |d| d.ordinal);
+        let rank = facts.context.ranks().of_device(device.device);
+        let ordinal = known.map_or(device.device, |d| d.ordinal);
         let label = rank.map_or(format!("GPU {ordinal}"), |rank| format!("rank {rank}, GPU {ordinal}"));
         table.push([
             label.into(),
@@ -314,7 +314,7 @@ pub(super) fn unfused_attention(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let ops = &facts.trace.ops;
     let between = rule.limit("between") as usize;
     // Per stream the ops since the last GEMM, and whether a softmax is among them.
-    let mut open: HashMap<(u16, u16, u32), (Vec<usize>, bool)> = HashMap::new();
+    let mut open: HashMap<(u32, u32, u32), (Vec<usize>, bool)> = HashMap::new();
     let mut chains: Vec<usize> = Vec::new();
     let mut found = 0usize;
     for op in (0..ops.len()).filter(|&op| !ops.kind[op].is_memory()) {

@@ -22,9 +22,9 @@ pub(super) struct Facts<'c, 't> {
     /// The critical path of every process that uses a GPU.
     pub paths: Vec<Path>,
     /// Per process when any of its ops ran, or nobody looked.
-    busy: HashMap<u16, SpanSet>,
+    busy: HashMap<u32, SpanSet>,
     /// Per process when its kernels and graphs began, in order.
-    kernel_starts: HashMap<u16, Vec<i64>>,
+    kernel_starts: HashMap<u32, Vec<i64>>,
     /// How every GPU spent its time.
     pub devices: Vec<DeviceOverlap>,
     pub launches: &'c [Launch],
@@ -41,9 +41,9 @@ pub(super) struct Facts<'c, 't> {
 impl<'c, 't> Facts<'c, 't> {
     pub fn of(context: &'c Context<'t>) -> Self {
         let trace = context.trace;
-        let is_gpu = |device: u16| trace.devices.get(device as usize).is_none_or(|d| !d.is_cpu);
-        let mut spans: HashMap<u16, Vec<Span>> = HashMap::new();
-        let mut kernel_starts: HashMap<u16, Vec<i64>> = HashMap::new();
+        let is_gpu = |device: u32| trace.devices.get(device as usize).is_none_or(|d| !d.is_cpu);
+        let mut spans: HashMap<u32, Vec<Span>> = HashMap::new();
+        let mut kernel_starts: HashMap<u32, Vec<i64>> = HashMap::new();
         for op in (0..trace.ops.len()).filter(|&op| is_gpu(trace.ops.device[op])) {
             let span = Span::new(trace.ops.start[op], trace.ops.end[op]);
             spans.entry(trace.ops.process[op]).or_default().push(span);
@@ -54,7 +54,7 @@ impl<'c, 't> Facts<'c, 't> {
         // Between two recorded windows the devices worked unseen: they did not idle.
         let unseen = context.unseen().spans();
         let union = |spans: Vec<Span>| SpanSet::union_of(spans.into_iter().chain(unseen.iter().copied()));
-        let busy: HashMap<u16, SpanSet> = spans.into_iter().map(|(p, spans)| (p, union(spans))).collect();
+        let busy: HashMap<u32, SpanSet> = spans.into_iter().map(|(p, spans)| (p, union(spans))).collect();
         let mut categories = vec![(0i64, 0); context.categories.list.len()];
         for (op, &category) in context.categories.of_op.iter().enumerate() {
             let (ns, ops) = &mut categories[category as usize];
@@ -80,7 +80,7 @@ impl<'c, 't> Facts<'c, 't> {
     }
 
     /// How much of a span passes without any op of a process on a GPU, as far as it was recorded.
-    pub fn idle_ns(&self, process: u16, span: Span) -> i64 {
+    pub fn idle_ns(&self, process: u32, span: Span) -> i64 {
         span.length().saturating_sub(self.busy.get(&process).map_or(0, |busy| busy.covered(span)))
     }
 
@@ -104,7 +104,7 @@ impl<'c, 't> Facts<'c, 't> {
 
     /// When the next kernel of a process begins after a moment. Copies on the way do not count: they are what the next
     /// step is fed with.
-    pub fn next_kernel(&self, process: u16, moment: i64) -> Option<i64> {
+    pub fn next_kernel(&self, process: u32, moment: i64) -> Option<i64> {
         let starts = self.kernel_starts.get(&process)?;
         starts.get(starts.partition_point(|&start| start < moment)).copied()
     }

@@ -22,7 +22,7 @@ const ROWS: usize = 10;
 /// waits for the host. The parts are those of the budget.
 struct Waits {
     kind: Option<IterationKind>,
-    device: u16,
+    device: u32,
     window: Span,
     wall: i64,
     /// The next op was on its way.
@@ -62,8 +62,8 @@ fn waits(facts: &Facts, long: i64) -> Vec<Waits> {
     let causes = Causes::new(facts.context);
     for (device, ops) in ops_by_device(facts.trace).iter().enumerate() {
         // Rows of a device stand together, in order of time.
-        let first = rows.partition_point(|row| usize::from(row.device) < device);
-        let until = rows.partition_point(|row| usize::from(row.device) <= device);
+        let first = rows.partition_point(|row| (row.device as usize) < device);
+        let until = rows.partition_point(|row| (row.device as usize) <= device);
         let own = &mut rows[first..until];
         walk(facts.context, ops, |gap, piece| {
             let Piece::Gap { before, next } = piece else { return };
@@ -357,8 +357,11 @@ pub(super) fn slow_start(facts: &Facts, rule: &Rule) -> Option<Draft> {
         }
     }
     let mut slow = Vec::new();
-    for process in 0..facts.trace.processes.len() as u16 {
-        let own: Vec<_> = list.iter().zip(&launches).filter(|(i, _)| i.process == process).collect();
+    let mut by_process: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+    for (iteration, launches) in list.iter().zip(&launches) {
+        by_process.entry(iteration.process).or_default().push((iteration, launches));
+    }
+    for own in by_process.into_values() {
         for (first, number) in own.iter().take(rule.limit("first") as usize) {
             let same_work = |other: f64| (other - **number).abs() <= rule.limit("tolerance") * other.max(**number);
             let alike = own.iter().filter(|(i, other)| i.kind == first.kind && same_work(**other));
@@ -420,7 +423,7 @@ pub(super) fn between_iterations(facts: &Facts, rule: &Rule) -> Option<Draft> {
     }
     let mut table = evidence(rule, &columns);
     for &(idle, budget) in gaps.iter().take(ROWS) {
-        let device = facts.trace.devices.get(budget.device as usize).map_or(u32::from(budget.device), |d| d.ordinal);
+        let device = facts.trace.devices.get(budget.device as usize).map_or(budget.device, |d| d.ordinal);
         table.push([budget.iter.into(), device.into(), idle.into(), budget.wall_ns.into()]);
     }
     let words = format!("wall of all {} iterations", count(budgets.len()));
@@ -444,7 +447,7 @@ pub(super) fn queue_full(facts: &Facts, rule: &Rule) -> Option<Draft> {
         let at = queue.time_at_depth(facts.context.unseen());
         let full: i64 = at.iter().skip(FULL_QUEUE as usize).sum();
         if full > 0 {
-            table.push([u32::from(queue.device).into(), queue.stream.into(), (at.len() - 1).into(), full.into()]);
+            table.push([queue.device.into(), queue.stream.into(), (at.len() - 1).into(), full.into()]);
             longest = longest.max(full);
         }
     }

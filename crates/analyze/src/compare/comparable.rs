@@ -72,8 +72,8 @@ impl Nature {
         let ops = &trace.ops;
         self.ops += ops.len();
         self.has_iterations |= !context.iterations.list.is_empty();
-        let devices: BTreeSet<u16> = ops.device.iter().copied().collect();
-        let processes: BTreeSet<u16> = ops.process.iter().copied().collect();
+        let devices: BTreeSet<u32> = ops.device.iter().copied().collect();
+        let processes: BTreeSet<u32> = ops.process.iter().copied().collect();
         self.devices = self.devices.max(devices.len());
         self.processes = self.processes.max(processes.len());
         for device in devices.iter().filter_map(|&d| trace.devices.get(d as usize)) {

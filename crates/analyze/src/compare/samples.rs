@@ -95,7 +95,7 @@ impl Side {
 
     fn add_iterations(&mut self, context: &Context, repeat: usize, keys: &mut Keys) {
         let list = &context.iterations.list;
-        let mut times_seen: HashMap<(u16, u64), usize> = HashMap::new();
+        let mut times_seen: HashMap<(u32, u64), usize> = HashMap::new();
         let occurrence: Vec<usize> = list
             .iter()
             .map(|found| {

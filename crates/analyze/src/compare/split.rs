@@ -10,7 +10,7 @@ use crate::timeline::{Piece, ops_by_device, walk};
 pub(super) struct Split {
     /// Index into the iterations of the trace.
     pub iteration: usize,
-    pub device: u16,
+    pub device: u32,
     pub window: Span,
     /// Adds up to the length of the window.
     pub parts: Vec<(Part, i64)>,
@@ -48,7 +48,7 @@ impl Owners {
     /// The ops that own moments of a window, and how much each owns.
     pub fn within(&self, split: &Split) -> impl Iterator<Item = (usize, i64)> + '_ {
         let window = split.window;
-        let moments = self.0.get(usize::from(split.device)).map(Vec::as_slice).unwrap_or_default();
+        let moments = self.0.get(split.device as usize).map(Vec::as_slice).unwrap_or_default();
         let first = moments.partition_point(|(span, _)| span.end <= window.start);
         let inside = moments[first..].iter().take_while(move |(span, _)| span.start < window.end);
         inside.filter_map(move |&(span, op)| Some((op as usize, span.overlap(window)?.length())))

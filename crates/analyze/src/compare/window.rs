@@ -5,7 +5,8 @@ use strobe_trace::{NONE, OpKind};
 
 use crate::Context;
 use crate::categories::Class;
-use crate::intervals::Span;
+use crate::intervals::{Span, SpanSet};
+use crate::timeline::ops_by_device;
 
 /// The time of a trace, summed over its devices; the mean of the repeats of a side.
 ///
@@ -46,13 +47,17 @@ pub(super) fn window(contexts: &[Context]) -> Option<Window> {
 fn of_trace(context: &Context) -> Option<Window> {
     let ops = &context.trace.ops;
     let mut sum = Window::default();
-    for device in 0..context.trace.devices.len() as u16 {
+    for (device, own) in (0..).zip(ops_by_device(context.trace)) {
         let class = |op: usize| context.categories.of_op(op).class;
         let kernel = |op: usize| !ops.kind[op].is_memory();
-        let compute = context.union(device, |op| kernel(op) && class(op) != Class::Communication);
-        let kernels = context.union(device, kernel);
+        let union = |keep: &dyn Fn(usize) -> bool| {
+            let chosen = own.iter().map(|&op| op as usize).filter(|&op| keep(op));
+            SpanSet::union_of(chosen.map(|op| Span::new(ops.start[op], ops.end[op])))
+        };
+        let compute = union(&|op| kernel(op) && class(op) != Class::Communication);
+        let kernels = union(&kernel);
         let Some(span) = kernels.extent() else { continue };
-        let copies = context.union(device, |op| !kernel(op)).clip(span).subtract(&kernels);
+        let copies = union(&|op| !kernel(op)).clip(span).subtract(&kernels);
         // Time between two recorded windows is nobody's.
         let unseen = context.unseen_on(device).clip(span).subtract(&kernels).length();
         let span_ns = span.length() - unseen;
@@ -62,7 +67,7 @@ fn of_trace(context: &Context) -> Option<Window> {
         sum.exposed_communication_ns += (kernels.length() - compute.length()) as f64;
         sum.idle_ns += (span_ns - kernels.length()) as f64;
         sum.idle_copying_ns += copies.length() as f64;
-        sum.kernels += (0..ops.len()).filter(|&op| ops.device[op] == device && kernel(op)).count() as f64;
+        sum.kernels += own.iter().filter(|&&op| kernel(op as usize)).count() as f64;
     }
     (sum.devices > 0.0).then_some(sum)
 }

@@ -82,13 +82,13 @@ pub(crate) struct Explainer<'c> {
     host: &'c Host,
     cursors: Cursors,
     /// Per process, device and stream the only thread that launches on it; `None` where there are several.
-    stream_threads: HashMap<(u16, u16, u32), Option<u32>>,
+    stream_threads: HashMap<(u32, u32, u32), Option<u32>>,
 }
 
 impl<'c> Explainer<'c> {
     pub fn new(context: &'c Context) -> Self {
         let (trace, host) = (context.trace, context.host());
-        let mut stream_threads: HashMap<(u16, u16, u32), Option<u32>> = HashMap::new();
+        let mut stream_threads: HashMap<(u32, u32, u32), Option<u32>> = HashMap::new();
         if trace.ops_without_launch() > 0 {
             for op in 0..trace.ops.len() {
                 let Some(&thread) = trace.calls.thread.get(trace.ops.launch[op] as usize) else { continue };
@@ -261,7 +261,7 @@ impl<'c> Explainer<'c> {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IdleCause {
     /// Index into the trace's devices.
-    pub device: u16,
+    pub device: u32,
     /// What kind of cause it is.
     #[serde(serialize_with = "class_text")]
     pub class: Class,
@@ -370,13 +370,13 @@ pub fn idle_causes(context: &Context) -> Vec<IdleCause> {
                 sums[place].1.add(gaps, span, between);
             });
         });
-        all.extend(named(trace, device as u16, sums));
+        all.extend(named(trace, device as u32, sums));
     }
     all
 }
 
 /// Joins what differs in numbers only, and names it.
-fn named(trace: &Trace, device: u16, sums: Vec<((Class, StrId, u32, Evidence), Sum)>) -> Vec<IdleCause> {
+fn named(trace: &Trace, device: u32, sums: Vec<((Class, StrId, u32, Evidence), Sum)>) -> Vec<IdleCause> {
     type Key = (Class, Option<String>, u32, Evidence);
     let mut joined: HashMap<Key, (Sum, StrId)> = HashMap::new();
     for ((class, name, thread, evidence), mut sum) in sums {

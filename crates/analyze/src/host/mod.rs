@@ -116,7 +116,7 @@ impl Host {
         let mut calls: Vec<Vec<u32>> = vec![Vec::new(); trace.threads.len()];
         let mut call_classes = Vec::with_capacity(trace.strings.len());
         call_classes.resize(trace.strings.len(), Class::OTHER_CALL);
-        let processes = trace.threads.iter().map(|thread| usize::from(thread.process) + 1).max().unwrap_or(0);
+        let processes = trace.threads.iter().map(|thread| thread.process as usize + 1).max().unwrap_or(0);
         let mut gil_holders: Vec<Vec<(Span, u32)>> = vec![Vec::new(); processes];
         let mut seen = HashSet::new();
         let mut calls_device = vec![false; trace.ranges.len()];
@@ -137,7 +137,7 @@ impl Host {
                         open.enter(trace, Event::range(range), class, &mut calls_device);
                     } else if class == Class::gil_held() {
                         let thread = trace.ranges.thread[range];
-                        let process = usize::from(trace.threads[thread as usize].process);
+                        let process = trace.threads[thread as usize].process as usize;
                         gil_holders[process].push((Event::range(range).span(trace), thread));
                     }
                 }
@@ -166,7 +166,7 @@ impl Host {
         let mut of_process = vec![Vec::new(); processes];
         for (thread, known) in trace.threads.iter().enumerate() {
             if !stretches[thread].is_empty() || !calls[thread].is_empty() {
-                of_process[usize::from(known.process)].push(thread as u32);
+                of_process[known.process as usize].push(thread as u32);
             }
         }
         let mut launches = vec![false; trace.threads.len()];

@@ -66,7 +66,7 @@ pub(crate) fn gil_sheet(context: &Context) -> Option<Sheet> {
     let mut explainer = Explainer::new(context);
     let mut sums: BTreeMap<(u32, Option<u32>, Option<String>), Sum> = BTreeMap::new();
     for (thread, stretch) in ranges_of(context, Class::gil_wait()) {
-        let process = trace.threads.get(thread as usize).map_or(0, |thread| usize::from(thread.process));
+        let process = trace.threads.get(thread as usize).map_or(0, |thread| thread.process as usize);
         let holders = host.gil_holders.get(process).map_or(&[][..], Vec::as_slice);
         let mut at = stretch.span.start;
         let mut add = |span: Span, holder: Option<u32>, what: Option<String>| {

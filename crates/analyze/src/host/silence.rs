@@ -72,7 +72,7 @@ impl Host {
         mut give: impl FnMut(Span, Option<(u32, Event, Class)>),
     ) {
         let process = trace.threads.get(thread as usize).map_or(0, |thread| thread.process);
-        let threads = self.of_process.get(usize::from(process)).map_or(&[][..], Vec::as_slice);
+        let threads = self.of_process.get(process as usize).map_or(&[][..], Vec::as_slice);
         let resumed = silence.end.saturating_add(TOLERANCE_NS);
         let mut claims: Vec<(i64, Claim)> = Vec::new();
         for &other in threads.iter().filter(|&&other| other != thread) {
@@ -139,7 +139,7 @@ impl Host {
         piece: Span,
     ) -> Option<(u32, Event)> {
         let process = trace.threads.get(thread as usize)?.process;
-        let others = self.of_process.get(usize::from(process))?.iter();
+        let others = self.of_process.get(process as usize)?.iter();
         others.copied().filter(|&other| other != thread).find_map(|other| {
             let place = self.stretch_from(cursors, other, piece.start);
             let stretch = self.stretches[other as usize].get(place)?;

@@ -641,7 +641,7 @@ impl Work {
         let ops = &trace.ops;
         let mut all: Vec<Vec<(i64, u32, u32)>> = vec![Vec::new(); trace.processes.len()];
         for op in (0..ops.len()).filter(|&op| !ops.kind[op].is_memory()) {
-            if let Some(own) = all.get_mut(usize::from(ops.process[op])) {
+            if let Some(own) = all.get_mut(ops.process[op] as usize) {
                 own.push((ops.start[op], ops.launch[op], op as u32));
             }
         }
@@ -749,7 +749,7 @@ fn marks(trace: &Trace, graph_call: &[bool], work: &[Work]) -> Vec<Vec<Anchor>> 
     let ops = &trace.ops;
     let mut copies: BTreeMap<(usize, u8), Vec<i64>> = BTreeMap::new();
     for op in (0..ops.len()).filter(|&op| ops.kind[op] == OpKind::Memcpy) {
-        let (process, call) = (usize::from(ops.process[op]), ops.launch[op]);
+        let (process, call) = (ops.process[op] as usize, ops.launch[op]);
         let in_graph = graph_call.get(call as usize).copied().unwrap_or(false);
         let kind = copy_direction(trace, op).filter(|_| !in_graph && process < work.len());
         let Some(kind) = kind else { continue };
@@ -768,7 +768,7 @@ fn marks(trace: &Trace, graph_call: &[bool], work: &[Work]) -> Vec<Vec<Anchor>> 
     let mut by_call: BTreeMap<(usize, StrId), Vec<i64>> = BTreeMap::new();
     for call in (0..trace.calls.len()).filter(|&call| syncs[call] && trace.calls.kind[call] == CallKind::Gpu) {
         let Some(thread) = trace.threads.get(trace.calls.thread[call] as usize) else { continue };
-        let process = usize::from(thread.process);
+        let process = thread.process as usize;
         if process < work.len() && work[process].launched {
             by_call.entry((process, trace.calls.name[call])).or_default().push(trace.calls.end[call]);
         }
@@ -798,7 +798,7 @@ fn ranges(trace: &Trace, work: &[Work]) -> BTreeMap<(usize, Kind, String), Vec<i
         _ if trace.text(ranges.name[range]).contains(", op_id = ") => Some(Kind::Operator),
         _ => Some(Kind::Range),
     };
-    let process_of = |range: usize| trace.threads.get(ranges.thread[range] as usize).map(|t| usize::from(t.process));
+    let process_of = |range: usize| trace.threads.get(ranges.thread[range] as usize).map(|t| t.process as usize);
     let launched = |process: usize| work.get(process).is_some_and(|work| !work.units.is_empty());
     // How often each name occurs and how long in all: most names are too frequent or too short to be looked at.
     let mut sums: HashMap<StrId, (usize, i64)> = HashMap::new();

@@ -165,7 +165,7 @@ pub struct Found {
     /// Tokens of the generation requests, where known.
     pub generation_tokens: Option<u32>,
     /// Index into the trace's processes.
-    pub process: u16,
+    pub process: u32,
     /// Its wall time: the length of its record or marker. One that was found by graph launches or repetition has no time
     /// of its own on the host: there it reaches from its first op to the first op of the next one.
     #[serde(skip)]
@@ -176,7 +176,7 @@ pub struct Found {
 }
 
 impl Found {
-    fn new(label: String, marker: Marker, counted: u64, process: u16, host: Span) -> Self {
+    fn new(label: String, marker: Marker, counted: u64, process: u32, host: Span) -> Self {
         Self {
             number: marker.number.unwrap_or(counted),
             label,
@@ -244,7 +244,7 @@ struct Marked {
     /// Index into [`FAMILIES`].
     family: usize,
     marker: Marker,
-    process: u16,
+    process: u32,
     host: Span,
 }
 
@@ -322,7 +322,7 @@ fn with_weaker(mut found: Vec<Marked>, weaker: Vec<Marked>) -> Vec<Marked> {
 /// The ranges for which `read` returns something, by start. Of markers inside each other in one process the outer one
 /// counts; one that begins before the one before it has ended begins where that ends.
 fn marked_ranges(trace: &Trace, mut read: impl FnMut(StrId) -> Option<(usize, Marker)>) -> Vec<Marked> {
-    let mut last_end: HashMap<u16, i64> = HashMap::new();
+    let mut last_end: HashMap<u32, i64> = HashMap::new();
     let mut found = Vec::new();
     for range in (0..trace.ranges.len()).filter(|&r| can_be_marker(trace, r)) {
         let name = trace.ranges.name[range];
@@ -344,8 +344,8 @@ fn marked_ranges(trace: &Trace, mut read: impl FnMut(StrId) -> Option<(usize, Ma
 /// stands for two.
 fn numbered(trace: &Trace, mut marked: Vec<Marked>) -> Vec<Found> {
     marked.sort_by_key(|m| (m.host.start, m.process));
-    let unnumbered: HashSet<u16> = marked.iter().filter(|m| m.marker.number.is_none()).map(|m| m.process).collect();
-    let mut counts: HashMap<u16, u64> = HashMap::new();
+    let unnumbered: HashSet<u32> = marked.iter().filter(|m| m.marker.number.is_none()).map(|m| m.process).collect();
+    let mut counts: HashMap<u32, u64> = HashMap::new();
     let found = marked.into_iter().map(|mut m| {
         let count = counts.entry(m.process).or_default();
         if unnumbered.contains(&m.process) {
@@ -373,7 +373,7 @@ impl ByProcess {
         Self(of)
     }
 
-    fn of(&self, process: u16) -> &[u32] {
+    fn of(&self, process: u32) -> &[u32] {
         self.0.get(process as usize).map_or(&[], Vec::as_slice)
     }
 }

@@ -62,9 +62,10 @@ pub(super) fn by_evidence(trace: &Trace) -> Detected {
     if sure {
         let method = if first.graphs { Method::GraphReplays } else { Method::Repeats };
         detected.method = Some(method);
+        let ops = ops_by_process(trace);
         for (process, decision) in decisions.iter().enumerate().filter(|(_, decision)| decision.sure) {
             let Some(steps) = &decision.steps else { continue };
-            place(trace, &repeats[process], process as u16, steps, &mut detected);
+            place(trace, &repeats[process], process as u32, of_process(&ops, process), steps, &mut detected);
         }
         detected = patterns::finish(trace, detected);
         detected.evidence = first.evidence.clone();
@@ -79,13 +80,14 @@ pub(super) fn by_count(trace: &Trace, count: usize) -> Option<Detected> {
     let repeats = Repeats::of(trace);
     let graphs = patterns::graph_steps_of(trace);
     let mut detected = Detected::none(trace, Some(Method::Chosen(count)));
+    let ops = ops_by_process(trace);
     for (process, (repeats, graphs)) in repeats.iter().zip(graphs).enumerate() {
         let of_graphs = graphs.filter(|steps| steps.len() == count).map(Steps::OfGraphs);
         // Candidates are listed by the steps that they make.
         let made = |level: &Level| Some(Steps::Cuts(repeats.cuts(level))).filter(|steps| steps.count() == count);
         let steps = of_graphs.or_else(|| repeats.levels.iter().find_map(made));
         if let Some(steps) = steps {
-            place(trace, repeats, process as u16, &steps, &mut detected);
+            place(trace, repeats, process as u32, of_process(&ops, process), &steps, &mut detected);
         }
     }
     (!detected.list.is_empty()).then(|| patterns::finish(trace, detected))
@@ -184,8 +186,23 @@ fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// Adds the steps of a process.
-fn place(trace: &Trace, repeats: &Repeats, process: u16, steps: &Steps, detected: &mut Detected) {
+/// Per process its ops in order.
+fn ops_by_process(trace: &Trace) -> Vec<Vec<u32>> {
+    let mut ops: Vec<Vec<u32>> = vec![Vec::new(); trace.processes.len()];
+    for (op, &process) in trace.ops.process.iter().enumerate() {
+        if let Some(ops) = ops.get_mut(process as usize) {
+            ops.push(op as u32);
+        }
+    }
+    ops
+}
+
+fn of_process(ops: &[Vec<u32>], process: usize) -> &[u32] {
+    ops.get(process).map(Vec::as_slice).unwrap_or_default()
+}
+
+/// Adds the steps of a process, whose ops are given.
+fn place(trace: &Trace, repeats: &Repeats, process: u32, own: &[u32], steps: &Steps, detected: &mut Detected) {
     match steps {
         Steps::OfGraphs(steps) => {
             for (counted, step) in steps.iter().enumerate() {
@@ -193,22 +210,22 @@ fn place(trace: &Trace, repeats: &Repeats, process: u16, steps: &Steps, detected
                 step.calls.iter().for_each(|&call| detected.of_call[call as usize] = iteration);
                 push(detected, step.label(), counted, process);
             }
-            for (op, &call) in trace.ops.launch.iter().enumerate().filter(|&(op, _)| trace.ops.process[op] == process) {
-                if let Some(&iteration) = detected.of_call.get(call as usize) {
+            for op in own.iter().map(|&op| op as usize) {
+                if let Some(&iteration) = detected.of_call.get(trace.ops.launch[op] as usize) {
                     detected.of_op[op] = iteration;
                 }
             }
         }
-        Steps::Cuts(cuts) => place_cuts(trace, repeats, process, cuts, detected),
+        Steps::Cuts(cuts) => place_cuts(trace, repeats, process, own, cuts, detected),
     }
 }
 
-fn push(detected: &mut Detected, label: String, counted: usize, process: u16) {
+fn push(detected: &mut Detected, label: String, counted: usize, process: u32) {
     detected.list.push(Found::new(label, Marker::default(), counted as u64, process, Span::new(0, 0)));
 }
 
-fn place_cuts(trace: &Trace, repeats: &Repeats, process: u16, cuts: &[usize], detected: &mut Detected) {
-    let begins = boundaries(trace, repeats, process, cuts);
+fn place_cuts(trace: &Trace, repeats: &Repeats, process: u32, own: &[u32], cuts: &[usize], detected: &mut Detected) {
+    let begins = boundaries(trace, repeats, own, cuts);
     let first = detected.list.len() as u32;
     for (counted, pair) in cuts.windows(2).enumerate() {
         let kernels: u32 =
@@ -217,7 +234,7 @@ fn place_cuts(trace: &Trace, repeats: &Repeats, process: u16, cuts: &[usize], de
     }
     let last = begins.len().saturating_sub(1);
     let ops = &trace.ops;
-    for op in (0..ops.len()).filter(|&op| ops.process[op] == process) {
+    for op in own.iter().map(|&op| op as usize) {
         let call = ops.launch[op];
         let at = match (repeats.launched, call) {
             (true, NONE) => continue, // placed by its time on the device, once the others are
@@ -238,10 +255,12 @@ fn place_cuts(trace: &Trace, repeats: &Repeats, process: u16, cuts: &[usize], de
 
 /// The moments at which the steps begin, and the end of the last one, on the clock of launches where those are known.
 /// Copies between two steps: what is read back belongs to the one before, what is copied in to the one behind.
-fn boundaries(trace: &Trace, repeats: &Repeats, process: u16, cuts: &[usize]) -> Vec<i64> {
+fn boundaries(trace: &Trace, repeats: &Repeats, own: &[u32], cuts: &[usize]) -> Vec<i64> {
     let ops = &trace.ops;
-    let mut copies: Vec<(i64, u8)> = (0..ops.len())
-        .filter(|&op| ops.kind[op] == OpKind::Memcpy && ops.process[op] == process)
+    let mut copies: Vec<(i64, u8)> = own
+        .iter()
+        .map(|&op| op as usize)
+        .filter(|&op| ops.kind[op] == OpKind::Memcpy)
         .filter_map(|op| {
             let call = ops.launch[op];
             let at = match repeats.launched {

@@ -52,6 +52,13 @@ pub(super) struct Projected {
     slice: (u32, u32),
 }
 
+impl Projected {
+    /// Launches that a look at all in it passes.
+    pub fn held(&self) -> usize {
+        (self.slice.1 - self.slice.0) as usize
+    }
+}
+
 /// Whether a range takes part in projections: ranges of the program, closed by the thread that opened them.
 pub(super) fn takes_part(trace: &Trace, range: usize) -> bool {
     let own =
@@ -138,13 +145,18 @@ impl Launches {
             while open.last().is_some_and(|&top| ranges.end[projected[top as usize].range as usize] < start) {
                 open.pop();
             }
-            // Mostly the top: only ranges that cross others have to look deeper.
-            let encloses = |&&other: &&u32| ranges.end[projected[other as usize].range as usize] >= end;
-            let parent = open.iter().rev().find(encloses).copied();
+            // Those that are open end one before the other, the last one first: see below.
+            let end_of = |other: u32| ranges.end[projected[other as usize].range as usize];
+            let lasting = open.partition_point(|&other| end_of(other) >= end);
+            let parent = lasting.checked_sub(1).map(|place| open[place]);
             let level = parent.map_or(0, |parent| {
                 projected[parent as usize].children += 1;
                 projected[parent as usize].level + 1
             });
+            // One opened before that ends no later is never again the tightest around another.
+            while open.last().is_some_and(|&top| ranges.end[projected[top as usize].range as usize] <= end) {
+                open.pop();
+            }
             open.push(me);
             projected.push(Projected {
                 range: range as u32,

@@ -114,7 +114,15 @@ pub(super) fn kernels(trace: &Trace) -> Report {
     order.sort_by_key(|&i| group_of(i));
     let mut rows: Vec<KernelRow> = Vec::new();
     let mut scratch = Scratch::new(slots(trace));
-    for group in order.chunk_by(|&a, &b| group_of(a) == group_of(b)) {
+    let groups = order.chunk_by(|&a, &b| group_of(a) == group_of(b));
+    let held = |group: &[u32]| group.iter().map(|&i| projected[i as usize].held()).sum::<usize>();
+    let most = most_held(groups.clone().map(held).collect(), trace.ops.len() + trace.ranges.len());
+    let mut left_out = 0usize;
+    for group in groups {
+        if held(group) > most {
+            left_out += 1;
+            continue;
+        }
         let (key, thread) = group_of(group[0]);
         let owner = trace.threads.get(thread as usize);
         let process = owner.and_then(|t| trace.processes.get(t.process as usize));
@@ -131,7 +139,7 @@ pub(super) fn kernels(trace: &Trace) -> Report {
             });
         }
     }
-    if rows.is_empty() {
+    if rows.is_empty() && left_out == 0 {
         return Report::absent(name, title, why_no_projection(trace, &launches));
     }
     let mut outside = vec![true; trace.ops.len()];
@@ -157,9 +165,30 @@ pub(super) fn kernels(trace: &Trace) -> Report {
         let counts = [row.instances.into(), spread.count.into(), spread.total.into()];
         sheet.push(head.into_iter().chain(counts).chain(spread.cells()).chain([row.kernel.into()]));
     }
-    let report =
+    let mut report =
         Report::new(name, title).sheet(sheet).note("A kernel counts for every range around its launching call.");
+    if left_out > 0 {
+        report = report.note(format!(
+            "Ranges nest so deep that {left_out} names are not listed: those that hold most kernels. nvtx-gpu-proj-sum \
+             has the times of all."
+        ));
+    }
     with_unlaunched(report, trace, &launches).with_hidden_graphs(trace)
+}
+
+/// Launches that a group of ranges may hold together, a launch counted in each range around it, so that all groups with
+/// no more are summed in time that grows with the trace: in deep nests the sum grows with its square.
+fn most_held(mut held: Vec<usize>, events: usize) -> usize {
+    const ALWAYS: usize = 1 << 24;
+    const PER_EVENT: usize = 16;
+    let most = ALWAYS + PER_EVENT * events;
+    held.sort_unstable();
+    let mut all = 0;
+    let within = held.into_iter().take_while(|&held| {
+        all += held;
+        all <= most
+    });
+    within.last().unwrap_or(0)
 }
 
 /// Kernels that no range holds, by the thread that launched them where that is known: rows without a range.
@@ -174,7 +203,7 @@ fn kernels_outside(trace: &Trace, outside: &[bool]) -> Vec<KernelRow> {
         Some(KernelRow {
             range: String::new(),
             style: "",
-            pid: owner.and_then(|t| trace.processes.get(usize::from(t.process))).map(|p| p.pid),
+            pid: owner.and_then(|t| trace.processes.get(t.process as usize)).map(|p| p.pid),
             tid: owner.map(|t| t.tid),
             instances: 0,
             spread: Spread::of(&mut times)?,

@@ -44,7 +44,7 @@ pub fn range(trace: &mut Trace, name: &str, span: (i64, i64)) {
 
 /// A random trace: ops of several classes on two devices, some without launch, calls of several kinds, iterations.
 pub fn random_trace() -> impl Strategy<Value = Trace> {
-    let ops = prop::collection::vec((0i64..2000, 0i64..60, 0usize..5, 0u16..2, 0i64..40), 0..60);
+    let ops = prop::collection::vec((0i64..2000, 0i64..60, 0usize..5, 0u32..2, 0i64..40), 0..60);
     let calls = prop::collection::vec((0i64..2000, 0i64..50, 0usize..3), 0..40);
     let ranges = prop::collection::vec((0i64..2000, 1i64..500), 0..6);
     (ops, calls, ranges).prop_map(|(ops, calls, ranges)| {

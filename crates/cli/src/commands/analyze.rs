@@ -25,7 +25,8 @@ const EXAMPLES: &str = "EXAMPLES:
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES, after_help = reports_help())]
 pub struct Args {
-    /// Trace files (Nsight Systems SQLite, PyTorch profiler JSON, strobe) or a run directory; several are ranks of one run
+    /// Trace files (Nsight Systems SQLite or report, PyTorch profiler JSON, strobe), a run directory or one of tables in
+    /// Parquet; several are ranks of one job
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
     /// Reports to print, `all` for every one; see the list below

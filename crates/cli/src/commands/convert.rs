@@ -17,7 +17,8 @@ const EXAMPLES: &str = "EXAMPLES:
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// Trace files (Nsight Systems SQLite, PyTorch profiler JSON, strobe) or a run directory; several are ranks of one run
+    /// Trace files (Nsight Systems SQLite or report, PyTorch profiler JSON, strobe), a run directory or one of tables in
+    /// Parquet; several are ranks of one job
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
     /// Where to write: .json, .json.gz, .perfetto-trace, .csv, .parquet or .sqlite; a directory with --to csv or parquet

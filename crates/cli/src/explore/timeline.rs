@@ -81,12 +81,12 @@ pub fn draw(context: &Context) -> Drawn {
     let mut strings = Strings::default();
     let mut tracks: Vec<(Track, Vec<usize>)> = Vec::new();
 
-    let mut by_stream: BTreeMap<(u16, u32), Vec<usize>> = BTreeMap::new();
+    let mut by_stream: BTreeMap<(u32, u32), Vec<usize>> = BTreeMap::new();
     for index in (0..trace.ops.len()).filter(|&i| trace.ops.duration(i) >= choice.shortest_op) {
         by_stream.entry((trace.ops.device[index], trace.ops.stream[index])).or_default().push(index);
     }
     for ((device, stream), ops) in by_stream {
-        let is_cpu = trace.devices.get(usize::from(device)).is_some_and(|d| d.is_cpu);
+        let is_cpu = trace.devices.get(device as usize).is_some_and(|d| d.is_cpu);
         let name = if is_cpu { "ops".to_owned() } else { format!("stream {stream}") };
         let mut track = Track::new(device_name(context, device), name, TrackKind::Ops);
         for &index in &ops {
@@ -161,7 +161,7 @@ pub fn draw(context: &Context) -> Drawn {
 
 fn thread_name(trace: &Trace, index: u32) -> (String, String) {
     let Some(thread) = trace.threads.get(index as usize) else { return (String::new(), format!("thread {index}")) };
-    let group = trace.processes.get(usize::from(thread.process)).map_or(String::new(), |process| {
+    let group = trace.processes.get(thread.process as usize).map_or(String::new(), |process| {
         let rank = process.rank.map_or(String::new(), |rank| format!("rank {rank}, "));
         let name = if process.name.is_empty() { "process" } else { &process.name };
         format!("{rank}{name} {}", process.pid)

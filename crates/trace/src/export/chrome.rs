@@ -76,7 +76,7 @@ impl Places {
     }
 
     fn pid(&self, trace: &Trace, place: Place) -> i64 {
-        let process = |thread: u32| trace.threads.get(thread as usize).map(|t| usize::from(t.process));
+        let process = |thread: u32| trace.threads.get(thread as usize).map(|t| t.process as usize);
         match place {
             Place::Thread(thread) | Place::Unordered(thread) => {
                 process(thread).and_then(|p| self.processes.get(p)).copied().unwrap_or(0)
@@ -85,12 +85,12 @@ impl Places {
         }
     }
 
-    fn device_pid(&self, device: u16) -> i64 {
-        self.devices.get(usize::from(device)).map_or(i64::from(device), |d| d.1)
+    fn device_pid(&self, device: u32) -> i64 {
+        self.devices.get(device as usize).map_or(i64::from(device), |d| d.1)
     }
 
-    fn device_number(&self, device: u16) -> i64 {
-        self.devices.get(usize::from(device)).map_or(i64::from(device), |d| d.0)
+    fn device_number(&self, device: u32) -> i64 {
+        self.devices.get(device as usize).map_or(i64::from(device), |d| d.0)
     }
 
     fn tid(&self, place: Place, lane: u32) -> i64 {
@@ -107,11 +107,11 @@ fn recorded_number(trace: &Trace, place: Place) -> Option<i64> {
 }
 
 /// The devices that one process alone used, with that process.
-fn users(trace: &Trace) -> Vec<(u16, u16)> {
+fn users(trace: &Trace) -> Vec<(u32, u32)> {
     let pairs = trace.ops.device.iter().zip(&trace.ops.process).zip(&trace.ops.kind);
     let pairs = pairs.filter(|(_, kind)| **kind != OpKind::CpuOp).map(|((&device, &process), _)| (device, process));
-    let pairs: BTreeSet<(u16, u16)> = pairs.collect();
-    let is_only = |&(device, _): &(u16, u16)| pairs.range((device, 0)..=(device, u16::MAX)).count() == 1;
+    let pairs: BTreeSet<(u32, u32)> = pairs.collect();
+    let is_only = |&(device, _): &(u32, u32)| pairs.range((device, 0)..=(device, u32::MAX)).take(2).count() == 1;
     pairs.iter().copied().filter(is_only).collect()
 }
 
@@ -158,7 +158,7 @@ impl<W: Write> Writer<'_, W> {
         // Kineto knows the process of a device event only through its launch, which may be missing.
         json.raw("],\"users\":[");
         for (n, (device, process)) in users(trace).into_iter().enumerate() {
-            let pid = self.places.processes.get(usize::from(process)).copied().unwrap_or(0);
+            let pid = self.places.processes.get(process as usize).copied().unwrap_or(0);
             let number = self.places.device_number(device);
             json.raw(if n > 0 { ",[" } else { "[" }).int(number).raw(",").int(pid).raw("]");
         }
@@ -202,10 +202,10 @@ impl<W: Write> Writer<'_, W> {
             });
             order += 1;
         }
+        let shown = tracks::devices_with_streams(tracks);
         for index in 0..self.trace.devices.len() {
             let (number, pid) = self.places.devices[index];
-            let is_shown = |t: &Track| matches!(t.place, Place::Stream { device, .. } if usize::from(device) == index);
-            if !tracks.iter().any(is_shown) && self.trace.devices[index].is_cpu {
+            if self.trace.devices[index].is_cpu && !shown.contains(&(index as u32)) {
                 continue; // its ops stand on the threads that computed them
             }
             self.metadata("process_name", pid, 0, |json| {
@@ -507,7 +507,7 @@ impl<W: Write> Writer<'_, W> {
     /// Memory taken and given back, as the PyTorch profiler writes it.
     fn allocations(&mut self) -> Result<(), TraceError> {
         for allocation in &self.trace.allocations {
-            let pid = self.places.processes.get(usize::from(allocation.process)).copied().unwrap_or(0);
+            let pid = self.places.processes.get(allocation.process as usize).copied().unwrap_or(0);
             self.separate();
             self.events += 1;
             self.json

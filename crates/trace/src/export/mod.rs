@@ -9,7 +9,7 @@ mod json;
 mod lanes;
 mod parquet;
 mod perfetto;
-mod tables;
+pub(crate) mod tables;
 mod thrift;
 mod tracks;
 

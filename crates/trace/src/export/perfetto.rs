@@ -345,16 +345,15 @@ impl<W: Write> Writer<'_, W> {
             of_process.push((pid, fits()));
         }
         let numbers = tracks::device_numbers(trace);
+        let shown = tracks::devices_with_streams(tracks);
         for index in 0..trace.devices.len() {
-            let has_stream =
-                |t: &Track| matches!(t.place, Place::Stream { device, .. } if usize::from(device) == index);
-            let is_shown = !trace.devices[index].is_cpu || tracks.iter().any(has_stream);
+            let is_shown = !trace.devices[index].is_cpu || shown.contains(&(index as u32));
             let label = tracks::device_label(trace, index, numbers[index]);
             places.devices.push(if is_shown { self.named(0, &label)? } else { 0 });
         }
         for track in tracks {
             let parent = match track.place {
-                Place::Stream { device, .. } => places.devices.get(usize::from(device)).copied().unwrap_or(0),
+                Place::Stream { device, .. } => places.devices.get(device as usize).copied().unwrap_or(0),
                 Place::Unordered(thread) => places.lanes.get(&(Place::Thread(thread), 0)).copied().unwrap_or(0),
                 Place::Thread(_) => 0,
             };
@@ -363,7 +362,7 @@ impl<W: Write> Writer<'_, W> {
                 Place::Thread(index) => trace.threads.get(index as usize),
                 _ => None,
             };
-            let process = thread.and_then(|thread| of_process.get_mut(usize::from(thread.process)));
+            let process = thread.and_then(|thread| of_process.get_mut(thread.process as usize));
             let first = if let Some((thread, (pid, tids))) = thread.zip(process) {
                 let mut message = Vec::new();
                 push_uint(&mut message, 1, *pid as u64);
@@ -561,7 +560,7 @@ impl<W: Write> Writer<'_, W> {
 
     fn counters(&mut self, places: &Places) -> Result<(), TraceError> {
         for counter in &self.trace.counters {
-            let device = counter.device.and_then(|device| places.devices.get(usize::from(device)));
+            let device = counter.device.and_then(|device| places.devices.get(device as usize));
             let parent = device.or(places.processes.first()).copied().unwrap_or(0);
             let track = self.counter_track(parent, &counter.name)?;
             let known = counter.times.iter().zip(&counter.values).filter(|(_, value)| value.is_finite());
@@ -574,12 +573,12 @@ impl<W: Write> Writer<'_, W> {
 
     /// Memory in use by device: what the allocator said where it did, else the sum of what was recorded.
     fn memory(&mut self, places: &Places) -> Result<(), TraceError> {
-        let mut of_device: BTreeMap<(Option<u16>, bool), (u64, i64)> = BTreeMap::new();
+        let mut of_device: BTreeMap<(Option<u32>, bool), (u64, i64)> = BTreeMap::new();
         for allocation in &self.trace.allocations {
             let (track, sum) = match of_device.entry((allocation.device, allocation.total_allocated.is_some())) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => {
-                    let device = allocation.device.and_then(|device| places.devices.get(usize::from(device)));
+                    let device = allocation.device.and_then(|device| places.devices.get(device as usize));
                     let parent = device.or(places.processes.first()).copied().unwrap_or(0);
                     let &(of_device, said) = new.key();
                     let what = if of_device.is_some() { "device memory" } else { "host memory" };

@@ -115,15 +115,15 @@ impl<'a> Tables<'a> {
         id.is_some().then(|| self.trace.text(id))
     }
 
-    fn device(&self, index: u16) -> i64 {
-        self.devices.get(usize::from(index)).copied().unwrap_or(i64::from(index))
+    fn device(&self, index: u32) -> i64 {
+        self.devices.get(index as usize).copied().unwrap_or(i64::from(index))
     }
 
-    fn pid(&self, process: u16) -> Option<i64> {
-        self.trace.processes.get(usize::from(process)).map(|p| p.pid)
+    fn pid(&self, process: u32) -> Option<i64> {
+        self.trace.processes.get(process as usize).map(|p| p.pid)
     }
 
-    fn process_of(&self, thread: u32) -> Option<u16> {
+    fn process_of(&self, thread: u32) -> Option<u32> {
         self.trace.threads.get(thread as usize).map(|t| t.process)
     }
 
@@ -150,6 +150,9 @@ impl<'a> Tables<'a> {
                 Some(&OpDetail::Memset { mem_kind, .. }) => field(u8::MAX, u8::MAX, mem_kind),
                 _ => None,
             })
+        };
+        let of_detail = move |name, field: fn(&OpDetail) -> Option<u32>| {
+            maybe_int(name, move |row| trace.detail_of(row).and_then(field).map(i64::from))
         };
         let of_work = move |name, field: fn(&crate::Work) -> u64| {
             maybe_unsigned(name, move |row| trace.work_of(row).and_then(|work| nonzero(field(work))))
@@ -194,6 +197,30 @@ impl<'a> Tables<'a> {
             of_work("work_bytes", |work| work.bytes),
             of_work("flops", |work| work.flops),
             maybe_int("iteration", |row| index(ops.iteration[row])),
+            of_detail("copy_kind_number", |detail| match *detail {
+                OpDetail::Memcpy { copy_kind, .. } => Some(copy_kind.into()),
+                _ => None,
+            }),
+            of_detail("source_device", |detail| match *detail {
+                OpDetail::Memcpy { src_device, .. } => src_device,
+                _ => None,
+            }),
+            of_detail("destination_device", |detail| match *detail {
+                OpDetail::Memcpy { dst_device, .. } => dst_device,
+                _ => None,
+            }),
+            of_detail("fill_value", |detail| match *detail {
+                OpDetail::Memset { value, .. } => Some(value),
+                _ => None,
+            }),
+            of_detail("graph", |detail| match *detail {
+                OpDetail::Graph { graph, .. } => Some(graph),
+                _ => None,
+            }),
+            of_detail("graph_exec", |detail| match *detail {
+                OpDetail::Graph { exec, .. } => Some(exec),
+                _ => None,
+            }),
         ];
         Table { name: "ops", rows: ops.len(), columns }
     }
@@ -399,6 +426,8 @@ fn meta_rows(trace: &Trace) -> Vec<(String, String)> {
         let name = source.path.file_name().unwrap_or_default().to_string_lossy();
         add(&format!("source.{index}.file"), name.into_owned());
         add(&format!("source.{index}.format"), source.format.clone());
+        add(&format!("source.{index}.bytes"), source.bytes.to_string());
+        add(&format!("source.{index}.events"), source.events.to_string());
         add(&format!("source.{index}.lost"), source.lost.to_string());
         if let Some(rank) = source.rank {
             add(&format!("source.{index}.rank"), rank.to_string());
@@ -448,6 +477,36 @@ fn range_source(source: RangeSource) -> &'static str {
         RangeSource::Python => "python",
         RangeSource::Other => "other",
     }
+}
+
+/// The kind of op with this name.
+pub(crate) fn op_kind_of(name: &str) -> Option<OpKind> {
+    let kinds = [OpKind::Kernel, OpKind::Memcpy, OpKind::Memset, OpKind::Graph, OpKind::CpuOp];
+    kinds.into_iter().find(|&kind| op_kind(kind) == name)
+}
+
+/// The source of ranges with this name.
+pub(crate) fn range_source_of(name: &str) -> Option<RangeSource> {
+    let sources = [
+        RangeSource::PushPop,
+        RangeSource::StartEnd,
+        RangeSource::Annotation,
+        RangeSource::GpuAnnotation,
+        RangeSource::CpuOp,
+        RangeSource::Python,
+        RangeSource::Other,
+    ];
+    sources.into_iter().find(|&source| range_source(source) == name)
+}
+
+/// CUPTI's number of the direction with this label.
+pub(crate) fn copy_kind_of(label: &str) -> Option<u8> {
+    (0..=10).find(|&kind| copy_label(kind) == Some(label))
+}
+
+/// The number of the kind of memory with this label; 255 where there is none.
+pub(crate) fn memory_kind_of(label: &str) -> u8 {
+    (0..=6).find(|&kind| memory_label(kind) == Some(label)).unwrap_or(u8::MAX)
 }
 
 /// The direction of a copy by CUPTI's number.

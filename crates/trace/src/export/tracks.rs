@@ -16,9 +16,9 @@ pub(crate) enum Place {
     /// What ran on a stream of a device, and the annotations that the profiler projected onto it.
     Stream {
         /// Index into [`Trace::devices`].
-        device: u16,
+        device: u32,
         /// Index into [`Trace::processes`].
-        process: u16,
+        process: u32,
         /// The stream's number.
         stream: u32,
     },
@@ -87,13 +87,13 @@ fn projected(trace: &Trace) -> HashMap<u32, Place> {
         return HashMap::new();
     }
     let streams = trace.ops.process.iter().zip(&trace.ops.stream).zip(&trace.ops.device);
-    let streams: BTreeSet<(u16, u32, u16)> = streams.map(|((&p, &s), &d)| (p, s, d)).collect();
-    let mut taken: HashMap<(u16, u32), usize> = HashMap::new();
+    let streams: BTreeSet<(u32, u32, u32)> = streams.map(|((&p, &s), &d)| (p, s, d)).collect();
+    let mut taken: HashMap<(u32, u32), usize> = HashMap::new();
     let mut places = HashMap::new();
     for index in gpu_threads {
         let Some(thread) = trace.threads.get(index as usize) else { continue };
         let (process, Ok(stream)) = (thread.process, u32::try_from(thread.tid)) else { continue };
-        let mut devices = streams.range((process, stream, 0)..=(process, stream, u16::MAX));
+        let mut devices = streams.range((process, stream, 0)..=(process, stream, u32::MAX));
         // The same stream of several devices has a thread for each, in the order in which the devices were found.
         let nth = taken.entry((process, stream)).or_default();
         if let Some(&(_, _, device)) = devices.nth(*nth) {
@@ -148,6 +148,15 @@ pub(crate) fn tracks(trace: &Trace) -> Vec<Track> {
         Track { place, lanes: lanes.count().max(1), events }
     };
     by_place.into_iter().map(lay_out).collect()
+}
+
+/// The devices that have a track of their own.
+pub(crate) fn devices_with_streams(tracks: &[Track]) -> HashSet<u32> {
+    let device = |track: &Track| match track.place {
+        Place::Stream { device, .. } => Some(device),
+        _ => None,
+    };
+    tracks.iter().filter_map(device).collect()
 }
 
 /// For every call the last op that it launched, or [`NONE`]: where the chain of arrows from the call ends.

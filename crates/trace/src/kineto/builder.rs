@@ -12,6 +12,7 @@ use super::event::{Class, Event};
 use super::json::unquoted;
 use super::number::{float, integer, micros_to_nanos, unsigned};
 use crate::intern::FastHash;
+use crate::ranks::WORLD_SIZE;
 use crate::{
     Allocation, CallKind, CallRow, Counter, Distinct, Iteration, KernelDetail, NONE, OpDetail, OpKind, OpRow,
     RangeKind, RangeRow, RangeSource, StrId, Trace, range_flags,
@@ -34,24 +35,26 @@ pub(super) struct Builder {
     groups: Vec<Group>,
     processes: Vec<FoundProcess>,
     /// The group and ordinal of each device.
-    devices: HashMap<(u16, u32), u16, FastHash>,
-    device_groups: Vec<u16>,
+    devices: HashMap<(u32, u32), u32, FastHash>,
+    device_groups: Vec<u32>,
     /// What belongs to the device's side, by thread: its group and device.
-    gpu_threads: HashMap<u32, (u16, u16), FastHash>,
-    pending_allocations: Vec<(Allocation, u16, u32)>,
+    gpu_threads: HashMap<u32, (u32, u32), FastHash>,
+    pending_allocations: Vec<(Allocation, u32, u32)>,
     /// The group and process text of each counter.
-    counter_owners: Vec<(u16, Vec<u8>)>,
+    counter_owners: Vec<(u32, Vec<u8>)>,
     /// The process of each device where the file tells it.
-    users: HashMap<u16, u16, FastHash>,
+    users: HashMap<u32, u32, FastHash>,
     root: Root,
     first_base: Option<i64>,
-    properties: Vec<(u16, serde_json::Value)>,
+    properties: Vec<(u32, serde_json::Value)>,
     pub(super) events: u64,
     pub(super) untimed: u64,
     /// Left out: years away from the others.
     pub(super) absurd: u64,
     /// Kept with no length: they end before they start.
     pub(super) backward: u64,
+    /// Left out: they do not say what they are (`ph`).
+    pub(super) no_phase: u64,
     unread: u64,
     roots: u32,
 }
@@ -59,11 +62,14 @@ pub(super) struct Builder {
 /// What holds for one root of the file only.
 #[derive(Default)]
 struct Root {
-    first_group: u16,
+    first_group: u32,
+    /// How many processes and pending allocations came before it.
+    first_process: usize,
+    first_pending: usize,
     rank: Option<u32>,
     base: Option<i64>,
-    groups: ByText<u16>,
-    processes: ByText<u16>,
+    groups: ByText<u32>,
+    processes: ByText<u32>,
     threads: ByText<u32>,
     streams: ByText<u32>,
     last_thread: (Vec<u8>, Vec<u8>, u32),
@@ -87,7 +93,7 @@ struct Group {
 }
 
 struct FoundProcess {
-    group: u16,
+    group: u32,
     /// Whether the file gives a number for it.
     numbered: bool,
     key: Vec<u8>,
@@ -120,6 +126,7 @@ impl Builder {
             untimed: 0,
             absurd: 0,
             backward: 0,
+            no_phase: 0,
             unread: 0,
             roots: 0,
         }
@@ -127,7 +134,12 @@ impl Builder {
 
     /// Takes over one event.
     pub(super) fn add(&mut self, event: &Event) {
-        let [phase] = *event.phase else { return };
+        let [phase] = *event.phase else {
+            // Writers that end every event with a comma end their list with an empty one.
+            let is_filler = [event.name, event.category, event.ts, event.args].iter().all(|field| field.is_empty());
+            self.no_phase += u64::from(!is_filler);
+            return;
+        };
         self.events += 1;
         match phase {
             b'X' | b'B' => {
@@ -487,6 +499,10 @@ impl Builder {
                 let info: Option<serde_json::Value> = serde_json::from_slice(value).ok();
                 let rank = info.as_ref().and_then(|info| info.get("rank")).and_then(serde_json::Value::as_u64);
                 self.root.rank = rank.and_then(|rank| u32::try_from(rank).ok());
+                let size = info.as_ref().and_then(|info| info.get("world_size")).and_then(serde_json::Value::as_u64);
+                if let Some(size) = size {
+                    self.trace.meta.extra.entry(WORLD_SIZE.to_owned()).or_insert_with(|| size.to_string());
+                }
             }
             b"deviceProperties" => {
                 let list: Option<Vec<serde_json::Value>> = serde_json::from_slice(value).ok();

@@ -45,6 +45,7 @@ pub fn read(mut reader: impl Read, path: &Path, progress: &mut dyn FnMut(u64)) -
     if builder.events == 0 {
         let found = match (input.taken, saw_events, lost) {
             (0, ..) => "an empty file".to_string(),
+            _ if builder.no_phase > 0 => "JSON in which no event says what it is (`ph`)".to_string(),
             (_, _, 1..) => "JSON in which no event of a trace is whole".to_string(),
             (_, true, _) => "a trace without any event".to_string(),
             _ => "JSON without trace events".to_string(),
@@ -52,7 +53,7 @@ pub fn read(mut reader: impl Read, path: &Path, progress: &mut dyn FnMut(u64)) -
         let advice = "expected a PyTorch profiler or Chrome trace: an object with `traceEvents`, or an array of events";
         return Err(TraceError::NotATrace { path: path.to_path_buf(), found, advice: advice.into() });
     }
-    let (untimed, absurd, backward) = (builder.untimed, builder.absurd, builder.backward);
+    let (untimed, absurd, backward, no_phase) = (builder.untimed, builder.absurd, builder.backward, builder.no_phase);
     // The decoder compares checksums when it has all of the data.
     let only_checksum = input.damage.as_ref().is_some_and(|error| error.to_string().contains("checksum"));
     let cut_short = unclosed || cut.is_some() || (input.damage.is_some() && !only_checksum);
@@ -65,7 +66,7 @@ pub fn read(mut reader: impl Read, path: &Path, progress: &mut dyn FnMut(u64)) -
         }
         format!("the compressed data is damaged after {bytes} bytes of JSON ({error}): what follows is lost")
     });
-    let mut trace = builder.finish(path, input.taken, lost + strays + untimed + absurd);
+    let mut trace = builder.finish(path, input.taken, lost + strays + untimed + absurd + no_phase);
     let mut notices: Vec<String> = damage.into_iter().collect();
     let event = |count: u64| if count == 1 { "1 event".to_string() } else { format!("{} events", grouped(count)) };
     if let Some(index) = cut {
@@ -80,6 +81,9 @@ pub fn read(mut reader: impl Read, path: &Path, progress: &mut dyn FnMut(u64)) -
     }
     if untimed > 0 {
         notices.push(format!("{} lost: no time that 64 bits of nanoseconds can hold", event(untimed)));
+    }
+    if no_phase > 0 {
+        notices.push(format!("{} left out: without a phase (`ph`) of one letter", event(no_phase)));
     }
     if strays > 0 {
         let items = if strays == 1 { "1 item".to_string() } else { format!("{} items", grouped(strays)) };

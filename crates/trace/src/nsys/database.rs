@@ -9,6 +9,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::pages::{Cell, Header, Layout, MAX_CELLS, PageError, Pages, Row};
+use super::part::EventTable;
 use crate::TraceError;
 
 /// How much of the file a scan holds at a time.
@@ -32,6 +33,7 @@ struct Table {
     root: u32,
     columns: Vec<Column>,
     plain: bool,
+    view: bool,
 }
 
 struct Column {
@@ -97,6 +99,31 @@ impl Database {
         self.tables.get(table).is_some_and(|t| t.columns.iter().any(|c| c.name == column))
     }
 
+    /// What is not as usual with tables that are read, for people: views in their place, and columns that every version of
+    /// the schema has.
+    pub(super) fn faults(&self, tables: &[EventTable]) -> Vec<String> {
+        let mut faults = Vec::new();
+        let present = tables.iter().filter_map(|table| Some((table, self.tables.get(table.name)?)));
+        for (table, found) in present {
+            let name = table.name;
+            match (found.view, found.columns.is_empty()) {
+                (true, true) => {
+                    faults.push(format!("{name} is a view that cannot be read: its rows are missing"));
+                    continue;
+                }
+                (true, false) => faults.push(format!("{name} is a view, not a table: read through SQLite")),
+                (false, _) => {}
+            }
+            let has = |column: &str| found.columns.iter().any(|known| known.name == column);
+            let lacks = table.needed.iter().filter(|column| !column.split('|').any(has));
+            let lacks: Vec<String> = lacks.map(|column| column.replace('|', " or ")).collect();
+            if !lacks.is_empty() {
+                faults.push(format!("table {name} has no column {}: what it tells is missing", lacks.join(", ")));
+            }
+        }
+        faults
+    }
+
     fn connect(&self) -> Result<Connection, TraceError> {
         let failed = |source| self.failed("its header".to_owned(), source);
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
@@ -116,8 +143,9 @@ impl Database {
     fn list_tables(&self) -> Result<BTreeMap<String, Table>, TraceError> {
         let connection = self.connect()?;
         let failed = |source| self.failed("its list of tables".to_owned(), source);
-        let mut statement =
-            connection.prepare("SELECT name, rootpage, sql FROM sqlite_master WHERE type = 'table'").map_err(failed)?;
+        let mut statement = connection
+            .prepare("SELECT name, rootpage, sql, type FROM sqlite_master WHERE type IN ('table', 'view')")
+            .map_err(failed)?;
         let mut rows = statement.query([]).map_err(failed)?;
         let mut tables = BTreeMap::new();
         while let Some(row) = rows.next().map_err(failed)? {
@@ -127,9 +155,14 @@ impl Database {
             };
             let (name, sql) = (text(0), text(2).to_ascii_uppercase());
             let root: u32 = row.get(1).unwrap_or(0);
-            let (columns, usual) = self.columns(&connection, &name)?;
+            let view = text(3) == "view";
+            let (columns, usual) = match self.columns(&connection, &name) {
+                // A view may stand for tables that are not there: then it has no columns.
+                Err(_) if view => (Vec::new(), false),
+                columns => columns?,
+            };
             let plain = usual && root > 0 && !sql.contains("WITHOUT ROWID") && sql.starts_with("CREATE TABLE");
-            tables.insert(name, Table { root, columns, plain });
+            tables.insert(name, Table { root, columns, plain, view });
         }
         Ok(tables)
     }
@@ -162,7 +195,9 @@ impl Database {
     /// A table cut into pieces of about `bytes` each, to be scanned for `columns`. A column that the table lacks reads as
     /// NULL; a table that the file lacks has no pieces.
     pub(super) fn pieces(&self, name: &str, columns: &[&str], bytes: usize) -> Result<Vec<Piece>, TraceError> {
-        let Some(table) = self.tables.get(name) else { return Ok(Vec::new()) };
+        let Some(table) = self.tables.get(name).filter(|table| !table.columns.is_empty()) else {
+            return Ok(Vec::new());
+        };
         assert!(columns.len() <= MAX_CELLS, "a scan takes at most {MAX_CELLS} columns");
         let position = |wanted: &&str| table.columns.iter().position(|c| c.name == *wanted);
         let mut layout = Layout { cell_of_column: Vec::new(), row_number: None, cells: columns.len() };
@@ -265,8 +300,10 @@ impl Scanner<'_> {
         let list = piece.columns.iter().map(|c| c.as_deref().map_or("NULL".to_owned(), quoted));
         let list: Vec<String> = list.collect();
         let from = quoted(&piece.table);
+        // The rows of a view have no numbers.
+        let id = if self.database.tables.get(&piece.table).is_some_and(|table| table.view) { "0" } else { "rowid" };
         let statement = connection
-            .prepare(&format!("SELECT {}, rowid FROM {from}", list.join(", ")))
+            .prepare(&format!("SELECT {}, {id} FROM {from}", list.join(", ")))
             .or_else(|_| connection.prepare(&format!("SELECT {}, 0 FROM {from}", list.join(", "))));
         let mut statement = statement.map_err(failed)?;
         let mut rows = statement.query([]).map_err(failed)?;

@@ -1,5 +1,7 @@
 //! Nsight Systems' 64-bit ids: bits 56-63 hardware, 48-55 virtual machine, 24-47 process, 0-23 thread.
 
+use std::collections::HashSet;
+
 /// The largest process or thread id that a global id can hold.
 pub(super) const MAX_ID: i64 = 0xFF_FFFF;
 
@@ -27,6 +29,27 @@ pub(super) fn tid_of(global: i64) -> i64 {
 /// The global id of a process of a written trace.
 pub(super) fn global_pid(pid: i64) -> i64 {
     GLOBAL_VID | ((pid & MAX_ID) << 24)
+}
+
+/// Numbers that fit into a global id, each given once.
+#[derive(Default)]
+pub(super) struct Numbers {
+    taken: HashSet<i64>,
+    /// All below are taken.
+    next: i64,
+}
+
+impl Numbers {
+    /// The wanted number if it fits and nobody has it, else the lowest that nobody has.
+    pub(super) fn free(&mut self, wanted: i64) -> i64 {
+        if (0..=MAX_ID).contains(&wanted) && self.taken.insert(wanted) {
+            return wanted;
+        }
+        while !self.taken.insert(self.next) {
+            self.next += 1;
+        }
+        self.next
+    }
 }
 
 #[cfg(test)]

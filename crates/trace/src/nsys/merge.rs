@@ -6,9 +6,10 @@ use std::path::Path;
 
 use super::database::Database;
 use super::ids::{machine_of, pid_of, process_of, tid_of};
-use super::part::{DeviceKey, Faults, NameKey, Part, Series, SeriesKey, renumber};
+use super::part::{DeviceKey, EVENT_TABLES, Faults, NameKey, Part, Series, SeriesKey, renumber};
 use super::schema::{self, key};
 use super::strobe::{CPU_DEVICE, Own};
+use crate::model::repeated_calls;
 use crate::{Counter, Device, GraphMode, OpDetail, Process, Source, StrId, Thread, Trace, TraceError, range_flags};
 
 /// The trace that these events make.
@@ -16,7 +17,10 @@ pub(super) fn trace(database: &Database, path: &Path, own: Own, events: Part) ->
     let mut merge = Merge { database, trace: Trace::default(), own, faults: Faults::default() };
     merge.run(events)?;
     merge.about(path)?;
-    merge.trace.finish();
+    let repeated = merge.trace.finish_counting();
+    if !merge.own.side.own {
+        merge.trace.meta.notices.extend(repeated_calls(repeated));
+    }
     Ok(merge.trace)
 }
 
@@ -32,10 +36,10 @@ type GpuKey = (i64, i64);
 
 /// What the numbers of the file became.
 struct Numbers {
-    processes: HashMap<i64, u16>,
+    processes: HashMap<i64, u32>,
     threads: HashMap<i64, u32>,
-    devices: HashMap<DeviceKey, u16>,
-    gpus: HashMap<GpuKey, u16>,
+    devices: HashMap<DeviceKey, u32>,
+    gpus: HashMap<GpuKey, u32>,
 }
 
 impl Merge<'_> {
@@ -60,10 +64,10 @@ impl Merge<'_> {
             (_, true) => Some(GraphMode::Node),
             _ => None,
         });
-        self.faults = part.faults;
+        self.faults.add(&part.faults);
         let threads: Vec<u32> = part.threads.keys.iter().map(|key| numbers.threads[key]).collect();
-        let processes: Vec<u16> = part.processes.keys.iter().map(|key| numbers.processes[key]).collect();
-        let devices: Vec<u16> = part.devices.keys.iter().map(|key| numbers.devices[key]).collect();
+        let processes: Vec<u32> = part.processes.keys.iter().map(|key| numbers.processes[key]).collect();
+        let devices: Vec<u32> = part.devices.keys.iter().map(|key| numbers.devices[key]).collect();
         let domains = part.domains.keys.iter().map(|key| domain_names.get(key).copied().unwrap_or(StrId::NONE));
         let domains: Vec<StrId> = domains.collect();
 
@@ -88,8 +92,8 @@ impl Merge<'_> {
             open.for_each(|(end, _)| *end = part.last_nvtx.max(*end));
         }
         for allocation in &mut part.allocations {
-            allocation.process = processes[usize::from(allocation.process)];
-            allocation.device = allocation.device.map(|device| devices[usize::from(device)]);
+            allocation.process = processes[allocation.process as usize];
+            allocation.device = allocation.device.map(|device| devices[device as usize]);
             name(&mut allocation.name);
         }
         part.graph_nodes.iter_mut().for_each(|node| node.thread = threads[node.thread as usize]);
@@ -140,11 +144,16 @@ impl Merge<'_> {
                 _ => None,
             })
             .collect();
+        let mut repeated = 0;
         self.database.scan("StringIds", &["id", "value"], |row| {
-            if let Some(text) = row.int(0).and_then(|id| texts.get_mut(&id)) {
-                *text = row.text(1).map(|text| text.into_owned());
+            match row.int(0).and_then(|id| texts.get_mut(&id)) {
+                Some(Some(_)) => repeated += 1,
+                Some(text) => *text = row.text(1).map(|text| text.into_owned()),
+                None => {}
             }
         })?;
+        self.faults.repeated_names = repeated;
+        self.faults.unknown_names = texts.values().filter(|text| text.is_none()).count() as u64;
         let labels = self.copy_labels()?;
         let strings = &mut self.trace.strings;
         let text_of = |key: &NameKey| match key {
@@ -181,13 +190,13 @@ impl Merge<'_> {
             gpus: HashMap::new(),
         };
         for (id, process) in std::mem::take(&mut self.own.processes) {
-            numbers.processes.insert(id, self.trace.processes.len() as u16);
+            numbers.processes.insert(id, self.trace.processes.len() as u32);
             self.trace.processes.push(process);
         }
         let process_names = self.process_names()?;
         for id in processes {
             if let Entry::Vacant(number) = numbers.processes.entry(id) {
-                number.insert(self.trace.processes.len() as u16);
+                number.insert(self.trace.processes.len() as u32);
                 let name = process_names.get(&id).cloned().unwrap_or_default();
                 self.trace.processes.push(Process { pid: pid_of(id), name, rank: None, source: 0 });
             }
@@ -207,18 +216,13 @@ impl Merge<'_> {
             }
         }
         self.number_devices(part, &mut numbers)?;
-        let most = usize::from(u16::MAX);
-        if self.trace.processes.len() > most || self.trace.devices.len() > most {
-            let found = format!("a file that names more than {most} processes or devices");
-            return Err(self.database.not_a_trace(found, "export fewer processes at a time"));
-        }
         Ok(numbers)
     }
 
     fn number_devices(&mut self, part: &Part, numbers: &mut Numbers) -> Result<(), TraceError> {
         let mut given = HashMap::new();
         for (id, device) in std::mem::take(&mut self.own.devices) {
-            given.insert(id, self.trace.devices.len() as u16);
+            given.insert(id, self.trace.devices.len() as u32);
             self.trace.devices.push(device);
         }
         let gpu_of = self.gpu_ids()?;
@@ -232,7 +236,7 @@ impl Merge<'_> {
             if given.is_empty() { unknown.chain(sampled).collect() } else { unknown.collect() };
         let known = self.known_gpus()?;
         for key in gpus {
-            numbers.gpus.insert(key, self.trace.devices.len() as u16);
+            numbers.gpus.insert(key, self.trace.devices.len() as u32);
             let (_, id) = key;
             let device = if id == CPU_DEVICE {
                 Device { name: "CPU".to_owned(), is_cpu: true, ..Device::default() }
@@ -448,6 +452,14 @@ impl Merge<'_> {
                 notices.push(text);
             }
         };
+        for fault in self.database.faults(&EVENT_TABLES) {
+            tell(1, fault);
+        }
+        tell(
+            faults.repeated_names,
+            format!("{} of StringIds left out: their id stands for another text already", rows(faults.repeated_names)),
+        );
+        tell(faults.unknown_names, format!("{} not in StringIds: shown as [unknown]", ids(faults.unknown_names)));
         tell(dropped, format!("the profiler says {} that it lost data", times(dropped)));
         tell(
             faults.absurd,
@@ -480,6 +492,10 @@ const OWN: i64 = i64::MIN;
 
 fn rows(count: u64) -> String {
     if count == 1 { "1 row".to_owned() } else { format!("{count} rows") }
+}
+
+fn ids(count: u64) -> String {
+    if count == 1 { "1 id of a name is".to_owned() } else { format!("{count} ids of names are") }
 }
 
 fn times(count: u64) -> String {

@@ -152,6 +152,10 @@ pub(super) struct Faults {
     pub(super) untimed_graphs: u64,
     /// Left out: no start, which no version of the schema allows.
     pub(super) no_time: u64,
+    /// Left out: rows of `StringIds` whose id stands for another text already.
+    pub(super) repeated_names: u64,
+    /// Ids that `StringIds` lacks.
+    pub(super) unknown_names: u64,
 }
 
 impl Faults {
@@ -160,6 +164,8 @@ impl Faults {
         self.backward += other.backward;
         self.untimed_graphs += other.untimed_graphs;
         self.no_time += other.no_time;
+        self.repeated_names += other.repeated_names;
+        self.unknown_names += other.unknown_names;
     }
 }
 
@@ -206,23 +212,85 @@ pub(super) struct Part {
 pub(super) struct EventTable {
     pub(super) name: &'static str,
     pub(super) columns: &'static [&'static str],
+    /// The columns that every version has; any one of several separated by `|`.
+    pub(super) needed: &'static [&'static str],
     pub(super) row: fn(&mut Part, &Row, &Side),
 }
 
 /// Every table of events that is imported.
 pub(super) const EVENT_TABLES: [EventTable; 12] = [
-    EventTable { name: KERNEL, columns: KERNEL_COLUMNS, row: Part::kernel },
-    EventTable { name: MEMCPY, columns: MEMCPY_COLUMNS, row: Part::memcpy },
-    EventTable { name: MEMSET, columns: MEMSET_COLUMNS, row: Part::memset },
-    EventTable { name: GRAPH_TRACE, columns: GRAPH_TRACE_COLUMNS, row: Part::graph },
-    EventTable { name: RUNTIME, columns: CALL_COLUMNS, row: Part::gpu_call },
-    EventTable { name: "OSRT_API", columns: CALL_COLUMNS, row: Part::os_call },
-    EventTable { name: "PROFILER_OVERHEAD", columns: CALL_COLUMNS, row: Part::profiler_call },
-    EventTable { name: OVERHEAD, columns: CALL_COLUMNS, row: Part::profiler_overhead },
-    EventTable { name: "NVTX_EVENTS", columns: NVTX_COLUMNS, row: Part::nvtx },
-    EventTable { name: "GPU_METRICS", columns: &["timestamp", "typeId", "metricId", "value"], row: Part::sample },
-    EventTable { name: "CUDA_GPU_MEMORY_USAGE_EVENTS", columns: MEMORY_COLUMNS, row: Part::allocation },
-    EventTable { name: "CUDA_GRAPH_NODE_EVENTS", columns: NODE_COLUMNS, row: Part::graph_node },
+    EventTable {
+        name: KERNEL,
+        columns: KERNEL_COLUMNS,
+        needed: &["start", "end", "deviceId", "streamId", "correlationId", "demangledName|shortName"],
+        row: Part::kernel,
+    },
+    EventTable {
+        name: MEMCPY,
+        columns: MEMCPY_COLUMNS,
+        needed: &["start", "end", "deviceId", "streamId", "correlationId", "bytes", "copyKind"],
+        row: Part::memcpy,
+    },
+    EventTable {
+        name: MEMSET,
+        columns: MEMSET_COLUMNS,
+        needed: &["start", "end", "deviceId", "streamId", "correlationId", "bytes"],
+        row: Part::memset,
+    },
+    EventTable {
+        name: GRAPH_TRACE,
+        columns: GRAPH_TRACE_COLUMNS,
+        needed: &["start", "end", "deviceId", "correlationId", "graphId"],
+        row: Part::graph,
+    },
+    EventTable {
+        name: RUNTIME,
+        columns: CALL_COLUMNS,
+        needed: &["start", "end", "globalTid", "correlationId", "nameId"],
+        row: Part::gpu_call,
+    },
+    EventTable {
+        name: "OSRT_API",
+        columns: CALL_COLUMNS,
+        needed: &["start", "end", "globalTid", "nameId"],
+        row: Part::os_call,
+    },
+    EventTable {
+        name: "PROFILER_OVERHEAD",
+        columns: CALL_COLUMNS,
+        needed: &["start", "end", "globalTid"],
+        row: Part::profiler_call,
+    },
+    EventTable {
+        name: OVERHEAD,
+        columns: CALL_COLUMNS,
+        needed: &["start", "end", "globalTid"],
+        row: Part::profiler_overhead,
+    },
+    EventTable {
+        name: "NVTX_EVENTS",
+        columns: NVTX_COLUMNS,
+        needed: &["start", "end", "eventType", "globalTid", "text|textId"],
+        row: Part::nvtx,
+    },
+    EventTable {
+        name: "GPU_METRICS",
+        columns: &["timestamp", "typeId", "metricId", "value"],
+        needed: &["timestamp", "typeId", "metricId", "value"],
+        row: Part::sample,
+    },
+    EventTable {
+        name: "CUDA_GPU_MEMORY_USAGE_EVENTS",
+        columns: MEMORY_COLUMNS,
+        needed: &["start", "globalPid", "deviceId", "address", "bytes", "memoryOperationType"],
+        row: Part::allocation,
+    },
+    EventTable {
+        name: "CUDA_GRAPH_NODE_EVENTS",
+        columns: NODE_COLUMNS,
+        needed: &["start", "end", "globalTid", "graphNodeId"],
+        row: Part::graph_node,
+    },
 ];
 
 pub(super) const KERNEL: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
@@ -280,8 +348,8 @@ impl Part {
         names.extend(std::mem::take(&mut other.names.new).into_iter().map(|key| self.names.number(key)));
         let name = |local: &mut StrId| *local = names.get(local.0 as usize).copied().unwrap_or(StrId::NONE);
         let threads: Vec<u32> = other.threads.keys.iter().map(|&key| self.threads.number(key)).collect();
-        let processes: Vec<u16> = other.processes.keys.iter().map(|&key| self.processes.number(key) as u16).collect();
-        let devices: Vec<u16> = other.devices.keys.iter().map(|&key| self.devices.number(key) as u16).collect();
+        let processes: Vec<u32> = other.processes.keys.iter().map(|&key| self.processes.number(key)).collect();
+        let devices: Vec<u32> = other.devices.keys.iter().map(|&key| self.devices.number(key)).collect();
         let domains: Vec<StrId> = other.domains.keys.iter().map(|&key| StrId(self.domains.number(key))).collect();
         let mut details = Vec::new();
         for mut detail in other.details.into_values() {
@@ -306,8 +374,8 @@ impl Part {
         let named = other.ranges.domain.iter_mut().filter(|domain| domain.is_some());
         named.for_each(|domain| *domain = domains[domain.0 as usize]);
         for allocation in &mut other.allocations {
-            allocation.process = processes[usize::from(allocation.process)];
-            allocation.device = allocation.device.map(|device| devices[usize::from(device)]);
+            allocation.process = processes[allocation.process as usize];
+            allocation.device = allocation.device.map(|device| devices[device as usize]);
             name(&mut allocation.name);
         }
         other.graph_nodes.iter_mut().for_each(|node| node.thread = threads[node.thread as usize]);
@@ -362,10 +430,10 @@ impl Part {
             end,
             name: StrId::NONE,
             kind,
-            device: self.devices.number((process, row.int(2).unwrap_or(0))) as u16,
+            device: self.devices.number((process, row.int(2).unwrap_or(0))),
             stream: row.int(4).unwrap_or(0) as u32,
             context: row.int(3).unwrap_or(0) as u32,
-            process: self.processes.number(process) as u16,
+            process: self.processes.number(process),
             correlation: row.int(5).unwrap_or(0),
             launch: NONE,
             graph_node,
@@ -598,8 +666,8 @@ impl Part {
         let bytes = row.int(4).unwrap_or(0);
         let mut allocation = Allocation {
             time,
-            device: device.map(|device| self.devices.number((process, device)) as u16),
-            process: self.processes.number(process) as u16,
+            device: device.map(|device| self.devices.number((process, device))),
+            process: self.processes.number(process),
             address: row.int(3).unwrap_or(0) as u64,
             bytes: if row.int(6) == Some(1) { bytes.saturating_neg() } else { bytes },
             mem_kind,

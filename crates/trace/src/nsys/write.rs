@@ -1,12 +1,12 @@
 //! From a [`Trace`] to the file.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
 use rusqlite::types::Value;
 use rusqlite::{Connection, Statement, params};
 
-use super::ids::{GLOBAL_VID, MAX_ID, global_pid};
+use super::ids::{GLOBAL_VID, Numbers, global_pid};
 use super::part::{GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, OVERHEAD, RUNTIME};
 use super::schema::{self, key};
 use crate::atomic::write_whole;
@@ -37,7 +37,7 @@ fn check(trace: &Trace) -> Result<(), TraceError> {
     let invalid = |place: String, problem: &str| Err(TraceError::Invalid { place, problem: problem.to_owned() });
     let (threads, processes, devices) = (trace.threads.len(), trace.processes.len(), trace.devices.len());
     for (index, op) in trace.ops.iter().enumerate() {
-        if usize::from(op.process) >= processes || usize::from(op.device) >= devices {
+        if op.process as usize >= processes || op.device as usize >= devices {
             return invalid(format!("ops[{index}]"), "its process or device is not in the trace");
         }
         if op.kind == OpKind::CpuOp && op.stream as usize >= threads {
@@ -51,11 +51,11 @@ fn check(trace: &Trace) -> Result<(), TraceError> {
     of_thread("calls", &trace.calls.thread)?;
     of_thread("ranges", &trace.ranges.thread)?;
     of_thread("graph_nodes", &trace.graph_nodes.iter().map(|node| node.thread).collect::<Vec<_>>())?;
-    if let Some(index) = trace.threads.iter().position(|t| usize::from(t.process) >= processes) {
+    if let Some(index) = trace.threads.iter().position(|t| t.process as usize >= processes) {
         return invalid(format!("threads[{index}].process"), "it is not in the trace");
     }
-    let is_device = |device: Option<u16>| device.is_none_or(|device| usize::from(device) < devices);
-    let fits = |a: &Allocation| usize::from(a.process) < processes && is_device(a.device);
+    let is_device = |device: Option<u32>| device.is_none_or(|device| (device as usize) < devices);
+    let fits = |a: &Allocation| (a.process as usize) < processes && is_device(a.device);
     if let Some(index) = trace.allocations.iter().position(|a| !fits(a)) {
         return invalid(format!("allocations[{index}]"), "its process or device is not in the trace");
     }
@@ -101,23 +101,21 @@ type Done = rusqlite::Result<()>;
 
 impl<'a> Writer<'a> {
     fn new(trace: &'a Trace, database: &'a Connection) -> Self {
-        let mut taken = HashSet::new();
-        let processes: Vec<i64> =
-            trace.processes.iter().map(|process| global_pid(free_number(process.pid, &mut taken))).collect();
-        let mut taken: Vec<HashSet<i64>> = vec![HashSet::new(); processes.len()];
+        let mut taken = Numbers::default();
+        let processes: Vec<i64> = trace.processes.iter().map(|process| global_pid(taken.free(process.pid))).collect();
+        let mut taken: HashMap<u32, Numbers> = HashMap::new();
         let threads = trace.threads.iter().map(|thread| {
-            let process = usize::from(thread.process);
-            processes[process] | free_number(thread.tid, &mut taken[process])
+            processes[thread.process as usize] | taken.entry(thread.process).or_default().free(thread.tid)
         });
         let threads = threads.collect();
         // CPUs have negative numbers, so that a GPU keeps its own.
-        let (mut taken, mut cpus) = (HashSet::new(), 0);
+        let (mut taken, mut cpus) = (Numbers::default(), 0);
         let devices = trace.devices.iter().map(|device| {
             if device.is_cpu {
                 cpus += 1;
                 return -cpus;
             }
-            free_number(i64::from(device.ordinal), &mut taken)
+            taken.free(i64::from(device.ordinal))
         });
         let devices = devices.collect();
         Self { trace, database, strings: trace.strings.clone(), made: HashSet::new(), processes, threads, devices }
@@ -186,11 +184,11 @@ impl<'a> Writer<'a> {
                 let mut values: Vec<Value> = vec![
                     op.start.into(),
                     op.end.into(),
-                    self.devices[usize::from(op.device)].into(),
+                    self.devices[op.device as usize].into(),
                     op.context.into(),
                     op.stream.into(),
                     op.correlation.into(),
-                    self.processes[usize::from(op.process)].into(),
+                    self.processes[op.process as usize].into(),
                 ];
                 let written = self.detail_values(&op, &mut values);
                 let event = rows.add(rusqlite::params_from_iter(values))?;
@@ -360,7 +358,7 @@ impl<'a> Writer<'a> {
         let mut told = BTreeSet::new();
         for (&domain, &thread) in self.trace.ranges.domain.iter().zip(&self.trace.ranges.thread) {
             let thread = self.threads[thread as usize];
-            if domain.is_some() && told.insert((thread & !MAX_ID, domain)) {
+            if domain.is_some() && told.insert((super::ids::process_of(thread), domain)) {
                 let (none, text) = (None::<i64>, self.trace.text(domain));
                 rows.add(params![0, none, DOMAIN_CREATE, none, text, thread, none, none, domains[&domain]])?;
             }
@@ -433,7 +431,7 @@ impl<'a> Writer<'a> {
             };
             let event = events.add(params![op.start, op.end, event_type, range_id, thread, shown, 0])?;
             let mut values: Vec<Value> = [event, op.start, op.end, thread].map(Value::from).into();
-            values.extend([kernel.into(), self.devices[usize::from(op.device)].into(), iteration_value(op.iteration)]);
+            values.extend([kernel.into(), self.devices[op.device as usize].into(), iteration_value(op.iteration)]);
             self.work_values(op.work, &mut values);
             rows.add(rusqlite::params_from_iter(values))?;
         }
@@ -476,7 +474,7 @@ impl<'a> Writer<'a> {
         let mut samples = self.insert("GPU_METRICS", &columns)?;
         for (metric, counter) in (0_i64..).zip(&self.trace.counters) {
             const GPU_METRICS_SOURCE: i64 = GLOBAL_VID | 1 << 32;
-            let device = counter.device.map(|device| self.devices[usize::from(device)]);
+            let device = counter.device.map(|device| self.devices[device as usize]);
             let kind = GPU_METRICS_SOURCE | (device.unwrap_or(0xFF) & 0xFF);
             names.add(params![kind, GPU_METRICS_SOURCE, "", metric, counter.name])?;
             devices.add(params![kind, metric, device])?;
@@ -508,11 +506,11 @@ impl<'a> Writer<'a> {
         for allocation in &self.trace.allocations {
             const UNKNOWN_KIND: u8 = 7;
             let a = allocation;
-            let device = a.device.map(|device| self.devices[usize::from(device)]);
+            let device = a.device.map(|device| self.devices[device as usize]);
             let kind = if a.mem_kind == u8::MAX { UNKNOWN_KIND } else { a.mem_kind };
             let event = rows.add(params![
                 a.time,
-                self.processes[usize::from(a.process)],
+                self.processes[a.process as usize],
                 device.unwrap_or(0),
                 0,
                 a.address as i64,
@@ -626,11 +624,11 @@ impl<'a> Writer<'a> {
             ])?;
         }
         let used = self.trace.ops.iter().filter(|op| op.kind != OpKind::CpuOp).map(|op| (op.process, op.device));
-        let used: BTreeSet<(u16, u16)> = used.collect();
+        let used: BTreeSet<(u32, u32)> = used.collect();
         let mut rows = self.insert("TARGET_INFO_CUDA_DEVICE", &["gpuId", "cudaId", "pid"])?;
         for (process, device) in used {
-            let id = self.devices[usize::from(device)];
-            rows.add(params![id, id, super::ids::pid_of(self.processes[usize::from(process)])])?;
+            let id = self.devices[device as usize];
+            rows.add(params![id, id, super::ids::pid_of(self.processes[process as usize])])?;
         }
         let mut rows = self.insert("STROBE_SOURCE", &["format", "bytes", "events", "lost", "rank"])?;
         for source in &self.trace.meta.sources {
@@ -781,14 +779,6 @@ const PUSH_POP: i64 = 59;
 const START_END: i64 = 60;
 const DOMAIN_CREATE: i64 = 75;
 const OSRT_CLASS: i64 = 27;
-
-/// The number itself if an id can hold it and nobody has it, else the lowest free one.
-fn free_number(wanted: i64, taken: &mut HashSet<i64>) -> i64 {
-    let fits = (0..=MAX_ID).contains(&wanted) && !taken.contains(&wanted);
-    let number = if fits { wanted } else { (0..).find(|number| !taken.contains(number)).unwrap_or(wanted) };
-    taken.insert(number);
-    number
-}
 
 /// What a copy is called by its kind, e.g. `[CUDA memcpy Host-to-Device]`. Kinds are CUPTI's numbers.
 pub fn copy_name(kind: u8) -> String {

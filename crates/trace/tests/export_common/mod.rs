@@ -180,7 +180,7 @@ fn span() -> impl Strategy<Value = (i64, i64)> {
 pub fn any_trace() -> impl Strategy<Value = Trace> {
     let kinds =
         prop::sample::select(vec![OpKind::Kernel, OpKind::Memcpy, OpKind::Memset, OpKind::Graph, OpKind::CpuOp]);
-    let ops = prop::collection::vec((span(), 0u32..4, kinds, 0u16..2, 0u32..3, 0u16..2, 0i64..6), 0..40);
+    let ops = prop::collection::vec((span(), 0u32..4, kinds, 0u32..2, 0u32..3, 0u32..2, 0i64..6), 0..40);
     let calls = prop::collection::vec((span(), 0u32..4, 0u32..3, 0i64..6), 0..20);
     let sources = prop::sample::select(vec![
         RangeSource::PushPop,

@@ -1,9 +1,11 @@
 //! What is left to do when all events are read.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use super::Builder;
 use super::words::{grouped, small, split_label};
+use crate::model::repeated_calls;
 use crate::{GraphMode, OpKind, RangeSource, Source, Trace};
 
 impl Builder {
@@ -47,7 +49,8 @@ impl Builder {
             let notice = format!("the file holds {} traces one behind the other, read as ranks of one run", self.roots);
             trace.meta.notices.push(notice);
         }
-        trace.finish();
+        let repeated = trace.finish_counting();
+        trace.meta.notices.extend(repeated_calls(repeated));
         if trace.ops.is_empty() {
             trace.meta.notices.push("the trace holds no GPU events, only what the host did".into());
         }
@@ -74,29 +77,46 @@ impl Builder {
     /// PyTorch counts devices its own way in memory events: by the number of visible ones, where kernels on AMD carry
     /// that of the agent.
     fn place_allocations(&mut self) {
+        // Per group its one device; `None`: it has several.
+        let mut only: HashMap<u32, Option<u32>> = HashMap::new();
+        for (device, &group) in (0u32..).zip(&self.device_groups) {
+            only.entry(group).and_modify(|only| *only = None).or_insert(Some(device));
+        }
         for (mut allocation, group, ordinal) in std::mem::take(&mut self.pending_allocations) {
-            let known = self.devices.get(&(group, ordinal)).copied().or_else(|| {
-                let mut of_group = (0u16..).zip(&self.device_groups).filter(|&(_, &g)| g == group);
-                let first = of_group.next().map(|(device, _)| device);
-                first.filter(|_| of_group.next().is_none())
+            let known = self.devices.get(&(group, ordinal)).copied();
+            let known = known.or_else(|| only.get(&group).copied().flatten());
+            let device = known.unwrap_or_else(|| {
+                let device = self.device(group, ordinal);
+                only.entry(group).and_modify(|only| *only = None).or_insert(Some(device));
+                device
             });
-            allocation.device = Some(known.unwrap_or_else(|| self.device(group, ordinal)));
+            allocation.device = Some(device);
             self.trace.allocations.push(allocation);
         }
     }
 
     fn describe_devices(&mut self) {
         let number = |value: &serde_json::Value, key: &str| value.get(key).and_then(serde_json::Value::as_u64);
+        // Those of a root stand together, roots in ascending order of their first groups.
+        let properties = &self.properties;
+        let mut by_id: HashMap<(u32, u64), usize> = HashMap::new();
+        for (place, (first, device)) in properties.iter().enumerate() {
+            if let Some(id) = number(device, "id") {
+                by_id.entry((*first, id)).or_insert(place);
+            }
+        }
         for (index, device) in self.trace.devices.iter_mut().enumerate() {
             // Properties belong to all groups of their root, which is where they were found or a later one.
             let Some(&group) = self.device_groups.get(index) else { continue };
-            let nearest = self.properties.iter().map(|(first, _)| *first).filter(|&first| first <= group).max();
-            let of_root: Vec<_> = self.properties.iter().filter(|(first, _)| Some(*first) == nearest).collect();
-            let exact = of_root.iter().find(|(_, p)| number(p, "id") == Some(u64::from(device.ordinal)));
+            let until = properties.partition_point(|(first, _)| *first <= group);
+            let nearest = until.checked_sub(1).and_then(|last| properties.get(last)).map_or(0, |(first, _)| *first);
+            let from = properties.partition_point(|(first, _)| *first < nearest);
+            let of_root = &properties[from..until];
+            let exact = by_id.get(&(nearest, u64::from(device.ordinal))).and_then(|&place| properties.get(place));
             let all_alike = |key: &str| of_root.windows(2).all(|pair| pair[0].1.get(key) == pair[1].1.get(key));
             let any =
-                of_root.first().filter(|_| all_alike("name") && all_alike("numSms") && all_alike("totalGlobalMem"));
-            let Some((_, properties)) = exact.or(any) else { continue };
+                || of_root.first().filter(|_| all_alike("name") && all_alike("numSms") && all_alike("totalGlobalMem"));
+            let Some((_, properties)) = exact.or_else(any) else { continue };
             device.name = properties.get("name").and_then(serde_json::Value::as_str).unwrap_or("").to_string();
             device.memory_bytes = number(properties, "totalGlobalMem");
             let real = |key: &str| properties.get(key).and_then(serde_json::Value::as_f64);

@@ -32,7 +32,7 @@ impl Builder {
             self.push(row);
         }
         // Merged ranks are numbered by their labels: `TP01` may occur once per `DP`.
-        let groups = &mut self.groups[usize::from(root.first_group)..];
+        let groups = &mut self.groups[root.first_group as usize..];
         let mut labels: Vec<Vec<u8>> = groups.iter().map(|group| group.label.clone()).collect();
         labels.retain(|label| !label.is_empty());
         labels.sort();
@@ -42,10 +42,9 @@ impl Builder {
                 Err(_) => root.rank,
             };
         }
-        for (process, found) in self.trace.processes.iter_mut().zip(&self.processes) {
-            if found.group >= root.first_group
-                && let Some(name) = root.process_names.get(&found.key)
-            {
+        let of_root = self.trace.processes.iter_mut().zip(&self.processes).skip(root.first_process);
+        for (process, found) in of_root {
+            if let Some(name) = root.process_names.get(&found.key) {
                 process.name = name.clone();
             }
         }
@@ -67,7 +66,13 @@ impl Builder {
             (Some(first), Some(base)) => self.shift(&root, base.saturating_sub(first)),
             _ => {}
         }
-        self.root = Root { first_group: self.groups.len() as u16, before: self.counts(), ..Root::default() };
+        self.root = Root {
+            first_group: self.groups.len() as u32,
+            first_process: self.processes.len(),
+            first_pending: self.pending_allocations.len(),
+            before: self.counts(),
+            ..Root::default()
+        };
     }
 
     /// The times within ten years of the root's events: of their median, which a few broken ones do not move.
@@ -109,12 +114,12 @@ impl Builder {
             trace.ranges.reorder(&kept);
         }
         let of_root = trace.allocations.split_off(allocations);
-        let on_devices = self.pending_allocations.len();
-        self.absurd += (of_root.len() + on_devices) as u64;
+        let on_devices = self.pending_allocations.split_off(root.first_pending);
+        self.absurd += (of_root.len() + on_devices.len()) as u64;
         trace.allocations.extend(of_root.into_iter().filter(|allocation| plausible.contains(&allocation.time)));
-        let first_group = root.first_group;
-        self.pending_allocations.retain(|(a, group, _)| *group < first_group || plausible.contains(&a.time));
-        self.absurd -= (trace.allocations.len() - allocations + self.pending_allocations.len()) as u64;
+        self.pending_allocations.extend(on_devices.into_iter().filter(|(a, ..)| plausible.contains(&a.time)));
+        let kept = trace.allocations.len() - allocations + self.pending_allocations.len() - root.first_pending;
+        self.absurd -= kept as u64;
         for counter in &mut trace.counters[counters..] {
             if !counter.times.iter().all(|time| plausible.contains(time)) {
                 let before = counter.times.len();
@@ -162,7 +167,7 @@ impl Builder {
         trace.allocations[allocations..].iter_mut().for_each(|a| a.time = a.time.saturating_add(by));
         let times = trace.counters[counters..].iter_mut().flat_map(|counter| &mut counter.times);
         times.for_each(|time| *time = time.saturating_add(by));
-        let pending = self.pending_allocations.iter_mut().filter(|(_, group, _)| *group >= root.first_group);
-        pending.for_each(|(a, _, _)| a.time = a.time.saturating_add(by));
+        let pending = &mut self.pending_allocations[root.first_pending..];
+        pending.iter_mut().for_each(|(a, _, _)| a.time = a.time.saturating_add(by));
     }
 }

@@ -9,7 +9,7 @@ use crate::{Device, Process, Thread};
 impl Builder {
     /// The group of a process, and what its id is within the group. Merged files of several ranks write the rank into
     /// the process id: `[TP00-DP01] 251`.
-    pub(super) fn group<'e>(&mut self, pid: &'e [u8]) -> (u16, &'e [u8]) {
+    pub(super) fn group<'e>(&mut self, pid: &'e [u8]) -> (u32, &'e [u8]) {
         let (label, pid) = split_label(pid);
         if label.is_empty()
             && let Some(&group) = self.root.groups.get(label)
@@ -18,20 +18,20 @@ impl Builder {
         }
         let group = *self.root.groups.entry(label.to_vec()).or_insert_with(|| {
             self.groups.push(Group { label: label.to_vec(), rank: None });
-            (self.groups.len() - 1) as u16
+            (self.groups.len() - 1) as u32
         });
         (group, pid)
     }
 
-    pub(super) fn device(&mut self, group: u16, ordinal: u32) -> u16 {
+    pub(super) fn device(&mut self, group: u32, ordinal: u32) -> u32 {
         *self.devices.entry((group, ordinal)).or_insert_with(|| {
             self.trace.devices.push(Device { ordinal, ..Device::default() });
             self.device_groups.push(group);
-            (self.trace.devices.len() - 1) as u16
+            (self.trace.devices.len() - 1) as u32
         })
     }
 
-    fn process(&mut self, pid: &[u8]) -> u16 {
+    fn process(&mut self, pid: &[u8]) -> u32 {
         if let Some(&process) = self.root.processes.get(pid) {
             return process;
         }
@@ -43,8 +43,8 @@ impl Builder {
         let pid_number = parsed.unwrap_or(-2 - index as i64);
         self.trace.processes.push(Process { pid: pid_number, name, ..Process::default() });
         self.processes.push(FoundProcess { group, numbered: parsed.is_some(), key: pid.to_vec() });
-        self.root.processes.insert(pid.to_vec(), index as u16);
-        index as u16
+        self.root.processes.insert(pid.to_vec(), index as u32);
+        index as u32
     }
 
     #[inline]
@@ -70,7 +70,7 @@ impl Builder {
         thread
     }
 
-    fn new_thread(&mut self, process: u16, tid: &[u8]) -> u32 {
+    fn new_thread(&mut self, process: u32, tid: &[u8]) -> u32 {
         let number = integer(tid);
         let name = if number.is_none() { text(tid) } else { String::new() };
         let tid = number.or(trailing_number(tid).map(i64::from)).unwrap_or(0);
