@@ -209,12 +209,6 @@ impl Index {
         }
         by_end.iter_mut().for_each(|list| list.sort_by_key(|&op| ops.end[op as usize]));
 
-        let mut threads_of: Vec<Vec<u32>> = vec![Vec::new(); processes];
-        for (thread, found) in (0u32..).zip(&trace.threads) {
-            if let Some(threads) = threads_of.get_mut(found.process as usize) {
-                threads.push(thread);
-            }
-        }
         let mut streams_wait = vec![false; processes];
         for call in (0..trace.calls.len()).filter(|&call| trace.calls.kind[call] == CallKind::Gpu) {
             let Some(thread) = trace.threads.get(trace.calls.thread[call] as usize) else { continue };
@@ -266,9 +260,9 @@ impl Index {
         let mut span = Span::new(starts.min()?, ops.end[last as usize]);
         let mut from = At::Op(last);
         // A call that waits for the last op belongs to the path.
-        let waiting =
-            context.host().calls.iter().enumerate().filter(|(thread, _)| trace.threads[*thread].process == process);
-        let ends = waiting.filter_map(|(thread, calls)| {
+        let host = context.host();
+        let ends = host.threads_of(process).iter().filter_map(|&thread| {
+            let calls = host.calls.get(thread as usize)?;
             let holds = |&&call: &&u32| {
                 let (start, end) = (trace.calls.start[call as usize], trace.calls.end[call as usize]);
                 start <= span.end && span.end <= end && waits(trace.text(trace.calls.name[call as usize]))

@@ -14,7 +14,7 @@ use crate::compare::base_name;
 use crate::context::Context;
 use crate::host::{Explainer, folded, plain};
 use crate::intervals::Span;
-use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use crate::sheet::{Column, Report, Sheet, Unit};
 
 /// Clocks of two files whose collectives end further apart than this in the median are brought together.
 const CLOCKS_APART_NS: i64 = 100_000;
@@ -93,7 +93,15 @@ pub fn ranks(context: &Context) -> Result<Ranks, String> {
         for place in 0..least {
             let ops = own.iter().map(|ops| ops[place]).collect();
             let name = name.clone();
-            found.collectives.push(Collective { name, ops, first_ns: 0, skew_ns: 0, late: 0, waited_ns: 0, cause: None });
+            found.collectives.push(Collective {
+                name,
+                ops,
+                first_ns: 0,
+                skew_ns: 0,
+                late: 0,
+                waited_ns: 0,
+                cause: None,
+            });
         }
     }
     if found.collectives.is_empty() {
@@ -141,8 +149,10 @@ impl Ranks {
     fn arrive(&mut self, trace: &Trace) {
         let mut collectives = std::mem::take(&mut self.collectives);
         for collective in &mut collectives {
-            let arrivals: Vec<i64> = (0..self.processes.len()).map(|rank| self.start(trace, collective, rank)).collect();
-            let (late, &last) = arrivals.iter().enumerate().max_by_key(|&(rank, at)| (at, std::cmp::Reverse(rank))).unwrap_or((0, &0));
+            let arrivals: Vec<i64> =
+                (0..self.processes.len()).map(|rank| self.start(trace, collective, rank)).collect();
+            let (late, &last) =
+                arrivals.iter().enumerate().max_by_key(|&(rank, at)| (at, std::cmp::Reverse(rank))).unwrap_or((0, &0));
             collective.first_ns = arrivals.iter().copied().min().unwrap_or(0);
             collective.skew_ns = last.saturating_sub(collective.first_ns);
             collective.late = late;
@@ -187,8 +197,7 @@ impl Ranks {
                     Some((ns.saturating_sub(others.get(name).copied().unwrap_or(0)), name.clone()))
                 };
                 let most = own.iter().filter_map(more).max();
-                known[late] =
-                    most.filter(|&(ns, _)| ns as f64 >= EXPLAINS * growth as f64).map(|(_, name)| name);
+                known[late] = most.filter(|&(ns, _)| ns as f64 >= EXPLAINS * growth as f64).map(|(_, name)| name);
             }
             collective.cause = known[late].clone().filter(|_| collective.skew_ns > LEAST_GROWTH_NS);
         }
@@ -276,7 +285,8 @@ pub fn report(context: &Context) -> Report {
     let mut each = Sheet::new("collectives", columns).title("Collectives by time");
     for (number, collective) in found.collectives.iter().enumerate() {
         let op = collective.ops.get(collective.late).copied().unwrap_or(NONE);
-        let iteration = context.iterations.of_op.get(op as usize).and_then(|&i| context.iterations.list.get(i as usize));
+        let iteration =
+            context.iterations.of_op.get(op as usize).and_then(|&i| context.iterations.list.get(i as usize));
         let late = (collective.skew_ns > LEAST_GROWTH_NS).then(|| name(collective.late));
         each.push([
             number.into(),

@@ -109,6 +109,11 @@ pub(crate) struct Host {
 }
 
 impl Host {
+    /// The threads of a process of which anything is known.
+    pub fn threads_of(&self, process: u32) -> &[u32] {
+        self.of_process.get(process as usize).map_or(&[], Vec::as_slice)
+    }
+
     pub fn of(trace: &Trace) -> Self {
         let mut classes = Classes::new(trace);
         let mut threads: Vec<Open> = Vec::new();

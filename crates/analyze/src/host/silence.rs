@@ -72,7 +72,7 @@ impl Host {
         mut give: impl FnMut(Span, Option<(u32, Event, Class)>),
     ) {
         let process = trace.threads.get(thread as usize).map_or(0, |thread| thread.process);
-        let threads = self.of_process.get(process as usize).map_or(&[][..], Vec::as_slice);
+        let threads = self.threads_of(process);
         let resumed = silence.end.saturating_add(TOLERANCE_NS);
         let mut claims: Vec<(i64, Claim)> = Vec::new();
         for &other in threads.iter().filter(|&&other| other != thread) {

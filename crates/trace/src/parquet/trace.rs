@@ -348,6 +348,7 @@ impl Reader<'_> {
         let (unclosed, crossing, marks) =
             (table.flags("unclosed")?, table.flags("cross_thread")?, table.flags("mark")?);
         let (dims, types) = (table.texts("input_dims")?, table.texts("input_types")?);
+        let (values, strides) = (table.texts("concrete_inputs")?, table.texts("input_strides")?);
         for row in 0..table.table.rows {
             let source = range_source_of(self.text(sources(row)));
             let flags = [
@@ -367,6 +368,8 @@ impl Reader<'_> {
                 iteration: small(iterations(row)).unwrap_or(NONE),
                 dims: self.string(dims(row)),
                 types: self.string(types(row)),
+                values: self.string(values(row)),
+                strides: self.string(strides(row)),
             };
             self.trace.ranges.push(range);
         }
