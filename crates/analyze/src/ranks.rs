@@ -171,11 +171,19 @@ impl Ranks {
         self.collectives.iter().filter(together).count() as f64 >= MOST_TOGETHER * self.collectives.len() as f64
     }
 
-    /// Seeks a cause where lateness grows; until the next growth a rank is late for the same reason.
+    /// How much later than another rank one launched a collective.
+    fn launched_later(&self, trace: &Trace, collective: &Collective, late: usize, first: usize) -> i64 {
+        let at = |rank: usize| launched(trace, collective.ops[rank]).saturating_sub(self.clocks_ns[rank]);
+        at(late).saturating_sub(at(first))
+    }
+
+    /// Seeks a cause where lateness grows; as long as the host is not later than then, a rank is late for the same reason:
+    /// its device may catch up and be late again.
     fn find_causes(&mut self, context: &Context) {
         let trace = context.trace;
         let mut explainers: Vec<Explainer> = self.processes.iter().map(|_| Explainer::new(context)).collect();
-        let mut known: Vec<Option<String>> = vec![None; self.processes.len()];
+        // Per rank the cause, and how late the host was by it.
+        let mut known: Vec<Option<(String, i64)>> = vec![None; self.processes.len()];
         let mut collectives = std::mem::take(&mut self.collectives);
         for place in 0..collectives.len() {
             let (before, from) = collectives.split_at_mut(place);
@@ -194,12 +202,19 @@ impl Ranks {
                 };
                 let (own, others) = (did(late, &mut explainers), did(first, &mut explainers));
                 let more = |(name, ns): (&String, &i64)| {
-                    Some((ns.saturating_sub(others.get(name).copied().unwrap_or(0)), name.clone()))
+                    (ns.saturating_sub(others.get(name).copied().unwrap_or(0)), name.clone())
                 };
-                let most = own.iter().filter_map(more).max();
-                known[late] = most.filter(|&(ns, _)| ns as f64 >= EXPLAINS * growth as f64).map(|(_, name)| name);
+                let most = own.iter().map(more).max().filter(|&(ns, _)| ns as f64 >= EXPLAINS * growth as f64);
+                let host_late = self.launched_later(trace, collective, late, first);
+                known[late] = match most {
+                    Some((_, name)) => Some((name, host_late)),
+                    None => known[late].take().filter(|(_, was)| host_late <= was.saturating_add(LEAST_GROWTH_NS)),
+                };
             }
-            collective.cause = known[late].clone().filter(|_| collective.skew_ns > LEAST_GROWTH_NS);
+            match collective.skew_ns > LEAST_GROWTH_NS {
+                true => collective.cause = known[late].as_ref().map(|(name, _)| name.clone()),
+                false => known.fill(None),
+            }
         }
         self.collectives = collectives;
     }
