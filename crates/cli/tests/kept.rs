@@ -223,7 +223,7 @@ fn answers_come_before_files_that_do_not_fit() {
     for (words, said, file) in [
         ("compare a b --html page.html".to_owned(), "output tok/s", "page.html"),
         ("analyze a --html page.html".to_owned(), "iterations", "page.html"),
-        (format!("simulate {cost} --output-dir dir"), "TTFT", "requests.jsonl"),
+        (format!("simulate {cost} --output-dir dir"), "TTFT", "iterations.jsonl"),
         (format!("simulate sweep --vary rate=10,20,30,40,50,60 {cost} --output-csv points.csv"), "rate,", "points.csv"),
     ] {
         let done = finish(&mut sandbox.with_small_files(2, &words));

@@ -191,6 +191,12 @@ fn advice_and_help_name_what_exists() {
     assert_names(&said, &["strobe analyze run --html timeline.html"]);
     assert!(!said.contains("--profile"), "{said}");
     sandbox.ok("analyze run --html timeline.html");
+    let small = sandbox.refused(&format!("simulate --rate 1 --num-requests 5 --kv-cache-blocks 3 {COST}"));
+    assert_names(&small, &["KV cache is too small", "raise --kv-cache-blocks"]);
+    assert!(!small.contains("mem-fraction"), "simulate has no such option: {small}");
+    sandbox.ok(&format!("simulate --rate 1 --num-requests 1 --output-tokens 1 {COST} --output-dir short"));
+    let short = sandbox.refused("simulate calibrate short -o cost.json");
+    assert_names(&short, &["short: 1 iteration is too few", "run a longer benchmark"]);
     assert_names(&sandbox.ok("simulate capacity --help").stdout, &["`capacity` lengthens runs", "beginning with 2000"]);
 }
 

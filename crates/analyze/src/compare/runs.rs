@@ -275,7 +275,7 @@ pub struct WholeRuns {
     /// The difference that the measurement was made to show, as a share; smaller ones are not told.
     pub resolution: f64,
     /// The typical time of all iterations of these kinds, added up by their shares of the time.
-    #[serde(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub added_up: Option<Quantity>,
 }
 

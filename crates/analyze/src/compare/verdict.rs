@@ -203,6 +203,7 @@ fn sure(quantity: &Quantity, evidence: Evidence) -> String {
         Some(i) if says_something(&i) => {
             format!(", {} {}", confidence_text(quantity.confidence), speed_interval(quantity.time_change, i))
         }
+        Some(_) if quantity.runs == [1, 1] => ", interval not known".to_owned(),
         Some(_) => format!(", interval {}", not_known(quantity.runs, evidence)),
         None => String::new(),
     }
@@ -214,6 +215,7 @@ fn sure_signed(quantity: &Quantity, evidence: Evidence) -> String {
         Some(i) if says_something(&i) => {
             format!(", {} {} to {}", confidence_text(quantity.confidence), signed(i.low), signed(i.high))
         }
+        Some(_) if quantity.runs == [1, 1] => ", interval not known".to_owned(),
         Some(_) => format!(", interval {}", not_known(quantity.runs, evidence)),
         None => String::new(),
     }
@@ -223,6 +225,7 @@ fn sure_signed(quantity: &Quantity, evidence: Evidence) -> String {
 fn not_known([a, b]: [usize; 2], evidence: Evidence) -> String {
     match evidence {
         Evidence::Pairs => format!("not known with n={a} pairs"),
+        _ if [a, b] == [1, 1] => "not known with one run a side".to_owned(),
         _ if a == b => format!("not known with n={a} runs a side"),
         _ => format!("not known with {a} and {b} runs"),
     }
