@@ -139,7 +139,7 @@ fn processes_have_iterations_of_their_own() {
         call(&mut trace, "cudaLaunchKernel", (50, 51), 1);
         trace.calls.thread[thread as usize] = thread;
         let index = op(&mut trace, "k", (60, 70), 1);
-        trace.ops.process[index] = thread as u32;
+        trace.ops.process[index] = thread;
     }
     trace.finish();
     assert_eq!(detect(&trace, None).of_op, [0, 1]);
