@@ -23,7 +23,7 @@ const SUMMARIES: [(&str, &str); 9] = [
     ("osrt-sum", "osrt_sum"),
 ];
 /// All other reports.
-const OWN: [&str; 15] = [
+const OWN: [&str; 16] = [
     "summary",
     "advice",
     "iterations",
@@ -36,6 +36,7 @@ const OWN: [&str; 15] = [
     "operators",
     "critical-path",
     "overlap",
+    "ranks",
     "launch",
     "memory",
     "metrics",
@@ -184,7 +185,7 @@ fn iterations_can_be_named() {
     let layers = sandbox.ok(&format!("analyze {MIXED_NODE} --report iterations --iteration-range ^layer")).stdout;
     assert_names(&layers, &["layer 0", "found by ranges that match `^layer`"]);
     let line = sandbox.refused(&format!("analyze {MIXED_NODE} --iteration-range nothing-like-this"));
-    assert_names(&line, &["--iteration-range", "nothing-like-this", "nvtx-sum"]);
+    assert_names(&line, &["--iteration-range", "nothing-like-this", "--list-iterations"]);
     let line = sandbox.refused(&format!("analyze {MIXED_NODE} --iteration-range (("));
     assert_names(&line, &["--iteration-range", "((", "not a regular expression", "unclosed group"]);
 }
