@@ -251,7 +251,8 @@ mod tests {
             })
         };
         let (same, noisier, twice) = (misses(0.02), misses(0.03), misses(0.04));
-        assert!(same < 0.012 && noisier < 0.03 && twice < 0.05, "{same} {noisier} {twice}");
+        // On a day twice as noisy as the stored one, 99 % becomes about 95 %.
+        assert!(same < 0.012 && noisier < 0.045 && twice < 0.06, "{same} {noisier} {twice}");
         // Three runs alone would hardly ever show 10 % at a spread of 2 %; with what is stored they nearly always do.
         let stored = Some(Spread { sd: 0.02, freedom: 19.0 });
         let half = |stored| unpaired(&[98.0, 100.0, 102.0], &[98.0, 100.0, 102.0], stored).unwrap().half_width(0.99);
