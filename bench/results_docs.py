@@ -138,9 +138,10 @@ def verdicts():
     parts = {name: (part["result"], part["commit"]) for name, part in read("verdicts")["parts"].items()}
     equal, commit = parts["aa"]
     called = sum(count for row in equal for outcome, count in row["outcomes"].items() if outcome in ("faster", "slower"))
+    same = sum(row["outcomes"].get("no_difference", 0) for row in equal)
     total, failed = sum(row["comparisons"] for row in equal), sum(row["exit_codes"].get("1", 0) for row in equal)
     yield ("A/A, 5 equal runs, all ordered pairs, one run a side; quiet or a core loaded, with and without `--profile`",
-           f"{called} of {total} called different, {failed} exits of 1",
+           f"{called} of {total} called different ({same} \"no difference\", {total - called - same} \"cannot tell\"), {failed} exits of 1",
            " / ".join(f"{100 * row['spread']:.1f} %" for row in equal), commit)
     result, commit = parts["ab-aa"]
     yield ("A/A by `strobe ab`", f"{result['called']} of {result['comparisons']} called different, "
