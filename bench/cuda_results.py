@@ -6,16 +6,13 @@
   cuda_results.py gemm RESULT.json COMMIT PRINTED.txt        what `microbench gemm` printed
   cuda_results.py selftest RESULT.json COMMIT WORK           what `strobe selftest` said, and compute-sanitizer of it
   cuda_results.py ablation BEFORE AFTER COMPARISON.txt       the figures of both runs, then the comparison
-  cuda_results.py verdicts STROBE RESULTS_DIR                what STROBE's compare says of the repeats in cuda-ablation.json
   cuda_results.py docs RESULTS_DIR
 """
 
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 
 # What of a report's own section is kept; the rest follows from it or is long.
 KEPT = ("command", "runtime", "implementation", "torch", "weights", "arrival", "peaks", "utilization", "full_batch_decode",
@@ -143,6 +140,8 @@ def collect(result, commit, command, work, names):
                 entry["budget"] = recorded
             for choice in strobe.get("cuda", {}).get("gemm", {}).get("choices", []):
                 choice.pop("candidates", None)
+            for repeat in strobe.get("repeats", []):
+                repeat.pop("cells", None)
             entry["strobe"] = {key: strobe[key] for key in KEPT if key in strobe}
         else:
             entry["error"] = "there is no report"
@@ -270,22 +269,6 @@ def ablation(before, after, comparison):
         print(file.read().rstrip())
 
 
-def verdicts(strobe, results):
-    """Run directories as the repeats of a result make them, compared: for verdicts that are decided in a new way."""
-    strobe, lines = os.path.abspath(strobe), []
-    with tempfile.TemporaryDirectory() as work:
-        for run in read(os.path.join(results, "cuda-ablation.json"))["runs"]:
-            os.mkdir(os.path.join(work, run["name"]))
-            for name, document in (("run.json", {"command": run["command"]}), ("report.json", {"strobe": run["strobe"]})):
-                write(os.path.join(work, run["name"], name), document)
-        for sides in (("gemm-disable", "gemm-auto"), ("fmha-disable", "fmha-enable")):
-            said = subprocess.run([strobe, "compare", *sides, "--json"], cwd=work, check=True, capture_output=True, text=True)
-            verdict = json.loads(said.stdout)["comparison"]["verdict"]
-            lines += [f"$ strobe compare {' '.join(sides)}", verdict["sentence"], *verdict["evidence"], ""]
-    with open(os.path.join(results, "ablation-verdicts.txt"), "w") as file:
-        file.write("\n".join(lines).rstrip() + "\n")
-
-
 def replace(path, marker, text):
     """Put `text` between `<!-- output: marker -->` and `<!-- end: marker -->`."""
     with open(path) as file:
@@ -317,7 +300,7 @@ def docs(results):
     measured = os.path.join(results, "cuda-gemm.json")
     if os.path.exists(measured):
         replace("docs/ablation.md", "cuda-gemm", products(read(measured)))
-    for what in ("gemm", "fmha", "verdicts"):
+    for what in ("gemm", "fmha", "ab"):
         path = os.path.join(results, f"ablation-{what}.txt")
         if os.path.exists(path):
             with open(path) as file:
@@ -448,8 +431,6 @@ if __name__ == "__main__":
         gemm(*given)
     elif verb == "ablation" and len(given) == 3:
         ablation(*given)
-    elif verb == "verdicts" and len(given) == 2:
-        verdicts(*given)
     elif verb == "docs" and len(given) == 1:
         docs(*given)
     else:

@@ -35,6 +35,89 @@ fn the_demo_runs_the_whole_loop() {
         assert!(!report["strobe"]["profile"]["top_ops"].as_array().unwrap().is_empty());
     }
     assert_names(&sandbox.refused("demo --output-dir x"), &["`x` exists already", "--overwrite"]);
+
+    // The same comparison as a line to type: `strobe ab` takes it and plans the same builds and runs.
+    let line = done.stdout.lines().find_map(|line| line.strip_prefix("compare   strobe ")).expect("the line to type");
+    let line = line.replace("--pairs 5..10 --budget 45s", "--pairs 2 --budget 0.01s");
+    let mut typed = sandbox.command("");
+    typed.args(shlex(&line)).args(["--output-dir", "typed"]);
+    let stopped = finish(&mut typed);
+    assert_eq!(stopped.code, Some(2), "{}", stopped.stdout);
+    assert_names(&stopped.stderr, &["fewer than 2 pairs ended (the time of --budget)"]);
+    let plan = |dir: &str| sandbox.json(&format!("{dir}/ab.json"))["plan"].clone();
+    let words = |side: &Value| {
+        let mut all: Vec<String> = ["build", "bench"]
+            .iter()
+            .flat_map(|part| side[part].as_array().unwrap_or_else(|| panic!("no {part} in {side}")))
+            .map(|word| word.as_str().unwrap().to_owned())
+            .collect();
+        all.sort();
+        all
+    };
+    for side in ["a", "b"] {
+        assert_eq!(words(&plan("x")[side]), words(&plan("typed")[side]), "{side}");
+    }
+    assert_eq!(plan("x")["profile"], plan("typed")["profile"]);
+}
+
+/// Words of a line whose quotes are single.
+fn shlex(line: &str) -> Vec<String> {
+    let parts = line.split('\'').enumerate();
+    parts
+        .flat_map(|(at, part)| match at % 2 {
+            0 => part.split_whitespace().map(str::to_owned).collect(),
+            _ => vec![part.to_owned()],
+        })
+        .collect()
+}
+
+/// Stopped after a pair: what is kept is said, and the result says that it is partial.
+#[cfg(unix)]
+#[test]
+fn a_demo_that_is_stopped_says_what_it_kept() {
+    use std::io::{BufRead, BufReader, Read};
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command("demo --output-dir x");
+    let mut child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.by_ref().any(|line| line.unwrap().starts_with("pair 1")), "it ended too early");
+    // SAFETY: the child was not waited for yet, so the number is still its own.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) }, 0);
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:?}\n{stderr}");
+    assert_names(&stderr, &["interrupted; ", " runs are kept in x/runs; `strobe demo` starts anew"]);
+    let kept: usize = stderr.split("interrupted; ").nth(1).and_then(|t| t.split(' ').next()).unwrap().parse().unwrap();
+    assert!(kept >= 4 && kept == sandbox.names("x/runs").len(), "{kept}: {:?}", sandbox.names("x/runs"));
+    assert_eq!(sandbox.json("x/ab.json")["state"], "partial");
+}
+
+/// Where pages cannot be written the answer is there all the same.
+#[test]
+fn a_demo_whose_pages_have_no_place_says_its_result() {
+    let sandbox = Sandbox::new();
+    let child = sandbox
+        .command("demo --output-dir x")
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begin = std::time::Instant::now();
+    while !sandbox.exists("x/runs") {
+        assert!(begin.elapsed().as_secs() < 60, "the runs never began");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    for page in ["index.html", "compare.html"] {
+        std::fs::create_dir(sandbox.path("x").join(page)).unwrap();
+    }
+    let output = child.wait_with_output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(2), "{stdout}\n{stderr}");
+    assert_names(&stdout, &["output tok/s", "interleaved pairs", "Spread: ", "runs      x/runs"]);
+    assert!(!stdout.contains("pages     "), "there are none: {stdout}");
+    assert_names(&stderr, &["x/index.html", "x/compare.html"]);
+    assert_eq!(sandbox.json("x/ab.json")["state"], "complete");
 }
 
 /// Both pages in a real browser: the verdict first, a color per option whatever the number of pairs, links between all pages.

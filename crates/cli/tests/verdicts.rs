@@ -256,6 +256,8 @@ fn kinds_of_iteration_speak_where_whole_runs_cannot() {
             "decode iterations",
             "1.20x slower",
             "whole runs alone do not tell",
+            // What the table's figures are is said in its title.
+            "Iterations of the runs by kind: typical time of one in ms (lower quartile, over the batches that all runs had)",
         ],
     );
     // Prompts that may make up for it: then nothing is proven, and the sentence names the part that differs.
@@ -360,6 +362,10 @@ fn ab_runs_any_commands_until_the_interval_is_narrow() {
         &done.stdout,
         &["warm-up", "slower: A = a.sh, B = b.sh", "1.11x slower", "5 interleaved pairs", "99 % CI"],
     );
+    // The gate's sentence: what failed, how sure, the limit, and where to look.
+    let sentence = done.stderr.lines().find(|line| line.contains("FAIL: ")).unwrap_or_else(|| panic!("{}", done.stderr));
+    let parts = ["FAIL: B is slower by more than 5.0 % (99 % CI +1", " % time, limit 5.0 %)", "Inspect: x/ab.json"];
+    assert_names(sentence, &parts);
     // Order A B B A: the warm-up pair and five more, each side once in each.
     assert_eq!((sandbox.read("a.count").trim(), sandbox.read("b.count").trim()), ("6", "6"));
     let kept = sandbox.json("x/ab.json");

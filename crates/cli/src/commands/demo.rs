@@ -102,6 +102,9 @@ pub fn run(args: Args) -> Result<()> {
     plan.write("running", &serde_json::Value::Null)?;
     told.say(&format!("compare   {}", ab_line(&args, &dataset)));
     let found = plan.execute(&mut told)?;
+    if found.stopped == Stopped::Interrupted || found.known[0].len() < 2 {
+        plan.write("partial", &serde_json::Value::Null)?;
+    }
     if found.stopped == Stopped::Interrupted {
         let (kept, runs) = (plan.kept(), args.output_dir.join(RUNS));
         anyhow::bail!("interrupted; {kept} runs are kept in {}; `strobe demo` starts anew", runs.display());
