@@ -192,7 +192,7 @@ pub(super) fn judge(a: &[Context], b: &[Context]) -> Judged {
         ));
     } else if shared < FEW_NAMES_SHARED {
         let text = format!(
-            "kernels known to both sides make up only {:.0} % of the op time: another model, library or engine",
+            "kernels known to both sides make up only {:.0} % of the op time: many kernels replaced, or another model, library or engine",
             100.0 * shared
         );
         warn(&mut judged, text);
