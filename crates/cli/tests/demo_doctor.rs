@@ -9,8 +9,15 @@ mod common;
 use common::{Sandbox, assert_names, finish, num};
 use serde_json::Value;
 
+/// One demo at a time: it measures, and has less than a minute for it.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static DEMO: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    DEMO.lock().unwrap_or_else(|problem| problem.into_inner())
+}
+
 #[test]
 fn the_demo_runs_the_whole_loop() {
+    let _alone = alone();
     let sandbox = Sandbox::new();
     let done = sandbox.ok("demo --output-dir x");
     let headline = ["fused attention) is ", "No difference larger than", "Cannot tell: "];
@@ -76,6 +83,7 @@ fn shlex(line: &str) -> Vec<String> {
 #[test]
 fn a_demo_that_is_stopped_says_what_it_kept() {
     use std::io::{BufRead, BufReader, Read};
+    let _alone = alone();
     let sandbox = Sandbox::new();
     let mut command = sandbox.command("demo --output-dir x");
     let mut child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
@@ -96,6 +104,7 @@ fn a_demo_that_is_stopped_says_what_it_kept() {
 /// Where pages cannot be written the answer is there all the same.
 #[test]
 fn a_demo_whose_pages_have_no_place_says_its_result() {
+    let _alone = alone();
     let sandbox = Sandbox::new();
     let child = sandbox
         .command("demo --output-dir x")
