@@ -363,7 +363,8 @@ fn ab_runs_any_commands_until_the_interval_is_narrow() {
         &["warm-up", "slower: A = a.sh, B = b.sh", "1.11x slower", "5 interleaved pairs", "99 % CI"],
     );
     // The gate's sentence: what failed, how sure, the limit, and where to look.
-    let sentence = done.stderr.lines().find(|line| line.contains("FAIL: ")).unwrap_or_else(|| panic!("{}", done.stderr));
+    let sentence =
+        done.stderr.lines().find(|line| line.contains("FAIL: ")).unwrap_or_else(|| panic!("{}", done.stderr));
     let parts = ["FAIL: B is slower by more than 5.0 % (99 % CI +1", " % time, limit 5.0 %)", "Inspect: x/ab.json"];
     assert_names(sentence, &parts);
     // Order A B B A: the warm-up pair and five more, each side once in each.
