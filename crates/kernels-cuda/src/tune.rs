@@ -469,7 +469,7 @@ impl Bench {
             spared: constants,
             m: rows,
         };
-        linear.run_candidate(gpu, &args, candidate)?;
+        linear.run_route(gpu, &args, &route)?;
         if !route.folds_silu && shape.epilogue == Epilogue::SiluMul {
             ops.silu_mul(gpu, self.out.ptr(), self.act.ptr(), rows, shape.n / 2)?;
         }
