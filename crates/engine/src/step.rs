@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use strobe_kernels_cpu::SeqSpan;
 use strobe_model::ModelConfig;
-use strobe_model::program::{Node, Operands, SpanShape, StepShape};
+use strobe_model::program::{Node, Operands, Ran, SpanShape, StepShape};
 
 use crate::clock::Clock;
 use crate::recorder::{OpEvent, Recorder};
@@ -172,6 +172,8 @@ impl StepInputs {
 pub trait Backend {
     /// Run one op on the step.
     fn run(&mut self, node: &Node, step: &StepInputs);
+    /// How an op runs: the same in every step.
+    fn ran(&self, node: &Node) -> Ran;
     /// Name of the implementation behind an op, for traces.
     fn kernel_name(&self, node: &Node) -> String;
     /// Logits of the sampled rows, `[sampled][vocab]`.
@@ -203,8 +205,9 @@ pub(crate) fn execute<B: Backend>(
                 let start = clock.now();
                 backend.run(node, step);
                 let end = clock.now();
-                let cost = node.cost(config, &StepShape { experts_used: backend.experts_used(), ..shape });
-                recorder.op(OpEvent { node: index as u32, iteration, start, end, cost });
+                let (ran, known) = (backend.ran(node), StepShape { experts_used: backend.experts_used(), ..shape });
+                let cost = node.cost(config, &known, ran);
+                recorder.op(OpEvent { node: index as u32, iteration, start, end, ran, cost });
             }
         }
     }

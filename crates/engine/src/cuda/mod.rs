@@ -16,7 +16,7 @@ use strobe_kernels_cuda::{
     UnfusedAttention,
 };
 use strobe_model::ModelConfig;
-use strobe_model::program::{Buf, Cost, Node, OpKind};
+use strobe_model::program::{Input, Node, Output, Ran};
 
 use crate::clock::Clock;
 use crate::cpu::MemoryByPool;
@@ -115,6 +115,14 @@ struct Stage {
     what: &'static str,
 }
 
+/// A decode step as a graph.
+struct DecodeGraph {
+    /// Rows, padding included.
+    rows: usize,
+    graph: CapturedGraph,
+    launched: Vec<(u32, Ran)>,
+}
+
 /// A model on a GPU.
 pub struct CudaBackend {
     config: ModelConfig,
@@ -137,7 +145,7 @@ pub struct CudaBackend {
     /// Stage of the next launch, and of the oldest step that was not waited for.
     next: usize,
     oldest: usize,
-    graphs: Vec<(usize, CapturedGraph)>,
+    graphs: Vec<DecodeGraph>,
     workspace_bytes: u64,
     graph_bytes: u64,
     blocking: bool,
@@ -209,11 +217,11 @@ impl CudaBackend {
 
     fn launch_step(&mut self, step: &StepInputs, trace: Option<(&mut Recorder, &Clock, u64)>) -> Result<(), CudaError> {
         let bucket = if inputs::is_decode(step) {
-            self.graphs.iter().position(|(bucket, _)| *bucket >= step.tokens.len())
+            self.graphs.iter().position(|graph| graph.rows >= step.tokens.len())
         } else {
             None
         };
-        let padded = bucket.map(|index| self.graphs[index].0);
+        let padded = bucket.map(|index| self.graphs[index].rows);
         let last_sampled = self.stages[1 - self.next].sampled;
         let (vocab, blocks, limits) = (self.config.vocab_size, self.blocks(), self.limits);
         let stage = &mut self.stages[self.next];
@@ -241,22 +249,26 @@ impl CudaBackend {
             self.gpu.copy_to_device(self.buffers.banned.ptr(), &stage.banned[..count])?;
         }
         let begun = trace.as_ref().map(|(_, clock, _)| clock.now());
+        let mut launched = Vec::new();
         match bucket {
             Some(index) => {
                 stage.what = "a decode step replayed as a graph (--cuda-launch-blocking finds the op)";
-                let graph = &self.graphs[index].1;
-                graph.launch(&self.gpu)?;
-                self.profiler.graph_launched(&graph.nodes);
+                let step = &self.graphs[index];
+                step.graph.launch(&self.gpu)?;
+                self.profiler.graph_launched(&step.graph.nodes);
+                if begun.is_some() {
+                    launched.extend_from_slice(&step.launched);
+                }
             }
             None => {
                 stage.what = "a step launched op by op (--cuda-launch-blocking finds the op)";
-                self.run_nodes(&packed)?;
+                self.run_nodes(&packed, begun.is_some().then_some(&mut launched))?;
             }
         }
         self.profiler.push(format_args!("_sample_async"));
         let sampled = self.run_sample(&packed);
         self.profiler.pop();
-        sampled?;
+        let sampled = sampled?;
         self.gpu.set_tag(u32::MAX);
         if let Some(experts) = &self.experts {
             experts.copy_counts(&self.gpu, &self.stages[self.next].expert_counts)?;
@@ -268,18 +280,18 @@ impl CudaBackend {
         if let (Some((recorder, clock, iteration)), Some(start)) = (trace, begun) {
             // What each op costs; when it ran on the GPU is the timeline's business.
             let (shape, end) = (step.shape(), clock.now());
-            let maxima = packed.draws.is_none().then(|| self.kept_maxima(&packed)).flatten();
-            let spared = maxima.filter(|_| packed.logits_spared);
-            for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.rows(&shape) > 0) {
-                let mut cost = node.cost(&self.config, &shape);
-                match (node.kind, maxima, spared) {
-                    (OpKind::Sample, Some(maxima), _) => cost = maxima_cost(shape.sampled, maxima.tiles as u64),
-                    (OpKind::Linear { out: Buf::Logits, .. }, _, Some(_)) => {
-                        cost.bytes -= shape.sampled * self.config.vocab_size as u64 * size_of::<f32>() as u64;
-                    }
-                    _ => {}
+            launched.push((self.nodes.len() as u32 - 1, sampled));
+            for (node, mut ran) in launched {
+                let op = &self.nodes[node as usize];
+                if op.rows(&shape) == 0 {
+                    continue;
                 }
-                recorder.op(OpEvent { node: index as u32, iteration, start, end, cost });
+                // A graph finds in its inputs whether logits are wanted.
+                if let Output::Maxima { spared, .. } = &mut ran.output {
+                    *spared = packed.logits_spared;
+                }
+                let cost = op.cost(&self.config, &shape, ran);
+                recorder.op(OpEvent { node, iteration, start, end, ran, cost });
             }
         }
         Ok(())
@@ -336,9 +348,10 @@ impl CudaBackend {
         &self.profiler
     }
 
-    fn run_sample(&self, packed: &Packed) -> Result<(), CudaError> {
+    fn run_sample(&self, packed: &Packed) -> Result<Ran, CudaError> {
+        let mut ran = Ran::default();
         if packed.sampled == 0 {
-            return Ok(());
+            return Ok(ran);
         }
         self.gpu.set_tag(self.nodes.len() as u32 - 1);
         let (logits, vocab, rows) = (self.buffers.logits.ptr(), self.config.vocab_size, packed.sampled);
@@ -347,7 +360,10 @@ impl CudaBackend {
         let host = self.stages[self.next].tokens.as_ptr() as DevicePtr;
         match packed.draws {
             None => match self.kept_maxima(packed) {
-                Some(maxima) => self.sample.argmax_tiles(&self.gpu, maxima, rows, out, host)?,
+                Some(maxima) => {
+                    ran.input = Input::Maxima(maxima.tiles as u32);
+                    self.sample.argmax_tiles(&self.gpu, maxima, rows, out, host)?;
+                }
                 None => self.sample.argmax(&self.gpu, logits, vocab, rows, out, host)?,
             },
             Some(draws) => {
@@ -355,7 +371,8 @@ impl CudaBackend {
                 self.sample.sample(&self.gpu, &SampleArgs { logits, vocab, rows, draws, banned, out, host })?;
             }
         }
-        self.settled("sample")
+        self.settled("sample")?;
+        Ok(ran)
     }
 
     /// With `blocking`: wait, so that a fault is found at its op.
@@ -365,11 +382,6 @@ impl CudaBackend {
         }
         self.gpu.synchronize().map_err(|error| error.while_waiting_for(|| format!("op {op}")))
     }
-}
-
-/// What greedy sampling costs where the product before it has kept the maxima of its tiles.
-fn maxima_cost(rows: u64, tiles: u64) -> Cost {
-    Cost { shape: [rows, tiles, 0], flops: rows * tiles, bytes: rows * tiles * size_of::<u64>() as u64 }
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use super::experts::Experts;
 use super::inputs::{self, Layout, PackOptions, Packed};
 use super::ops::sites;
 use super::weights::{self, DeviceWeights, device_bytes};
-use super::{CudaBackend, CudaDevice, CudaFacts, Stage};
+use super::{CudaBackend, CudaDevice, CudaFacts, DecodeGraph, Stage};
 
 /// How a backend is set up.
 pub struct CudaBackendOptions<'a> {
@@ -229,17 +229,18 @@ impl CudaBackend {
             inputs::pack(&step, &self.pack, Some(bucket), &mut words);
             self.buffers.packed.write(0, &words)?;
             // Once outside a graph: libraries load code at first use.
-            self.run_nodes(&packed)?;
+            self.run_nodes(&packed, None)?;
             self.gpu
                 .synchronize()
                 .map_err(|error| error.while_waiting_for(|| format!("the first decode step of {bucket} rows")))?;
-            let graph = CapturedGraph::capture(&self.gpu, || self.run_nodes(&packed))?;
-            self.graphs.push((bucket, graph));
+            let mut launched = Vec::new();
+            let graph = CapturedGraph::capture(&self.gpu, || self.run_nodes(&packed, Some(&mut launched)))?;
+            self.graphs.push(DecodeGraph { rows: bucket, graph, launched });
         }
         self.graphs.reverse();
         self.gpu.synchronize()?;
         self.graph_bytes = before.saturating_sub(self.gpu.memory()?.0);
-        self.facts.graph_buckets = self.graphs.iter().map(|(bucket, _)| *bucket).collect();
+        self.facts.graph_buckets = self.graphs.iter().map(|graph| graph.rows).collect();
         Ok(())
     }
 }

@@ -231,9 +231,9 @@ impl Core {
         let work = &mut flight.record.work;
         work.bytes = work.bytes.saturating_sub(bytes(&most).saturating_sub(bytes(&known)));
         if flight.record.profiled {
-            self.recorder.correct(flight.record.iter, |node| {
-                let node = self.info.program.get(node as usize)?;
-                matches!(node.kind, OpKind::ExpertLinear { .. }).then(|| node.cost(&self.config, &known))
+            self.recorder.correct(flight.record.iter, |event| {
+                let node = self.info.program.get(event.node as usize)?;
+                matches!(node.kind, OpKind::ExpertLinear { .. }).then(|| node.cost(&self.config, &known, event.ran))
             });
         }
     }
