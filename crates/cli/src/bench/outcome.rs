@@ -14,8 +14,8 @@ use strobe_kernels_cuda::{GpuSamples, RecorderCost};
 use strobe_stats::{Spread, spread};
 use strobe_trace::Trace;
 use strobe_workload::{
-    Metrics, PercentileRule, ReportContext, WorldInfo, anchor_json::EngineInfo as AnchorEngine,
-    anchor_json::MachineInfo, anchor_report,
+    Metrics, PercentileRule, ReportContext, WorldInfo, trtllm_json::EngineInfo as TrtllmEngine,
+    trtllm_json::MachineInfo, trtllm_report,
 };
 
 use super::client::RunData;
@@ -327,7 +327,7 @@ impl Outcome {
             );
         }
         ReportContext {
-            engine: AnchorEngine {
+            engine: TrtllmEngine {
                 model: self.config.model_name.clone(),
                 model_path: match self.config.weights {
                     WeightsOrigin::Checkpoint => Some(self.config.model_name.clone()),
@@ -377,7 +377,7 @@ impl Outcome {
     pub fn report(&self) -> Value {
         let context = self.context();
         match &self.metrics {
-            Ok(metrics) => anchor_report(metrics, &context),
+            Ok(metrics) => trtllm_report(metrics, &context),
             Err(error) => json!({"error": format!("{error:#}"), "strobe": context.strobe}),
         }
     }

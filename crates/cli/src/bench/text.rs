@@ -10,7 +10,7 @@ use strobe_kernels_cuda::{GpuLimits, GpuSummary, SeriesSummary, Throttling};
 use strobe_report::human;
 use strobe_report::table::{Cell, Table};
 use strobe_trace::{IterationKind, Trace};
-use strobe_workload::{anchor_text, strobe_text};
+use strobe_workload::{trtllm_text, strobe_text};
 
 use super::experts::{self, ExpertReport};
 use super::outcome::{Outcome, RepeatFigures, spreads};
@@ -45,7 +45,7 @@ pub fn report(outcome: &Outcome, width: usize) -> String {
     }
     match &outcome.metrics {
         Ok(metrics) => {
-            text.push_str(&anchor_text(metrics, &outcome.context(), &outcome.rule.to_string()));
+            text.push_str(&trtllm_text(metrics, &outcome.context(), &outcome.rule.to_string()));
             text.push('\n');
             text.push_str(&strobe_text(metrics));
         }
