@@ -27,7 +27,7 @@ use crate::context::Context;
 use crate::host_compute::{self, is_host_only};
 use crate::intervals::{Span, SpanSet};
 use crate::iterations::Method;
-use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use crate::sheet::{Column, Report, Role, Sheet, Unit, Value};
 use crate::timeline::{Cause, Causes, Piece, ops_by_device, walk};
 use strobe_stats::Summary;
 
@@ -705,8 +705,8 @@ fn kinds_sheet(kinds: &[KindBudget]) -> Sheet {
         Column::new("kind", Unit::Text),
         Column::new("part", Unit::Text),
         Column::new("median", Unit::Ns),
-        Column::new("p25", Unit::Ns),
-        Column::new("p75", Unit::Ns),
+        Column::new("p25", Unit::Ns).role(Role::LowerQuartile),
+        Column::new("p75", Unit::Ns).role(Role::UpperQuartile),
         Column::new("mean", Unit::Ns),
         Column::new("share of wall", Unit::Share),
         Column::new("iterations", Unit::Count),

@@ -7,7 +7,7 @@ use strobe_trace::{NONE, OpKind, StrId, Trace};
 use crate::context::Context;
 use crate::intervals::{Span, SpanSet};
 use crate::nsys_stats::without_version;
-use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use crate::sheet::{Column, Report, Role, Sheet, Unit, Value};
 
 /// A queue of this depth is taken for full: CUDA lets the host wait at 1,024 launches outstanding.
 pub const FULL_QUEUE: i64 = 1000;
@@ -209,12 +209,13 @@ fn sheet(name: &str, first_column: &str, groups: Vec<(String, Vec<&Launch>)>) ->
     let mut columns = vec![Column::new(first_column, Unit::Text)];
     columns.extend(["Launches", "Ops"].map(|name| Column::new(name, Unit::Count)));
     for (what, unit) in [("Call", Unit::Ns), ("Delay", Unit::NsChange), ("Device", Unit::Ns)] {
-        columns.extend(["Med", "p90", "Max"].map(|figure| Column::new(format!("{what} {figure}"), unit)));
+        let figures = [("Med", Role::Main), ("p90", Role::MostBelow), ("Max", Role::Highest)];
+        columns.extend(figures.map(|(figure, role)| Column::new(format!("{what} {figure}"), unit).role(role)));
     }
     columns.extend([
         Column::new("Started Before Return", Unit::Count),
         Column::new("Short", Unit::Count),
-        Column::new("Short (% of launches)", Unit::Share),
+        Column::in_percent("Short (% of launches)"),
     ]);
     let mut sheet = Sheet::new(name, columns);
     for (word, group) in groups {
@@ -241,10 +242,10 @@ fn queues(context: &Context, launches: &[Launch]) -> Sheet {
         Column::new("Stream", Unit::Id),
         Column::new("Launches", Unit::Count),
         Column::new("Depth Med", Unit::Count),
-        Column::new("Depth p90", Unit::Count),
-        Column::new("Depth Max", Unit::Count),
+        Column::new("Depth p90", Unit::Count).role(Role::MostBelow),
+        Column::new("Depth Max", Unit::Count).role(Role::Highest),
         Column::new("Time Full", Unit::Ns),
-        Column::new("Time Full (%)", Unit::Share),
+        Column::in_percent("Time Full (%)"),
     ];
     let mut sheet = Sheet::new("queues", columns).title("Outstanding launches by stream");
     let trace = context.trace;

@@ -7,7 +7,7 @@ use strobe_trace::{Counter, Trace};
 use crate::context::Context;
 use crate::intervals::Span;
 use crate::launch::device_name;
-use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use crate::sheet::{Column, Report, Role, Sheet, Unit, Value};
 use strobe_stats::{Summary, mean};
 
 /// A metric whose values can be trusted, clipped to the time in which its device had work.
@@ -144,7 +144,8 @@ fn over_busy_extent(context: &Context, metrics: &[Metric]) -> Sheet {
     let trace = context.trace;
     let mut columns = vec![Column::new("Device", Unit::Text), Column::new("Metric", Unit::Text)];
     columns.push(Column::new("Samples", Unit::Count));
-    columns.extend(["Min", "Median", "Mean", "Max"].map(|name| Column::new(name, Unit::Number)));
+    let figures = [("Min", Role::Lowest), ("Median", Role::Main), ("Mean", Role::Main), ("Max", Role::Highest)];
+    columns.extend(figures.map(|(name, role)| Column::new(name, Unit::Number).role(role)));
     let mut sheet = Sheet::new("metrics", columns).title("From the first op of the device to the end of its last");
     for metric in metrics {
         let unseen = metric.device.map_or(context.unseen(), |device| context.unseen_on(device));

@@ -120,9 +120,9 @@ pub fn report(context: &Context) -> Report {
     let time = |name: &str| Column::new(name, Unit::Ns);
     let mut columns = vec![Column::new("Device", Unit::Text)];
     columns.extend(["Communication", "Overlapped", "Exposed"].map(time));
-    columns.push(Column::new("Overlapped (% of communication)", Unit::Share));
+    columns.push(Column::in_percent("Overlapped (% of communication)"));
     columns.extend(["Compute", "Other Busy", "Idle", "Span"].map(time));
-    columns.push(Column::new("Exposed (% of span)", Unit::Share));
+    columns.push(Column::in_percent("Exposed (% of span)"));
     let mut sheet = Sheet::new("devices", columns);
     for (&device, times) in &devices {
         let measured = measure(device, times, context.unseen_on(device));
@@ -168,7 +168,7 @@ fn by_name(context: &Context, devices: &BTreeMap<u32, ByClass>) -> Sheet {
         Column::new("Count", Unit::Count),
         Column::new("Total", Unit::Ns),
         Column::new("Exposed", Unit::Ns),
-        Column::new("Exposed (% of total)", Unit::Share),
+        Column::in_percent("Exposed (% of total)"),
         Column::new("Name", Unit::Text),
     ];
     let mut sheet = Sheet::new("communication", columns).title("Communication by name: sums over all devices");

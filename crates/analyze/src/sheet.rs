@@ -86,6 +86,12 @@ pub struct Column {
     pub name: String,
     /// What its values are.
     pub unit: Unit,
+    /// The unit that its name says, in which programs get the values.
+    #[serde(skip)]
+    pub named: Option<NamedUnit>,
+    /// What it is for, where a table has no room for all columns.
+    #[serde(skip)]
+    pub role: Role,
     /// Whether people are spared it where all its values are zero. Programs always get it.
     #[serde(skip)]
     pub may_hide: bool,
@@ -94,7 +100,39 @@ pub struct Column {
 impl Column {
     /// A column.
     pub fn new(name: impl Into<String>, unit: Unit) -> Self {
-        Self { name: name.into(), unit, may_hide: false }
+        Self { name: name.into(), unit, named: None, role: Role::Main, may_hide: false }
+    }
+
+    /// A time whose name says nanoseconds, as Nsight Systems' summaries do.
+    pub fn in_ns(name: &str) -> Self {
+        Self { named: Some(NamedUnit::Nanoseconds), ..Self::new(format!("{name}{NANOSECONDS}"), Unit::Ns) }
+    }
+
+    /// A size whose name says megabytes, as Nsight Systems' summaries do.
+    pub fn in_megabytes(name: &str) -> Self {
+        Self { named: Some(NamedUnit::Megabytes), ..Self::new(format!("{name}{MEGABYTES}"), Unit::Bytes) }
+    }
+
+    /// A share whose name says per cent, and of what where that is needed.
+    pub fn in_percent(name: &str) -> Self {
+        Self { named: Some(NamedUnit::Percent), ..Self::new(name, Unit::Share) }
+    }
+
+    /// Says what it is for.
+    #[must_use]
+    pub fn role(self, role: Role) -> Self {
+        Self { role, ..self }
+    }
+
+    /// Its header for people, whose values carry their units.
+    #[must_use]
+    pub fn header(&self) -> &str {
+        let unit = match self.named {
+            Some(NamedUnit::Nanoseconds) => NANOSECONDS,
+            Some(NamedUnit::Megabytes) => MEGABYTES,
+            Some(NamedUnit::Percent) | None => "",
+        };
+        self.name.strip_suffix(unit).unwrap_or(&self.name)
     }
 
     /// Spares people the column where all its values are zero.
@@ -103,6 +141,65 @@ impl Column {
         Self { may_hide: true, ..self }
     }
 }
+
+const NANOSECONDS: &str = " (ns)";
+const MEGABYTES: &str = " (MB)";
+
+/// A unit in the name of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamedUnit {
+    /// Nanoseconds.
+    Nanoseconds,
+    /// Millions of bytes.
+    Megabytes,
+    /// Per cent.
+    Percent,
+}
+
+/// What a column is for. Which gives way first is up to whoever draws the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// What the table is about.
+    #[default]
+    Main,
+    /// Standard deviation.
+    Deviation,
+    /// The smallest value.
+    Lowest,
+    /// The 25th percentile.
+    LowerQuartile,
+    /// The 75th percentile.
+    UpperQuartile,
+    /// The 90th percentile.
+    MostBelow,
+    /// The largest value.
+    Highest,
+    /// The mean, beside a median or a total.
+    Mean,
+    /// The process, beside what runs in it.
+    Process,
+    /// When it began, beside how long it took.
+    Start,
+    /// When it ended.
+    End,
+    /// How something was found, or by whom.
+    How,
+    /// How a range was made.
+    Style,
+    /// Launches, beside kernels.
+    Launches,
+    /// Kernels, beside times.
+    Kernels,
+}
+
+/// The spread of times or sizes as Nsight Systems gives it.
+pub(crate) const SPREAD: [(&str, Role); 5] = [
+    ("Avg", Role::Mean),
+    ("Med", Role::Main),
+    ("Min", Role::Lowest),
+    ("Max", Role::Highest),
+    ("StdDev", Role::Deviation),
+];
 
 impl Unit {
     /// Whether values have two ends.

@@ -11,6 +11,7 @@ mod device;
 mod explore;
 mod gate;
 mod interrupt;
+mod iteration_json;
 mod machine;
 mod model_args;
 mod noise;

@@ -228,7 +228,7 @@ fn add_range(trace: &mut Trace, name: &str, kind: RangeKind, iteration: u32, sta
     trace.ranges.push(RangeRow { kind, iteration, ..RangeRow::new(name, 0, start, end) });
 }
 
-/// A range around the ops of each layer, as the anchor's debug ranges.
+/// A range around the ops of each layer, as TensorRT-LLM's debug ranges.
 fn add_layer_ranges(trace: &mut Trace) {
     let mut open: Option<(u32, u32, i64, i64)> = None;
     let mut layers = Vec::new();

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value as Json, json};
 use strobe_analyze::compare::names;
 use strobe_analyze::nsys_stats;
-use strobe_analyze::sheet::{Column, Report, Sheet, Unit, Value};
+use strobe_analyze::sheet::{Column, NamedUnit, Report, Role, Sheet, Unit, Value};
 use strobe_report::human;
 use strobe_report::table::{Cell, Table};
 use strobe_report::terminal;
@@ -119,29 +119,25 @@ fn paragraphs(findings: &Sheet, width: usize) -> String {
 const READABLE: usize = 44;
 /// A name cut shorter than this tells nothing.
 const LEGIBLE: usize = 16;
-/// Columns (by their last word, or whole) that give way, the first to go first, when names would be cut shorter than this.
-/// Those of A and B go together.
-const LEAST_NEEDED: [(&str, usize); 16] = [
-    ("StdDev", READABLE),
-    ("Min", READABLE),
-    ("p25", READABLE),
-    ("p75", READABLE),
-    ("p90", READABLE),
-    ("Max", READABLE),
-    ("Avg", READABLE),
-    ("process", LEGIBLE),
-    ("start", LEGIBLE),
-    ("end", LEGIBLE),
-    ("by", LEGIBLE),
-    ("p50", LEGIBLE),
-    ("Style", LEGIBLE),
-    ("Launches A", LEGIBLE),
-    ("Kernels A", LEGIBLE),
-    (INTERVAL, LEGIBLE),
+/// Columns that give way, the first to go first, when names would be cut shorter than this. Those of A and B go together, and
+/// so do both ends of an interval, the last of all.
+const LEAST_NEEDED: [(Option<Role>, usize); 15] = [
+    (Some(Role::Deviation), READABLE),
+    (Some(Role::Lowest), READABLE),
+    (Some(Role::LowerQuartile), READABLE),
+    (Some(Role::UpperQuartile), READABLE),
+    (Some(Role::MostBelow), READABLE),
+    (Some(Role::Highest), READABLE),
+    (Some(Role::Mean), READABLE),
+    (Some(Role::Process), LEGIBLE),
+    (Some(Role::Start), LEGIBLE),
+    (Some(Role::End), LEGIBLE),
+    (Some(Role::How), LEGIBLE),
+    (Some(Role::Style), LEGIBLE),
+    (Some(Role::Launches), LEGIBLE),
+    (Some(Role::Kernels), LEGIBLE),
+    (None, LEGIBLE),
 ];
-
-/// Stands for columns of intervals: both ends stay or go together.
-const INTERVAL: &str = "an interval";
 
 /// The table of a sheet with as many columns as leave room for names, and the headers of those left out.
 fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
@@ -150,7 +146,7 @@ fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
     same_names_once(&mut sheet);
     let mut left_out = Vec::new();
     let mut remove = |sheet: &mut Sheet, place: usize, why: &str| {
-        left_out.push(header(&sheet.columns[place]) + why);
+        left_out.push(sheet.columns[place].header().to_owned() + why);
         drop_column(sheet, place);
     };
     let fits = |sheet: &Sheet, readable: usize| table(sheet, top).fits(width, readable);
@@ -161,13 +157,9 @@ fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
             None => place += 1,
         }
     }
-    for (name, readable) in LEAST_NEEDED {
-        // Where something is to be found, its start is what to look for.
-        let named = |column: &Column| match name {
-            INTERVAL => column.unit.is_interval(),
-            _ => (column.name == name || header(column).split(' ').next_back() == Some(name)) && column.name != "start",
-        };
-        while let Some(place) = sheet.columns.iter().position(named).filter(|_| !fits(&sheet, readable)) {
+    for (role, readable) in LEAST_NEEDED {
+        let is_it = |column: &Column| role.map_or(column.unit.is_interval(), |role| column.role == role);
+        while let Some(place) = sheet.columns.iter().position(is_it).filter(|_| !fits(&sheet, readable)) {
             with_other_side(&sheet, place).into_iter().rev().for_each(|place| remove(&mut sheet, place, ""));
         }
     }
@@ -280,17 +272,6 @@ fn same_names_once(sheet: &mut Sheet) {
     }
 }
 
-/// A column's header for people: values carry their units.
-fn header(column: &Column) -> String {
-    match column.unit {
-        Unit::Ns | Unit::NsChange | Unit::Bytes => {
-            let name = column.name.as_str();
-            name.strip_suffix(" (ns)").or(name.strip_suffix(" (MB)")).unwrap_or(name).to_owned()
-        }
-        _ => column.name.clone(),
-    }
-}
-
 /// A sheet as a table: numbers with units that fit, names shortened as far as they stay recognisable.
 pub fn table(sheet: &Sheet, top: usize) -> Table {
     table_of(sheet, top, true)
@@ -316,7 +297,7 @@ pub fn without_zeros(sheet: &Sheet) -> Sheet {
 }
 
 fn table_of(sheet: &Sheet, top: usize, short_names: bool) -> Table {
-    let mut table = Table::new(sheet.columns.iter().map(header));
+    let mut table = Table::new(sheet.columns.iter().map(|column| column.header().to_owned()));
     if !sheet.title.is_empty() {
         table = table.title(&sheet.title);
     }
@@ -455,10 +436,10 @@ pub fn csv(reports: &[Report]) -> String {
 
 /// A value in the unit that its column's name promises: some names are those of Nsight Systems.
 fn as_named(value: &Value, column: &Column) -> Value {
-    let scale = match column.unit {
-        Unit::Bytes if column.name.contains("(MB)") => 1e-6,
-        Unit::Share | Unit::ShareChange if column.name.contains('%') => 100.0,
-        _ => return value.clone(),
+    let scale = match column.named {
+        Some(NamedUnit::Megabytes) => 1e-6,
+        Some(NamedUnit::Percent) => 100.0,
+        Some(NamedUnit::Nanoseconds) | None => return value.clone(),
     };
     match value {
         Value::Int(number) => Value::Float(*number as f64 * scale),
@@ -468,10 +449,10 @@ fn as_named(value: &Value, column: &Column) -> Value {
 }
 
 fn unit_name(column: &Column) -> Json {
-    match column.unit {
-        Unit::Bytes if column.name.contains("(MB)") => json!("megabytes"),
-        Unit::Share | Unit::ShareChange if column.name.contains('%') => json!("percent"),
-        unit => json!(unit),
+    match column.named {
+        Some(NamedUnit::Megabytes) => json!("megabytes"),
+        Some(NamedUnit::Percent) => json!("percent"),
+        Some(NamedUnit::Nanoseconds) | None => json!(column.unit),
     }
 }
 
@@ -506,7 +487,7 @@ fn plain_csv(sheet: &Sheet) -> String {
     };
     let header = sheet.columns.iter().map(|column| {
         let unit = match column.unit {
-            _ if column.name.contains('(') => "",
+            _ if column.named.is_some() => "",
             Unit::Ns | Unit::NsChange | Unit::Moment => " (ns)",
             Unit::Bytes => " (bytes)",
             Unit::BytesPerS => " (bytes/s)",
@@ -586,8 +567,8 @@ mod tests {
     use super::*;
 
     fn sample() -> Sheet {
-        let columns = [("Name", Unit::Text), ("Total Time (ns)", Unit::Ns), ("share", Unit::Share)];
-        let mut sheet = Sheet::new("sample", columns.map(|(name, unit)| Column::new(name, unit)));
+        let columns = [Column::new("Name", Unit::Text), Column::in_ns("Total Time"), Column::new("share", Unit::Share)];
+        let mut sheet = Sheet::new("sample", columns);
         sheet.push(["a,b".into(), 1500_i64.into(), 0.5.into()]);
         sheet.push(["c".into(), Value::Unknown, 0.25.into()]);
         sheet
@@ -678,7 +659,7 @@ mod tests {
     #[test]
     fn numbers_of_both_sides_go_together() {
         let mut report = kernels(&[(&"a".repeat(50), &"b".repeat(50))]);
-        report.sheets[0].columns[3].name = "Launches A".to_owned();
+        report.sheets[0].columns[3] = Column::new("Launches A", Unit::Number).role(Role::Launches);
         report.sheets[0].columns.insert(4, Column::new("Launches B", Unit::Number));
         report.sheets[0].rows[0].insert(4, 23.0.into());
         for width in 40..180 {
@@ -718,8 +699,9 @@ mod tests {
 
     #[test]
     fn values_are_in_the_unit_of_their_name() {
-        let columns = [("Total (MB)", Unit::Bytes), ("Time (%)", Unit::Share), ("share", Unit::Share)];
-        let mut sheet = Sheet::new("s", columns.map(|(name, unit)| Column::new(name, unit)));
+        let columns =
+            [Column::in_megabytes("Total"), Column::in_percent("Time (%)"), Column::new("share", Unit::Share)];
+        let mut sheet = Sheet::new("s", columns);
         sheet.push([2_500_000_i64.into(), 0.25.into(), 0.25.into()]);
         let document = json(&Report { sheets: vec![sheet], ..Report::new("x", "X") });
         let row = &document["tables"][0]["rows"][0];

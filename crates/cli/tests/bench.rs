@@ -160,7 +160,7 @@ fn linear(sorted: &[f64], q: f64) -> f64 {
     sorted[low] + (place - low as f64) * (sorted[high] - sorted[low])
 }
 
-/// The anchor's rule: the value at index trunc(n*q).
+/// trtllm-bench's rule: the value at index trunc(n*q).
 fn nearest(sorted: &[f64], q: f64) -> f64 {
     sorted[((sorted.len() as f64 * q) as usize).min(sorted.len() - 1)]
 }
@@ -180,7 +180,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Recompute the report from the request records, by the formulas of the anchor's rows.
+/// Recompute the report from the request records, by the formulas of trtllm-bench's rows.
 fn check_report(run: &Run, rule: fn(&[f64], f64) -> f64) {
     let arrivals: Vec<_> = run.requests.iter().map(|r| num(r, "/arrival_ns")).collect();
     let tokens: Vec<Vec<f64>> =

@@ -14,7 +14,7 @@ fn lengths(lines: &[Value]) -> Vec<(usize, usize)> {
     lines.iter().map(|l| (ints(l, "/input_ids").len(), int(l, "/output_tokens") as usize)).collect()
 }
 
-/// Every line is exactly `{"task_id":0,"input_ids":[..],"output_tokens":N}`, as the anchor writes it.
+/// Every line is exactly `{"task_id":0,"input_ids":[..],"output_tokens":N}`, as trtllm-bench writes it.
 fn assert_anchor_format(text: &str) {
     for (number, line) in text.lines().enumerate() {
         let rest =

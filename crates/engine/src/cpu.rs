@@ -10,7 +10,7 @@ use strobe_kernels_cpu::{
     Activation, AttnBatch, Cpu, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, QuantKind, QuantRows,
     RopeTable,
 };
-use strobe_model::program::{Buf, Node, OpKind, ProgramOptions, Rows, after_experts_norm};
+use strobe_model::program::{Buf, Input, Node, OpKind, Output, ProgramOptions, Ran, Rows, after_experts_norm};
 use strobe_model::{DType, LayerWeight, ModelConfig, MoeConfig, PerfectRouter, SwigluClamp, WeightId};
 
 use crate::backend::qkv_shape;
@@ -215,25 +215,6 @@ impl CpuBackend {
         }
     }
 
-    /// Whether an op writes codes for the product that follows it, instead of floats.
-    fn makes_codes(&self, node: &Node) -> bool {
-        match node.kind {
-            // Rows before experts go to the router, which is not quantised, and each to several experts.
-            OpKind::RmsNorm { weight: WeightId::Layer(layer, LayerWeight::PostNorm) }
-            | OpKind::AddRmsNorm { weight: WeightId::Layer(layer, LayerWeight::PostNorm) }
-                if self.config.experts(usize::from(layer)).is_some() =>
-            {
-                false
-            }
-            // Of the final norm's rows only some go on to the head.
-            OpKind::RmsNorm { weight } | OpKind::AddRmsNorm { weight } => {
-                self.integers && weight != WeightId::FinalNorm
-            }
-            OpKind::SiluMul | OpKind::ExpertSiluMul => self.integers,
-            _ => false,
-        }
-    }
-
     fn matrix(weights: &WeightStore, id: WeightId) -> Matrix<'_> {
         weights.matrix(id).expect("every weight of the program is checked when the engine is loaded")
     }
@@ -252,8 +233,44 @@ fn expert_activation(moe: &MoeConfig) -> Activation {
 }
 
 impl CpuBackend {
+    /// In an engine of integers ops write codes for the product that follows, where it is the only one to read them; for
+    /// others the product makes them.
+    fn ran(&self, node: &Node) -> Ran {
+        let plain = Ran::default();
+        let codes = Ran { output: Output::Codes, ..plain };
+        match node.kind {
+            OpKind::ExpertLinear { x: Buf::Normed, .. } if !self.integers => Ran { input: Input::Gathered, ..plain },
+            _ if !self.integers => plain,
+            // Rows before experts go to the router, which is not quantised, and each to several experts.
+            OpKind::RmsNorm { weight: WeightId::Layer(layer, LayerWeight::PostNorm) }
+            | OpKind::AddRmsNorm { weight: WeightId::Layer(layer, LayerWeight::PostNorm) }
+                if self.config.experts(usize::from(layer)).is_some() =>
+            {
+                plain
+            }
+            // Of the final norm's rows only some go on to the head.
+            OpKind::RmsNorm { weight: WeightId::FinalNorm } | OpKind::AddRmsNorm { weight: WeightId::FinalNorm } => {
+                plain
+            }
+            OpKind::RmsNorm { .. } | OpKind::AddRmsNorm { .. } | OpKind::SiluMul | OpKind::ExpertSiluMul => codes,
+            OpKind::Linear { weight: WeightId::Layer(_, LayerWeight::Router), .. } => plain,
+            OpKind::Linear { x, weight, out, .. } => {
+                let made = matches!(x, Buf::Normed | Buf::Act)
+                    && !(x == Buf::Normed && after_experts_norm(&self.config, weight));
+                let input = if made { Input::Codes } else { Input::Quantized };
+                Ran { input, ..if out == Buf::Act { codes } else { plain } }
+            }
+            OpKind::ExpertLinear { x, out, .. } => {
+                let input = if x == Buf::Normed { Input::GatheredCodes } else { Input::Codes };
+                Ran { input, ..if out == Buf::ExpertAct { codes } else { plain } }
+            }
+            _ => plain,
+        }
+    }
+
     /// Run one op on the step.
     fn run(&mut self, node: &Node, step: &StepInputs) {
+        let ran = self.ran(node);
         let shape = qkv_shape(&self.config);
         let m = step.tokens.len();
         let hidden = self.config.hidden_size;
@@ -280,33 +297,30 @@ impl CpuBackend {
             }
             OpKind::RmsNorm { weight } => {
                 let (x, w) = (&self.hidden[..m * hidden], Self::vector(weights, weight));
-                match self.makes_codes(node) {
-                    true => self.cpu.rms_norm_quantized(x, w, eps, &mut self.codes),
-                    false => self.cpu.rms_norm(x, w, eps, &mut self.normed[..m * hidden]),
+                match ran.output {
+                    Output::Codes => self.cpu.rms_norm_quantized(x, w, eps, &mut self.codes),
+                    _ => self.cpu.rms_norm(x, w, eps, &mut self.normed[..m * hidden]),
                 }
             }
             OpKind::AddRmsNorm { weight } => {
-                let makes_codes = self.makes_codes(node);
                 let (x, delta) = (&mut self.hidden[..m * hidden], &self.proj[..m * hidden]);
                 let w = Self::vector(weights, weight);
-                match makes_codes {
-                    true => self.cpu.add_rms_norm_quantized(x, delta, w, eps, &mut self.codes),
-                    false => self.cpu.add_rms_norm(x, delta, w, eps, &mut self.normed[..m * hidden]),
+                match ran.output {
+                    Output::Codes => self.cpu.add_rms_norm_quantized(x, delta, w, eps, &mut self.codes),
+                    _ => self.cpu.add_rms_norm(x, delta, w, eps, &mut self.normed[..m * hidden]),
                 }
             }
             OpKind::Linear { x, weight, bias, out } => {
                 let matrix = Self::matrix(weights, weight);
                 let bias = bias.map(|id| Self::vector(weights, id));
                 let rows = if x == Buf::Sampled { step.sampled.len() } else { m };
-                let made = matches!(x, Buf::Normed | Buf::Act)
-                    && !(x == Buf::Normed && after_experts_norm(&self.config, weight));
                 if out == Buf::Act {
                     let x = &self.normed[..rows * matrix.k];
-                    if !self.integers {
+                    if ran.output != Output::Codes {
                         let out = &mut self.act[..rows * matrix.n / 2];
                         return self.cpu.linear_activated(x, rows, matrix, bias, Activation::Silu, out);
                     }
-                    if !made {
+                    if ran.input == Input::Quantized {
                         self.cpu.quantize_rows(x, matrix.k, &mut self.codes);
                     }
                     let (codes, out) = (&self.codes, &mut self.act_codes);
@@ -341,14 +355,14 @@ impl CpuBackend {
                     _ => &mut self.proj,
                 };
                 let out = &mut out[..rows * matrix.n];
-                if matrix.data.quant_kind().is_some() {
-                    if !made {
+                if ran.input == Input::Plain {
+                    self.cpu.linear(&x[..rows * matrix.k], rows, matrix, bias, out);
+                } else {
+                    if ran.input == Input::Quantized {
                         self.cpu.quantize_rows(&x[..rows * matrix.k], matrix.k, &mut self.codes);
                     }
                     let codes = if from == Buf::Act { &self.act_codes } else { &self.codes };
                     self.cpu.linear_quantized(codes, matrix, bias, out);
-                } else {
-                    self.cpu.linear(&x[..rows * matrix.k], rows, matrix, bias, out);
                 }
                 if let (Buf::PerHead, Some(latent)) = (from, &mut self.latent) {
                     latent.per_head = values;
@@ -397,9 +411,9 @@ impl CpuBackend {
             OpKind::SiluMul => {
                 let inter = self.config.dense_width(layer);
                 let gate_up = &self.gate_up[..m * 2 * inter];
-                match self.integers {
-                    true => self.cpu.silu_mul_quantized(gate_up, inter, &mut self.act_codes),
-                    false => self.cpu.silu_mul(gate_up, inter, &mut self.act[..m * inter]),
+                match ran.output {
+                    Output::Codes => self.cpu.silu_mul_quantized(gate_up, inter, &mut self.act_codes),
+                    _ => self.cpu.silu_mul(gate_up, inter, &mut self.act[..m * inter]),
                 }
             }
             OpKind::Route { bias } => {
@@ -423,13 +437,16 @@ impl CpuBackend {
                 let cpu = &mut self.cpu;
                 if x == Buf::Normed {
                     let x = &self.normed[..m * hidden];
-                    match self.integers {
-                        true => cpu.quantize_gathered_rows(x, hidden, pairs.tokens(), &mut self.codes),
-                        false => cpu.gather_rows(x, hidden, pairs.tokens(), rows),
+                    match ran.input {
+                        Input::GatheredCodes => {
+                            cpu.quantize_gathered_rows(x, hidden, pairs.tokens(), &mut self.codes);
+                        }
+                        _ => cpu.gather_rows(x, hidden, pairs.tokens(), rows),
                     }
                 }
                 let activation = expert_activation(moe);
-                match (out, self.integers) {
+                let integers = matches!(ran.input, Input::Codes | Input::GatheredCodes);
+                match (out, integers) {
                     (Buf::ExpertAct, true) => {
                         let (x, out) = (&self.codes, &mut self.act_codes);
                         cpu.expert_linear_activated_quantized(x, pairs, matrix, bias, activation, out);
@@ -455,9 +472,9 @@ impl CpuBackend {
                 let (Some(state), Some(moe)) = (&self.experts, &self.config.moe) else { return };
                 let (inter, pairs) = (moe.intermediate_size, state.pairs.len());
                 let (gate_up, activation) = (&self.gate_up[..pairs * 2 * inter], expert_activation(moe));
-                match self.integers {
-                    true => self.cpu.activate_quantized(gate_up, inter, activation, &mut self.act_codes),
-                    false => self.cpu.activate(gate_up, inter, activation, &mut self.act[..pairs * inter]),
+                match ran.output {
+                    Output::Codes => self.cpu.activate_quantized(gate_up, inter, activation, &mut self.act_codes),
+                    _ => self.cpu.activate(gate_up, inter, activation, &mut self.act[..pairs * inter]),
                 }
             }
             OpKind::ExpertSum { add } => {
@@ -509,7 +526,7 @@ impl CpuBackend {
             KvType::Bf16 => "bf16",
             KvType::Int8 => "int8",
         };
-        let codes = if self.makes_codes(node) { "_int8" } else { "" };
+        let codes = if self.ran(node).output == Output::Codes { "_int8" } else { "" };
         match node.kind {
             OpKind::Linear { weight, .. }
             | OpKind::ExpertLinear { weight, .. }

@@ -210,19 +210,25 @@ impl BuildConfig {
         let kv = self.cpu_kv_type(Tier::Scalar).unwrap_or(KvType::F32); // all tiers keep as many bytes
         let plain =
             Operands { kv_scale: kv.scale_bytes() as u64, ..Operands::plain(self.dtype.bytes(), kv.bytes(), 4) };
+        let integers = |layers| Operands { layers, head: MatrixType::Int8, codes: MatrixType::Int8Rows, ..plain };
         match self.quantization {
             Quantization::None | Quantization::Fp8 => plain,
-            Quantization::Int8 => Operands { layers: MatrixType::Int8, head: MatrixType::Int8, input: 1, ..plain },
-            Quantization::Int4 => Operands { layers: MatrixType::Int4, head: MatrixType::Int8, input: 1, ..plain },
+            Quantization::Int8 => integers(MatrixType::Int8),
+            Quantization::Int4 => integers(MatrixType::Int4),
         }
     }
 
     /// What a step reads and writes on a GPU.
     pub fn gpu_operands(&self, model: &ModelConfig) -> Operands {
-        let bytes = |fp8: bool| if fp8 { 1 } else { self.dtype.bytes() };
-        let (weight, kv) = (bytes(self.quantization == Quantization::Fp8), bytes(self.kv_cache == KvCacheType::Fp8));
+        let element = self.dtype.bytes();
+        let kv = if self.kv_cache == KvCacheType::Fp8 { 1 } else { element };
         let kv_parts = if model.latent.is_some() { 1 } else { 2 };
-        Operands { kv_parts, ..Operands::plain(weight, kv, self.dtype.bytes()) }
+        let plain = Operands { kv_parts, ..Operands::plain(element, kv, element) };
+        match self.quantization {
+            // Head and table stay as they are, see `cuda::weights::is_fp8`.
+            Quantization::Fp8 => Operands { layers: MatrixType::Fp8, codes: MatrixType::Fp8, ..plain },
+            Quantization::None | Quantization::Int8 | Quantization::Int4 => plain,
+        }
     }
 
     /// Bytes that the keys and values of one token take over all layers of a model.

@@ -2,7 +2,7 @@
 
 use crate::window::Window;
 use strobe_kernels_cuda::{DeviceInfo, KernelTimeline};
-use strobe_model::program::Cost;
+use strobe_model::program::{Cost, Ran};
 
 /// Times of one iteration, in nanoseconds of the engine's clock. The phases touch: each begins where the one before
 /// it ends.
@@ -45,6 +45,8 @@ pub struct OpEvent {
     pub start: u64,
     /// When it ended.
     pub end: u64,
+    /// How it ran.
+    pub ran: Ran,
     /// What it had to do.
     pub cost: Cost,
 }
@@ -181,13 +183,13 @@ impl Recorder {
     }
 
     /// What ops of an iteration cost, where it is known only after they ran: `cost` is asked for each of them.
-    pub fn correct(&mut self, iteration: u64, cost: impl Fn(u32) -> Option<Cost>) {
+    pub fn correct(&mut self, iteration: u64, cost: impl Fn(&OpEvent) -> Option<Cost>) {
         let Some(recording) = &mut self.current else { return };
         for event in recording.ops.iter_mut().rev().skip_while(|event| event.iteration > iteration) {
             if event.iteration < iteration {
                 return;
             }
-            if let Some(cost) = cost(event.node) {
+            if let Some(cost) = cost(event) {
                 event.cost = cost;
             }
         }

@@ -44,7 +44,9 @@ pub use gemm::{GemmArgs, GemmCluster, GemmEpilogue, GemmInput, GemmVariant, OwnG
 pub use gpu::{DeviceInfo, Event, Gpu, Launch, devices};
 pub use graph::{CapturedGraph, GraphNode};
 pub use latent::{LatentConfig, LatentKeysArgs, LatentOps};
-pub use linear::{Candidate, Epilogue, GemmPlugin, Linear, LinearArgs, LinearInput, LinearShape, Route, Weights};
+pub use linear::{
+    Candidate, Epilogue, GemmPlugin, Linear, LinearArgs, LinearInput, LinearShape, Route, SecondPass, Weights,
+};
 pub use lt::{Lt, LtAlgo, LtArgs, LtInput, LtShape};
 pub use memory::{DeviceBuffer, DevicePtr, PinnedBuffer};
 pub use module::{Function, KernelSource, SOURCES};

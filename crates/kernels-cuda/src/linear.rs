@@ -149,6 +149,17 @@ pub struct Route {
     /// It keeps the maxima of its tiles, of which the caller may take each row's, instead of looking through all of
     /// [`Epilogue::Logits`].
     pub maxima: Option<Maxima>,
+    /// The kernel that [`Linear::run`] launches behind it.
+    pub second: Option<SecondPass>,
+}
+
+/// What a kernel behind a product does with its output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecondPass {
+    /// Adds the bias in place.
+    Bias,
+    /// Brings f32 sums to scale: reads them from scratch, and writes the output.
+    Scale,
 }
 
 /// A kernel that can run a shape.
@@ -327,9 +338,11 @@ impl Linear {
     /// [`Linear::route`] of a kernel that need not be the planned one.
     pub fn route_of(&self, shape: &LinearShape, m: usize, candidate: &Candidate) -> Route {
         let (fp8_input, silu) = (shape.weights == Weights::Fp8, shape.epilogue == Epilogue::SiluMul);
-        let bare = Route { kernel: *candidate, folds_norm: false, fp8_input, folds_silu: false, maxima: None };
+        let bare =
+            Route { kernel: *candidate, folds_norm: false, fp8_input, folds_silu: false, maxima: None, second: None };
         match candidate {
-            Candidate::CublasLt { .. } | Candidate::CublasLtScaled { .. } => bare,
+            Candidate::CublasLt { .. } => Route { second: shape.bias.then_some(SecondPass::Bias), ..bare },
+            Candidate::CublasLtScaled { .. } => Route { second: Some(SecondPass::Scale), ..bare },
             Candidate::Own { variant } => {
                 Route { folds_silu: silu, maxima: self.maxima_of(shape, m, *variant), ..bare }
             }

@@ -9,6 +9,7 @@ pub mod checksum;
 pub mod config;
 mod config_json;
 mod config_moe;
+mod cost;
 pub mod error;
 mod gguf;
 mod gguf_blocks;

@@ -1,13 +1,12 @@
 //! Random weights: a counter-based generator, so that any element can be made alone, in any order, by any thread.
 
+use strobe_stats::{SPLITMIX_STEP as STEP, splitmix64_mix as mix};
+
 /// The numbers of one tensor: a pure function of (seed, tensor name, element index).
 #[derive(Clone, Copy, Debug)]
 pub struct RandomTensor {
     key: u64,
 }
-
-/// Weyl increment of SplitMix64: an odd number close to 2^64 divided by the golden ratio.
-const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Sixteen-bit fields summed for one value, their mean and the standard deviation of the sum.
 const FIELDS: f64 = 4.0;
@@ -55,14 +54,6 @@ fn field_sum(bits: u64) -> i32 {
     const ODD_FIELDS: u64 = 0x0000_FFFF_0000_FFFF;
     let pairs = (bits & ODD_FIELDS) + ((bits >> 16) & ODD_FIELDS);
     ((pairs >> 32) + (pairs & 0xFFFF_FFFF)) as i32
-}
-
-/// SplitMix64's output function.
-#[inline(always)]
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! One metric over many requests, in the anchor's seven numbers.
+//! One metric over many requests, in trtllm-bench's seven numbers.
 
 use serde::Serialize;
 

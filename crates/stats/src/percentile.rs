@@ -12,7 +12,7 @@ use serde::Serialize;
 pub enum PercentileRule {
     /// Linear interpolation between the neighbours (Hyndman and Fan's type 7, NumPy's default).
     Linear,
-    /// The anchor's way: the value at index `trunc(n*q)`, no interpolation.
+    /// trtllm-bench's way: the value at index `trunc(n*q)`, no interpolation.
     Nearest,
 }
 

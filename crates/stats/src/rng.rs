@@ -119,6 +119,7 @@ pub fn splitmix64(state: &mut u64) -> u64 {
 }
 
 /// The mixing function of splitmix64: for counter-based generators, whose state is a function of a place.
+#[inline]
 #[must_use]
 pub fn splitmix64_mix(state: u64) -> u64 {
     let mut z = state;

@@ -15,7 +15,7 @@ mod model;
 pub mod nsys;
 mod parquet;
 mod ranks;
-mod utc;
+pub mod utc;
 
 pub use error::TraceError;
 pub use intern::{Interner, StrId};

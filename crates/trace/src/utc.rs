@@ -1,11 +1,36 @@
 //! Calendar text for a point in time, without a calendar library.
 
+/// A point in time by the calendar, in UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Civil {
+    /// Gregorian year.
+    pub year: i64,
+    /// 1 to 12.
+    pub month: i64,
+    /// 1 to 31.
+    pub day: i64,
+    /// 0 to 23.
+    pub hour: i64,
+    /// 0 to 59.
+    pub minute: i64,
+    /// 0 to 59.
+    pub second: i64,
+}
+
+impl Civil {
+    /// The second that holds this nanosecond, counted from 1970-01-01.
+    pub fn of(epoch_ns: i64) -> Civil {
+        let seconds = epoch_ns.div_euclid(1_000_000_000);
+        let (days, of_day) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+        let (year, month, day) = civil_from_days(days);
+        Civil { year, month, day, hour: of_day / 3600, minute: of_day / 60 % 60, second: of_day % 60 }
+    }
+}
+
 /// `YYYY-MM-DDTHH:MM:SS` (UTC) for nanoseconds since 1970-01-01.
 pub(crate) fn to_text(epoch_ns: i64) -> String {
-    let seconds = epoch_ns.div_euclid(1_000_000_000);
-    let (days, of_day) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    let (year, month, day) = civil_from_days(days);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}", of_day / 3600, of_day / 60 % 60, of_day % 60)
+    let Civil { year, month, day, hour, minute, second } = Civil::of(epoch_ns);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
 }
 
 /// Gregorian date of a day counted from 1970-01-01. Years are taken to begin in March, so that the leap

@@ -2,24 +2,19 @@
 //!
 //! This crate is arithmetic on plain values. It knows nothing of engines, tokenizers, devices or
 //! terminals: a dataset comes in as a file, a run comes in as [`RequestRecord`]s on one monotonic
-//! clock, and what goes out are numbers ([`Metrics`]) and strings ([`anchor_text()`]).
+//! clock, and what goes out are numbers ([`Metrics`]) and strings ([`trtllm_text()`]).
 //!
-//! "The anchor" in these pages is `trtllm-bench`, whose dataset lines, report rows and JSON keys
-//! strobe reads and writes.
+//! trtllm-bench is TensorRT-LLM's benchmark, whose dataset lines, report rows and JSON keys strobe reads and writes.
 
-pub mod anchor_json;
-pub mod anchor_text;
 pub mod arrival;
 pub mod dataset;
 pub mod json_lines;
 pub mod metrics;
 pub mod record;
 pub mod strobe_text;
+pub mod trtllm_json;
+pub mod trtllm_text;
 
-pub use anchor_json::{
-    EngineInfo, MachineInfo, ReportContext, WorldInfo, anchor_report, anchor_requests, anchor_requests_with_text,
-};
-pub use anchor_text::anchor_text;
 pub use arrival::{Arrival, ArrivalError, Arrivals, arrival_times_ns};
 pub use dataset::{
     DatasetError, Lengths, NormDist, Prompt, RealOutput, RealSample, Sample, SyntheticSpec, UnifDist, check_ids,
@@ -30,3 +25,7 @@ pub use metrics::{ClientLag, LittleCheck, MetricError, MetricOptions, Metrics, P
 pub use record::{Outcome, RequestRecord};
 pub use strobe_stats::{Distribution, Interval, PercentileRule, Rng};
 pub use strobe_text::strobe_text;
+pub use trtllm_json::{
+    EngineInfo, MachineInfo, ReportContext, WorldInfo, trtllm_report, trtllm_requests, trtllm_requests_with_text,
+};
+pub use trtllm_text::trtllm_text;

@@ -1,9 +1,9 @@
-//! What strobe reports beyond the anchor's rows, each number with its formula.
+//! What strobe reports beyond trtllm-bench's rows, each number with its formula.
 
 use std::fmt::Write;
 
-use crate::anchor_text::heading;
 use crate::metrics::{LittleCheck, Metrics, Phase, Phases};
+use crate::trtllm_text::heading;
 use strobe_stats::Distribution;
 
 /// The report's second half: failures, stamp-based latencies, token gaps, client lag, Little's

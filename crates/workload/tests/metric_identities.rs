@@ -253,7 +253,7 @@ fn the_rules_differ_as_published() {
     let p90 = |rule| percentile(&ten, 0.9, rule).unwrap();
     assert!(close(p90(PercentileRule::Linear), 9.1));
     assert_eq!(p90(PercentileRule::Nearest), 10.0);
-    // By the anchor's rule P50 of an even count is the upper median, and P99 is the maximum up to
+    // by trtllm-bench's rule P50 of an even count is the upper median, and P99 is the maximum up to
     // 100 values.
     assert_eq!(percentile(&ten, 0.5, PercentileRule::Nearest), Some(6.0));
     let hundred: Vec<f64> = (1..=100).map(f64::from).collect();

@@ -1,12 +1,12 @@
-//! The anchor's report, byte for byte, of a run small enough to compute by hand.
+//! trtllm-bench's report, byte for byte, of a run small enough to compute by hand.
 
 mod common;
 
 use common::{record, three_requests};
 use serde_json::{Map, Value, json};
 use strobe_workload::{
-    EngineInfo, MachineInfo, MetricOptions, Metrics, PercentileRule, ReportContext, WorldInfo, anchor_report,
-    anchor_requests, anchor_requests_with_text, anchor_text, metrics, strobe_text,
+    EngineInfo, MachineInfo, MetricOptions, Metrics, PercentileRule, ReportContext, WorldInfo, metrics, strobe_text,
+    trtllm_report, trtllm_requests, trtllm_requests_with_text, trtllm_text,
 };
 
 fn run(streaming: bool) -> Metrics {
@@ -45,14 +45,14 @@ fn context() -> ReportContext {
 
 #[test]
 fn the_streaming_report() {
-    let text = anchor_text(&run(true), &context(), "linear, N = 3");
+    let text = trtllm_text(&run(true), &context(), "linear, N = 3");
     assert_eq!(text, include_str!("golden/report.txt"));
 }
 
 #[test]
 fn without_streaming_only_the_streaming_rows_go() {
-    let streaming = anchor_text(&run(true), &context(), "");
-    let plain = anchor_text(&run(false), &context(), "");
+    let streaming = trtllm_text(&run(true), &context(), "");
+    let plain = trtllm_text(&run(false), &context(), "");
     let kept: Vec<&str> = streaming
         .lines()
         .filter(|line| !["TTFT", "TPOT", "GTPS", "Output Speed"].iter().any(|word| line.contains(word)))
@@ -69,7 +69,7 @@ fn unknown_numbers_are_never_printed_as_zero() {
     let mut ctx = context();
     ctx.machine = None;
     ctx.world.kv_cache_percentage = None;
-    let text = anchor_text(&m, &ctx, "");
+    let text = trtllm_text(&m, &ctx, "");
     for row in [
         "Issue Rate (req/sec):   N/A",
         "KV Memory Percentage:   N/A",
@@ -79,7 +79,7 @@ fn unknown_numbers_are_never_printed_as_zero() {
     ] {
         assert!(text.contains(row), "{row:?} is not in:\n{text}");
     }
-    let report = anchor_report(&m, &ctx);
+    let report = trtllm_report(&m, &ctx);
     assert_eq!(report["machine"], Value::Null);
     for (section, key) in [
         ("world_info", "issue_rate"),
@@ -97,7 +97,7 @@ fn keys(value: &Value) -> Vec<&str> {
 
 #[test]
 fn the_report_json_has_the_anchors_keys() {
-    let report = anchor_report(&run(true), &context());
+    let report = trtllm_report(&run(true), &context());
     assert_eq!(
         keys(&report),
         ["engine", "machine", "world_info", "request_info", "performance", "streaming_metrics", "dataset", "strobe"]
@@ -177,7 +177,7 @@ fn the_report_json_has_the_anchors_keys() {
     assert_eq!(report["strobe"]["weights"], json!("random"));
     assert_eq!(report["strobe"]["metrics"]["percentile_rule"], json!("linear"));
     assert!(report["strobe"]["metrics"].get("phases").is_none());
-    assert!(anchor_report(&run(false), &context()).get("streaming_metrics").is_none());
+    assert!(trtllm_report(&run(false), &context()).get("streaming_metrics").is_none());
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn the_request_json_has_the_anchors_keys_in_ns() {
     records[1].error = Some("out of blocks".to_string());
     records[1].token_times_ns.clear();
     records[1].first_scheduled_ns = None;
-    let list = anchor_requests_with_text(&records, &|r| (r.id == 0).then(|| "text".to_string()));
+    let list = trtllm_requests_with_text(&records, &|r| (r.id == 0).then(|| "text".to_string()));
     let first = &list[0];
     let expected = [
         ("id", json!(0)),
@@ -216,7 +216,7 @@ fn the_request_json_has_the_anchors_keys_in_ns() {
     for key in ["first_token_timestamp", "end_timestamp", "decode_iteration", "end_to_end_latency", "output"] {
         assert!(failed.get(key).is_none(), "{key}");
     }
-    assert!(anchor_requests(&records)[0].get("output").is_none());
+    assert!(trtllm_requests(&records)[0].get("output").is_none());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::names::{telling, unlike};
 use super::runs::{Quantity, WholeRuns, says_something};
 use super::verdict::{Outcome, Scale, group_sentence};
 use super::{Basis, BurstPair, Comparison, GroupComparison, Interval, KernelChange};
-use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use crate::sheet::{Column, Report, Role, Sheet, Unit, Value};
 
 /// Kinds of iteration that are told in a sentence each.
 const SENTENCES: usize = 3;
@@ -112,9 +112,9 @@ impl Comparison {
             Column::new("Change", Unit::NsChange),
             Column::new("of A", Unit::ShareChange),
             Column::new("95 % CI", Unit::NsInterval),
-            Column::new("Kernels A", Unit::Number),
+            Column::new("Kernels A", Unit::Number).role(Role::Kernels),
             Column::new("Kernels B", Unit::Number),
-            Column::new("Launches A", Unit::Number),
+            Column::new("Launches A", Unit::Number).role(Role::Launches),
             Column::new("Launches B", Unit::Number),
             Column::new("Outcome", Unit::Text),
         ];
@@ -203,7 +203,7 @@ impl Comparison {
             Column::new("Category", Unit::Text),
             Column::new("Kernel A", Unit::Text),
             Column::new("Kernel B", Unit::Text),
-            Column::new("Matched by", Unit::Text),
+            Column::new("Matched by", Unit::Text).role(Role::How),
             Column::new("Runs A", Unit::Number),
             Column::new("Runs B", Unit::Number),
             Column::new("Time A", Unit::Ns),
@@ -304,7 +304,7 @@ impl Comparison {
             Column::new("Wall A", Unit::Ns),
             Column::new("Wall B", Unit::Ns),
             Column::new("of A", Unit::ShareChange),
-            Column::new("Kernels A", Unit::Count),
+            Column::new("Kernels A", Unit::Count).role(Role::Kernels),
             Column::new("Kernels B", Unit::Count),
             Column::new("Kernel time A", Unit::Ns),
             Column::new("Kernel time B", Unit::Ns),

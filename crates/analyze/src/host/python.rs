@@ -10,7 +10,7 @@ use super::{Class, Event, Explainer, Stretch, plain};
 use crate::context::Context;
 use crate::gaps::thread_text;
 use crate::intervals::{Span, SpanSet};
-use crate::sheet::{Column, Sheet, Unit, Value};
+use crate::sheet::{Column, Role, Sheet, Unit, Value};
 
 #[derive(Clone, Copy, Default)]
 struct Sum {
@@ -95,7 +95,7 @@ pub(crate) fn gil_sheet(context: &Context) -> Option<Sheet> {
     }
     let columns = [
         Column::new("waiting thread", Unit::Text),
-        Column::new("held by", Unit::Text),
+        Column::new("held by", Unit::Text).role(Role::How),
         Column::new("times", Unit::Count),
         Column::new("waited", Unit::Ns),
         Column::new("per iteration", Unit::Ns),

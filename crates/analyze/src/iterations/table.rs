@@ -6,7 +6,7 @@ use super::steps::{choose_range, repeating_ranges};
 use super::{Candidate, Confidence, Detected, Method};
 use crate::context::Context;
 use crate::intervals::{Span, SpanSet};
-use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use crate::sheet::{Column, Report, Role, Sheet, Unit, Value};
 use serde::Serialize;
 
 impl Detected {
@@ -167,7 +167,7 @@ pub fn report(context: &Context) -> Report {
         Column::new("gen requests", Unit::Count),
         Column::new("ctx tokens", Unit::Count),
         Column::new("gen tokens", Unit::Count),
-        Column::new("process", Unit::Id),
+        Column::new("process", Unit::Id).role(Role::Process),
         Column::new("wall", Unit::Ns),
         Column::new("device busy", Unit::Ns),
         Column::new("device idle", Unit::Ns),
@@ -175,8 +175,8 @@ pub fn report(context: &Context) -> Report {
         Column::new("ops", Unit::Count),
         Column::new("kernels", Unit::Count).may_hide(),
         Column::new("launches", Unit::Count).may_hide(),
-        Column::new("device start", Unit::Moment),
-        Column::new("device end", Unit::Moment),
+        Column::new("device start", Unit::Moment).role(Role::Start),
+        Column::new("device end", Unit::Moment).role(Role::End),
     ];
     let mut sheet = Sheet::new("iterations", columns);
     let all = figures(trace, detected);

@@ -6,8 +6,8 @@ use strobe_trace::{NONE, OpKind, RangeSource, StrId, Trace, range_flags};
 
 use super::projection::{Launches, Projected, takes_part};
 use super::spread::{Spread, summarize};
-use super::sums::{WithHiddenGraphs, is_kernel, not_recorded, slot, slots, time_report};
-use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use super::sums::{STYLE, WithHiddenGraphs, is_kernel, not_recorded, slot, slots, time_report};
+use crate::sheet::{Column, Report, Role, SPREAD, Sheet, Unit, Value};
 
 /// Host time of ranges by name (`nvtx_sum`).
 pub(super) fn host_time(trace: &Trace) -> Report {
@@ -38,7 +38,7 @@ pub(super) fn host_time(trace: &Trace) -> Report {
     let unclosed =
         (0..ranges.len()).filter(|&i| row(i).is_some() && ranges.flags[i] & range_flags::UNCLOSED != 0).count();
     let rows = sums.into_iter().map(|((label, style), s)| (vec![style.into(), label.into()], s));
-    let report = time_report(name, title, &["Instances", "Style", "Range"], rows);
+    let report = time_report(name, title, &["Instances", STYLE, "Range"], rows);
     match unclosed {
         0 => report,
         1 => report.note("1 range was never closed: it is counted up to the last moment of any range."),
@@ -76,10 +76,11 @@ pub(super) fn projected(trace: &Trace) -> Report {
         sum.children += i64::from(p.children);
     }
 
-    let time = |name: &str| Column::new(format!("{name} (ns)"), Unit::Ns);
-    let mut columns = vec![Column::new("Range", Unit::Text), Column::new("Style", Unit::Text)];
-    columns.extend([time("Total Proj Time"), time("Total Range Time"), Column::new("Range Instances", Unit::Count)]);
-    columns.extend(["Proj Avg", "Proj Med", "Proj Min", "Proj Max", "Proj StdDev"].map(time));
+    let style = Column::new(STYLE, Unit::Text).role(Role::Style);
+    let mut columns = vec![Column::new("Range", Unit::Text), style];
+    columns.extend(["Total Proj Time", "Total Range Time"].map(Column::in_ns));
+    columns.push(Column::new("Range Instances", Unit::Count));
+    columns.extend(SPREAD.map(|(name, role)| Column::in_ns(&format!("Proj {name}")).role(role)));
     columns.push(Column::new("Total GPU Ops", Unit::Count));
     columns.extend(["Avg GPU Ops", "Avg Range Lvl", "Avg Num Child"].map(|name| Column::new(name, Unit::Number)));
     let mut sheet = Sheet::new(name, columns);
@@ -152,11 +153,12 @@ pub(super) fn kernels(trace: &Trace) -> Report {
         a.range.cmp(&b.range).then_with(|| place(a).cmp(&place(b))).then_with(|| a.kernel.cmp(&b.kernel))
     });
 
-    let time = |name: &str| Column::new(format!("{name} (ns)"), Unit::Ns);
-    let mut columns = vec![Column::new("NVTX Range", Unit::Text), Column::new("Style", Unit::Text)];
+    let style = Column::new(STYLE, Unit::Text).role(Role::Style);
+    let mut columns = vec![Column::new("NVTX Range", Unit::Text), style];
     columns.extend(["PID", "TID"].map(|name| Column::new(name, Unit::Number)));
     columns.extend(["NVTX Inst", "Kern Inst"].map(|name| Column::new(name, Unit::Count)));
-    columns.extend(["Total Time", "Avg", "Med", "Min", "Max", "StdDev"].map(time));
+    columns.push(Column::in_ns("Total Time"));
+    columns.extend(SPREAD.map(|(name, role)| Column::in_ns(name).role(role)));
     columns.push(Column::new("Kernel Name", Unit::Text));
     let mut sheet = Sheet::new(name, columns);
     for row in rows {

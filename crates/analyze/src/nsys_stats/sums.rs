@@ -4,7 +4,7 @@ use strobe_trace::{CallKind, OpKind, StrId, Trace};
 
 use super::spread::{Spread, summarize};
 use crate::intervals::{Span, SpanSet};
-use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use crate::sheet::{Column, Report, Role, SPREAD, Sheet, Unit, Value};
 
 /// Kernels by name (`cuda_gpu_kern_sum`); for an engine on the CPU its ops by implementation.
 pub(super) fn kernels(trace: &Trace) -> Report {
@@ -41,9 +41,8 @@ pub(super) fn memory_size(trace: &Trace) -> Report {
     if sums.is_empty() {
         return Report::absent(name, title, no_device_work(trace, "copies or fills of memory"));
     }
-    let size = |name: &str| Column::new(format!("{name} (MB)"), Unit::Bytes);
-    let mut columns = vec![size("Total"), Column::new("Count", Unit::Count)];
-    columns.extend(["Avg", "Med", "Min", "Max", "StdDev"].map(size));
+    let mut columns = vec![Column::in_megabytes("Total"), Column::new("Count", Unit::Count)];
+    columns.extend(SPREAD.map(|(name, role)| Column::in_megabytes(name).role(role)));
     columns.push(Column::new("Operation", Unit::Text));
     let mut sheet = Sheet::new(name, columns);
     for (operation, spread) in sums {
@@ -135,6 +134,9 @@ pub(crate) fn without_version(name: &str) -> &str {
     if digits.is_some_and(|d| d.bytes().all(|b| b.is_ascii_digit())) { head } else { name }
 }
 
+/// The column of how a range was made.
+pub(super) const STYLE: &str = "Style";
+
 /// A table of times: share of the listed time, total, count, spread, and the words that `last` names.
 pub(super) fn time_report(
     name: &'static str,
@@ -142,11 +144,14 @@ pub(super) fn time_report(
     count_and_last: &[&str],
     rows: impl IntoIterator<Item = (Vec<Value>, Spread)>,
 ) -> Report {
-    let time = |name: &str| Column::new(format!("{name} (ns)"), Unit::Ns);
     let (count, last) = count_and_last.split_first().map_or(("Count", &[][..]), |(c, l)| (*c, l));
-    let mut columns = vec![Column::new("Time (%)", Unit::Share), time("Total Time"), Column::new(count, Unit::Count)];
-    columns.extend(["Avg", "Med", "Min", "Max", "StdDev"].map(time));
-    columns.extend(last.iter().map(|&name| Column::new(name, Unit::Text)));
+    let total = Column::in_ns("Total Time");
+    let mut columns = vec![Column::in_percent("Time (%)"), total, Column::new(count, Unit::Count)];
+    columns.extend(SPREAD.map(|(name, role)| Column::in_ns(name).role(role)));
+    columns.extend(last.iter().map(|&name| match name {
+        STYLE => Column::new(name, Unit::Text).role(Role::Style),
+        _ => Column::new(name, Unit::Text),
+    }));
     let mut sheet = Sheet::new(name, columns);
     let rows: Vec<(Vec<Value>, Spread)> = rows.into_iter().collect();
     let listed = rows.iter().map(|(_, s)| i128::from(s.total)).sum::<i128>() as f64;

@@ -11,7 +11,7 @@ use strobe_engine::{Engine, EngineError, IterationLimits, IterationRecord, Outbo
 use strobe_workload::RequestRecord;
 
 use crate::run_writer::RunWriter;
-use crate::{interrupt, output, progress};
+use crate::{interrupt, iteration_json, output, progress};
 
 /// One request of a run.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ pub struct Load {
     pub concurrency: usize,
     /// What all requests have in common.
     pub params: SamplingParams,
-    /// Print the anchor's old-style line for every iteration.
+    /// Print the line of older TensorRT-LLM logs for every iteration.
     pub log_iterations: bool,
     /// What to say behind every such line.
     pub log_remark: &'static str,
@@ -235,7 +235,11 @@ fn take_iterations(run: &mut RunData, outbox: &Outbox, limits: &IterationLimits,
         iteration.decisions.0 += shift;
         run.iterations.push(iteration);
         if load.log_iterations {
-            output::line(&format!("[strobe][INFO] {}{}", iteration.to_old_style(limits), load.log_remark));
+            output::line(&format!(
+                "[strobe][INFO] {}{}",
+                iteration_json::to_old_style(&iteration, limits),
+                load.log_remark
+            ));
         }
     }
     run.recordings.extend(outbox.recordings.iter().cloned());

@@ -3,6 +3,7 @@
 pub mod balance;
 pub mod client;
 pub mod experts;
+mod facts;
 pub mod host;
 pub mod html;
 pub mod kernels;

@@ -14,12 +14,13 @@ use strobe_kernels_cuda::{GpuSamples, RecorderCost};
 use strobe_stats::{Spread, spread};
 use strobe_trace::Trace;
 use strobe_workload::{
-    Metrics, PercentileRule, ReportContext, WorldInfo, anchor_json::EngineInfo as AnchorEngine,
-    anchor_json::MachineInfo, anchor_report,
+    Metrics, PercentileRule, ReportContext, WorldInfo, trtllm_json::EngineInfo as TrtllmEngine,
+    trtllm_json::MachineInfo, trtllm_report,
 };
 
 use super::client::RunData;
 use super::experts::{self, ExpertReport};
+use super::facts::Facts;
 use super::overhead::{self, Overhead};
 use super::start::Start;
 use super::utilization::{FullBatchDecode, Utilization, prefill_tokens_per_s};
@@ -160,7 +161,7 @@ fn window_state(run: &RunData, window: &Window) -> &'static str {
 }
 
 /// The machine's part in a run, with the verdict on it.
-fn host_json(host: &HostReadings) -> Value {
+pub(super) fn host_json(host: &HostReadings) -> Value {
     let mut value = json!(host);
     if let Some(share) = host.cpu_wait_share() {
         value["cpu_wait_share"] = json!(share);
@@ -233,7 +234,7 @@ impl Outcome {
     /// What a report says that does not follow from the records.
     pub fn context(&self) -> ReportContext {
         let build = &self.config.build;
-        let mut strobe = Map::new();
+        let mut strobe = Facts::of(self).json;
         let mut put = |key: &str, value: Value| strobe.insert(key.to_string(), value);
         put("partial", json!(self.run.partial));
         if let Some(balance) = &self.info.perfect_router {
@@ -242,50 +243,9 @@ impl Outcome {
         if let Some(report) = ExpertReport::of(self) {
             put("experts", report.to_json());
         }
-        put("command", json!(self.command));
-        put("arrival", json!(self.arrival));
-        put("weights", json!(self.config.describe_origin()));
-        put("machine", json!(self.machine));
-        if let Some(host) = &self.run.host {
-            put("host", host_json(host));
-        }
-        put("build_config", self.config.to_json()["build_config"].clone());
-        put("peaks", json!(self.peaks));
-        let (ops_per_s, of_type) = self.peaks.of_products(build);
-        let exceeded = self.utilization.iter().any(|row| row.mfu > 1.0);
-        let measured = &self.peaks.flops_measured;
-        put(
-            "mfu_denominator",
-            json!({"ops_per_s": ops_per_s, "type": of_type, "measured": measured, "exceeded": exceeded}),
-        );
         put("utilization", json!(self.utilization));
         if let Some(full) = FullBatchDecode::of(&self.run.iterations) {
             put("full_batch_decode", json!(full));
-        }
-        if let Some(start) = &self.start {
-            put("start", json!(start));
-        }
-        put(
-            "memory",
-            json!({
-                "peak_rss_bytes": self.peak_resident(),
-                "weights_bytes": self.info.memory.weights_bytes,
-                "weights_mapped": self.mapped,
-                "kv_cache_reserved_bytes": self.info.memory.kv_cache_bytes,
-                "kv_cache_peak_used_bytes": u64::from(self.peak_kv_blocks()) * self.kv_block_bytes(),
-                "activations_reserved_bytes": self.info.memory.activation_bytes,
-                "workspace_bytes": self.info.memory.workspace_bytes,
-                "graphs_bytes": self.info.memory.graph_bytes,
-                "gpu_peak_used_bytes": self.gpu_memory().map(|(peak, _)| peak),
-                "gpu_outside_pools_bytes": self.gpu_memory().map(|(_, rest)| rest),
-            }),
-        );
-        if let Some(facts) = self.info.device.cuda() {
-            put("cuda", json!(facts));
-            put("overlap_scheduler", json!(self.info.overlap));
-        }
-        if let Some(samples) = &self.samples {
-            put("gpu_samples", json!(samples.summary()));
         }
         put("iterations", json!(self.run.iterations.len()));
         put("repeats", json!(self.repeats));
@@ -327,7 +287,7 @@ impl Outcome {
             );
         }
         ReportContext {
-            engine: AnchorEngine {
+            engine: TrtllmEngine {
                 model: self.config.model_name.clone(),
                 model_path: match self.config.weights {
                     WeightsOrigin::Checkpoint => Some(self.config.model_name.clone()),
@@ -377,7 +337,7 @@ impl Outcome {
     pub fn report(&self) -> Value {
         let context = self.context();
         match &self.metrics {
-            Ok(metrics) => anchor_report(metrics, &context),
+            Ok(metrics) => trtllm_report(metrics, &context),
             Err(error) => json!({"error": format!("{error:#}"), "strobe": context.strobe}),
         }
     }

@@ -4,15 +4,13 @@ use std::fmt::Write;
 
 use strobe_analyze::budget::{IterationBudget, Part, budget_by_kind, budgets};
 use strobe_analyze::top_ops::{OpSummary, top_ops};
-use strobe_engine::cuda::CudaFacts;
-use strobe_engine::device::DeviceFacts;
-use strobe_kernels_cuda::{GpuLimits, GpuSummary, SeriesSummary, Throttling};
 use strobe_report::human;
 use strobe_report::table::{Cell, Table};
 use strobe_trace::{IterationKind, Trace};
-use strobe_workload::{anchor_text, strobe_text};
+use strobe_workload::{strobe_text, trtllm_text};
 
 use super::experts::{self, ExpertReport};
+use super::facts::Facts;
 use super::outcome::{Outcome, RepeatFigures, spreads};
 use super::utilization::FullBatchDecode;
 use super::{host, html};
@@ -45,7 +43,7 @@ pub fn report(outcome: &Outcome, width: usize) -> String {
     }
     match &outcome.metrics {
         Ok(metrics) => {
-            text.push_str(&anchor_text(metrics, &outcome.context(), &outcome.rule.to_string()));
+            text.push_str(&trtllm_text(metrics, &outcome.context(), &outcome.rule.to_string()));
             text.push('\n');
             text.push_str(&strobe_text(metrics));
         }
@@ -73,77 +71,7 @@ pub fn report(outcome: &Outcome, width: usize) -> String {
 
 fn details(text: &mut String, outcome: &Outcome, width: usize) {
     heading(text, "MACHINE, MEMORY AND UTILIZATION");
-    let build = &outcome.config.build;
-    let on = |flag: bool| if flag { "enable" } else { "disable" };
-    let memory = &outcome.info.memory;
-    let peaks = &outcome.peaks;
-    let mut rows = vec![
-        ("Weights:", format!("{}, {}", outcome.config.describe_origin(), build.describe_weights())),
-        ("CPU:", format!("{}, {} cores", outcome.machine.cpu, outcome.machine.cores)),
-    ];
-    match &outcome.info.device {
-        DeviceFacts::Cpu { tier, threads } => rows.push(("SIMD tier, threads:", format!("{}, {threads}", tier.name()))),
-        DeviceFacts::Cuda(facts) => rows.extend(gpu_rows(outcome, facts)),
-    }
-    let (ops_per_s, of_type) = peaks.of_products(build);
-    rows.extend([
-        (
-            "Build:",
-            format!(
-                "gemm-plugin {}, context-fmha {}, paged-kv-cache {}, tokens-per-block {}",
-                build.gemm_plugin_name(),
-                on(build.context_fmha),
-                on(build.paged_kv_cache),
-                build.tokens_per_block
-            ),
-        ),
-        ("Arrivals:", outcome.arrival.clone()),
-        (
-            "Peak FLOP/s (denominator of MFU):",
-            format!("{} {of_type}, measured {}", human::flops_per_s(ops_per_s), peaks.flops_measured),
-        ),
-        (
-            "Bandwidth (denominator of MBU):",
-            format!("{} read, measured {}", human::bytes_per_s(peaks.read_bytes_per_s), peaks.bandwidth_measured),
-        ),
-    ]);
-    rows.extend(outcome.run.host.as_ref().map(|host| ("Machine:", host::line(host))));
-    rows.extend(outcome.start.as_ref().map(|start| ("Start to first token:", start.to_string())));
-    let resident = outcome.peak_resident().map_or(human::NOT_KNOWN.into(), human::bytes);
-    let on_gpu = outcome.info.device.cuda().is_some();
-    rows.push((if on_gpu { "Peak host memory (RSS):" } else { "Peak memory (RSS):" }, resident));
-    if let Some((peak, _)) = outcome.gpu_memory() {
-        rows.push(("Peak GPU memory (NVML):", format!("{}, all processes", human::bytes(peak))));
-    } else if on_gpu {
-        rows.push(("Peak GPU memory (NVML):", human::NOT_KNOWN.into()));
-    }
-    let kept = match (on_gpu, outcome.mapped) {
-        (true, _) => "on the GPU",
-        (false, true) => "mapped from the engine's file",
-        (false, false) => "in memory",
-    };
-    rows.extend([
-        ("  weights:", format!("{}, {kept}", human::bytes(memory.weights_bytes))),
-        (
-            "  KV cache:",
-            format!(
-                "{} used at most, {} reserved ({} of {} blocks)",
-                human::bytes(u64::from(outcome.peak_kv_blocks()) * outcome.kv_block_bytes()),
-                human::bytes(memory.kv_cache_bytes),
-                outcome.peak_kv_blocks(),
-                outcome.info.limits.kv_blocks
-            ),
-        ),
-        ("  activations:", format!("{} reserved", human::bytes(memory.activation_bytes))),
-    ]);
-    if memory.workspace_bytes + memory.graph_bytes > 0 {
-        let (workspace, graphs) = (human::bytes(memory.workspace_bytes), human::bytes(memory.graph_bytes));
-        rows.push(("  workspace, graphs:", format!("{workspace}, {graphs}")));
-    }
-    if let Some((_, rest)) = outcome.gpu_memory() {
-        rows.push(("  rest:", format!("{}: context, kernels, libraries, other processes", human::bytes(rest))));
-    }
-    for (label, value) in rows {
+    for (label, value) in Facts::of(outcome).rows {
         let _ = writeln!(text, "{label:<38}{value}");
     }
     text.push('\n');
@@ -236,116 +164,6 @@ pub fn spread_section(text: &mut String, repeats: &[RepeatFigures], width: usize
     for (index, reason) in disturbed.filter_map(|(index, reason)| Some((index, reason?))) {
         let _ = writeln!(text, "Run {} was disturbed: {reason}", index + 1);
     }
-}
-
-/// Growing numbers, runs of equal steps in short: `1, 2, 4, 8 to 128 by 8`.
-fn sizes_in_words(sizes: &[usize]) -> String {
-    let mut parts = Vec::new();
-    let mut at = 0;
-    while at < sizes.len() {
-        let step = sizes.get(at + 1).map_or(0, |next| next - sizes[at]);
-        let mut end = at + 1;
-        while end < sizes.len() && sizes[end] - sizes[end - 1] == step {
-            end += 1;
-        }
-        if end - at > 3 {
-            parts.push(format!("{} to {} by {step}", sizes[at], sizes[end - 1]));
-            at = end;
-        } else {
-            parts.push(sizes[at].to_string());
-            at += 1;
-        }
-    }
-    parts.join(", ")
-}
-
-/// What is said of a GPU: itself, how steps were launched, and what it was seen to do.
-fn gpu_rows(outcome: &Outcome, facts: &CudaFacts) -> Vec<(&'static str, String)> {
-    let on = |flag: bool| if flag { "enable" } else { "disable" };
-    let device = &facts.device;
-    let graphs = match facts.graph_buckets.as_slice() {
-        [] => "disable".into(),
-        sizes => format!("enable, {} batch sizes: {}", sizes.len(), sizes_in_words(sizes)),
-    };
-    let (compiled, cached) = (facts.kernels.compiled, facts.kernels.cached);
-    let mut rows = vec![
-        (
-            "GPU:",
-            format!(
-                "{}, {}, {} SMs, {}",
-                device.name,
-                facts.arch,
-                device.multiprocessors,
-                human::bytes(device.memory_bytes)
-            ),
-        ),
-        ("CUDA graphs:", graphs),
-        ("Overlap scheduler:", on(outcome.info.overlap).into()),
-        ("Kernel files:", format!("{compiled} compiled now, {cached} from the cache")),
-    ];
-    let mut winners: Vec<(String, usize)> = Vec::new();
-    for choice in &facts.gemm.choices {
-        let name = choice.winner.family();
-        match winners.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, count)) => *count += 1,
-            None => winners.push((name.to_string(), 1)),
-        }
-    }
-    let list: Vec<_> = winners.iter().map(|(name, count)| format!("{name} {count}")).collect();
-    rows.push((
-        "GEMM choices (shapes x batch sizes):",
-        format!("{} ({} measured now)", list.join(", "), facts.gemm_measured),
-    ));
-    let start: Vec<_> = facts.start_ms.iter().map(|(name, ms)| format!("{name} {}", human::ns(ms * 1e6))).collect();
-    rows.push(("Start:", start.join(", ")));
-    if let Some(samples) = &outcome.samples {
-        let summary = samples.summary();
-        for series in &summary.series {
-            rows.extend(nvml_row(series, &summary.limits));
-        }
-        rows.extend(throttling(&summary));
-    }
-    rows
-}
-
-/// A sampled series in a line. Memory is said with the pools it is made of.
-fn nvml_row(series: &SeriesSummary, limits: &GpuLimits) -> Option<(&'static str, String)> {
-    let limit = |limit: Option<f64>| limit.map_or(String::new(), |limit| format!(" of {}", human::number(limit)));
-    let (label, limit) = match series.name {
-        "GPU memory used" => return None,
-        "Power" => ("GPU power (averages of a second):", limit(limits.power_w)),
-        "SM clock" => ("GPU SM clock:", limit(limits.sm_clock_mhz)),
-        "Memory clock" => ("GPU memory clock:", String::new()),
-        "GPU utilisation" => ("GPU busy, by NVML:", String::new()),
-        "Memory utilisation" => ("GPU memory busy, by NVML:", String::new()),
-        "Temperature" => ("GPU temperature:", String::new()),
-        other => (other, String::new()),
-    };
-    let unit = if series.unit == "C" { "°C" } else { series.unit };
-    let [min, mean, peak] = [series.min, series.mean, series.peak].map(|value| format!("{value:.0}"));
-    Some((label, format!("mean {mean}, {min} to {peak}{limit} {unit}")))
-}
-
-/// SM clocks within this share of the maximum are as good as it.
-const SAME_CLOCK: f64 = 0.02;
-
-/// Why clocks were held down, and whether it shows: a power cap is often named while clocks are still at their maximum.
-fn throttling(summary: &GpuSummary) -> Option<(&'static str, String)> {
-    let most = summary.limits.sm_clock_mhz.or_else(|| Some(summary.series("SM clock")?.peak));
-    let below = |t: &Throttling| Some(1.0 - t.sm_clock_mhz? / most.filter(|mhz| *mhz > 0.0)?);
-    let reasons = summary.throttled.iter().map(|t| {
-        let clocks = match (below(t), t.sm_clock_mhz) {
-            (Some(below), Some(mhz)) if below > SAME_CLOCK => {
-                format!(" (SM clock {mhz:.0} MHz in them, {} below the maximum)", human::percent(below))
-            }
-            (Some(_), _) => " (SM clock at its maximum all the same)".to_string(),
-            _ => String::new(),
-        };
-        format!("{} in {} of samples{clocks}", t.reason, human::percent(t.share))
-    });
-    let text = reasons.collect::<Vec<_>>().join(", ");
-    let lowered = summary.throttled.iter().any(|t| below(t).is_none_or(|below| below > SAME_CLOCK));
-    (!text.is_empty()).then_some((if lowered { "GPU THROTTLED:" } else { "GPU clock limits named:" }, text))
 }
 
 /// Rows of the per-iteration table before it is cut in the middle.
@@ -514,17 +332,4 @@ pub fn kind_name(kind: Option<IterationKind>) -> String {
 /// Kinds of iteration that occur in a trace.
 pub fn kinds(trace: &Trace) -> Vec<IterationKind> {
     IterationKind::ALL.into_iter().filter(|kind| trace.iterations.iter().any(|i| i.kind() == *kind)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::sizes_in_words;
-
-    #[test]
-    fn runs_of_sizes_are_short() {
-        assert_eq!(sizes_in_words(&[1, 2, 4, 8, 16, 24, 32, 40, 72, 104, 136]), "1, 2, 4, 8 to 40 by 8, 72, 104, 136");
-        assert_eq!(sizes_in_words(&[1, 2, 3, 4, 9]), "1 to 4 by 1, 9");
-        assert_eq!(sizes_in_words(&[7]), "7");
-        assert_eq!(sizes_in_words(&[]), "");
-    }
 }

@@ -9,7 +9,7 @@ use strobe_model::Tokenizer;
 use strobe_report::html::Link;
 use strobe_trace::export::{self, Format};
 use strobe_trace::{Trace, nsys};
-use strobe_workload::{RequestRecord, anchor_requests_with_text};
+use strobe_workload::{RequestRecord, trtllm_requests_with_text};
 
 use super::client::RunData;
 use super::experts::{self, ExpertReport};
@@ -18,7 +18,7 @@ use super::outcome::Outcome;
 use crate::machine::Machine;
 
 use crate::run_writer::Problems;
-use crate::{explore, output, recording, run_dir};
+use crate::{explore, iteration_json, output, recording, run_dir};
 
 /// Files beside or instead of a run directory.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +45,7 @@ pub fn iteration_lines(run: &RunData, info: &EngineInfo, ranks: usize, first: us
     let counts = experts::counts(info, run, &layers, ranks);
     for (index, record) in run.iterations.iter().enumerate().skip(first) {
         let decisions = run.decisions_of(record);
-        let mut line = record.to_json(&info.limits, decisions);
+        let mut line = iteration_json::to_json(record, &info.limits, decisions);
         if let Some(counts) = &counts {
             line["strobe"]["experts"] = experts::iteration_json(counts, index);
         }
@@ -137,7 +137,7 @@ pub fn single_files(
     }
     if let Some(path) = &files.request_json {
         let decode = |r: &RequestRecord| tokenizer.and_then(|t| t.decode(&r.output_ids).ok());
-        let mut requests = anchor_requests_with_text(&outcome.run.records, &decode);
+        let mut requests = trtllm_requests_with_text(&outcome.run.records, &decode);
         if outcome.info.perfect_router.is_some() {
             let all = requests.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
             all.for_each(|request| drop(request.insert("perfect_router".into(), json!(experts::WRONG))));

@@ -206,7 +206,7 @@ mod tests {
     use strobe_engine::recorder::{OpEvent, StepTimes};
     use strobe_engine::window::Window;
     use strobe_kernels_cuda::ApiCall;
-    use strobe_model::program::{ProgramOptions, program};
+    use strobe_model::program::{ProgramOptions, Ran, program};
     use strobe_trace::{CallKind, nsys};
 
     use super::*;
@@ -290,7 +290,7 @@ mod tests {
         let place = |name: &str| nodes.iter().position(|node| node.name == name).map(|index| index as u32);
         let (qkv, down) = (place("qkv_proj").ok_or("no qkv")?, place("down_proj").ok_or("no down")?);
         let cost = Cost { shape: [1, 2, 3], flops: 600, bytes: 70 };
-        let event = |node, cost| OpEvent { node, iteration: 5, start: 0, end: 0, cost };
+        let event = |node, cost| OpEvent { node, iteration: 5, start: 0, end: 0, ran: Ran::default(), cost };
         let copy = Activity {
             what: ActivityKind::Copy { bytes: 4, copy_kind: 2, src_kind: 2, dst_kind: 1 },
             graph: 0,

@@ -11,8 +11,8 @@ use strobe_report::human;
 use strobe_report::table::Table;
 use strobe_trace::IterationKind;
 use strobe_workload::{
-    Metrics, PercentileRule, ReportContext, RequestRecord, WorldInfo, anchor_json::EngineInfo,
-    anchor_json::MachineInfo, anchor_report, anchor_requests_with_text, anchor_text, strobe_text,
+    Metrics, PercentileRule, ReportContext, RequestRecord, WorldInfo, strobe_text, trtllm_json::EngineInfo,
+    trtllm_json::MachineInfo, trtllm_report, trtllm_requests_with_text, trtllm_text,
 };
 
 use super::{Facts, Run, Runtime};
@@ -21,8 +21,8 @@ use crate::bench::text;
 use crate::bench::utilization::{FullBatchDecode, kind_of};
 use crate::bench::write::Files;
 use crate::machine::Machine;
-use crate::run_dir;
 use crate::run_writer::Problems;
+use crate::{iteration_json, run_dir};
 
 /// A benchmark of another runtime.
 pub struct Outcome {
@@ -145,12 +145,12 @@ impl Outcome {
 
     /// `report.json`.
     pub fn report(&self) -> Value {
-        anchor_report(&self.metrics, &self.context())
+        trtllm_report(&self.metrics, &self.context())
     }
 
     /// The report for people.
     pub fn text(&self, width: usize) -> String {
-        let mut out = anchor_text(&self.metrics, &self.context(), &self.rule.to_string());
+        let mut out = trtllm_text(&self.metrics, &self.context(), &self.rule.to_string());
         let _ = write!(out, "\n{}\n", strobe_text(&self.metrics));
         text::heading(&mut out, "RUNTIME, MACHINE AND MEMORY");
         let facts = &self.facts;
@@ -182,7 +182,11 @@ impl Outcome {
     /// One JSON object per line and iteration.
     pub fn iteration_lines(&self) -> String {
         let limits = self.limits();
-        self.run.iterations.iter().map(|record| format!("{}\n", record.to_json(&limits, &[]))).collect()
+        self.run
+            .iterations
+            .iter()
+            .map(|record| format!("{}\n", iteration_json::to_json(record, &limits, &[])))
+            .collect()
     }
 
     /// The single files that were asked for.
@@ -192,7 +196,7 @@ impl Outcome {
         }
         if let Some(path) = &files.request_json {
             let decode = |r: &RequestRecord| tokenizer.and_then(|t| t.decode(&r.output_ids).ok());
-            let requests = anchor_requests_with_text(&self.run.records, &decode);
+            let requests = trtllm_requests_with_text(&self.run.records, &decode);
             problems.keep(run_dir::write_whole(path, format!("{requests:#}\n").as_bytes()));
         }
         if let Some(path) = &files.iteration_log {

@@ -61,9 +61,10 @@ impl CpuBackend {
                     let start = clock.now();
                     self.run(node, step);
                     let end = clock.now();
-                    let cost = node.cost(&self.config, &StepShape { experts_used: self.experts_used(), ..shape });
+                    let ran = self.ran(node);
+                    let cost = node.cost(&self.config, &StepShape { experts_used: self.experts_used(), ..shape }, ran);
                     let (node, iteration) = (index as u32, trace.iteration);
-                    trace.recorder.op(OpEvent { node, iteration, start, end, cost });
+                    trace.recorder.op(OpEvent { node, iteration, start, end, ran, cost });
                 }
             }
         }

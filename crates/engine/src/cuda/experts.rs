@@ -108,6 +108,11 @@ impl Experts {
         self.ops.route(gpu, &args, self.ops.tiles_for(tokens))
     }
 
+    /// Whether [`Experts::gate_up`] of so many rows copies each once for each of its experts first.
+    pub fn gathers(&self, tokens: usize) -> bool {
+        self.ops.tiles_for(tokens).hopper
+    }
+
     /// Gate, up and activation of every pair.
     pub fn gate_up(
         &self,

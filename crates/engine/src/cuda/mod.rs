@@ -16,7 +16,7 @@ use strobe_kernels_cuda::{
     Linear, Maxima, NvtxChoice, PinnedBuffer, Profiler, RowOps, SampleArgs, SampleOps, UnfusedAttention,
 };
 use strobe_model::ModelConfig;
-use strobe_model::program::{Buf, Cost, Node, OpKind, StepShape};
+use strobe_model::program::{Input, Node, Output, Ran, StepShape};
 
 use crate::clock::Clock;
 use crate::recorder::{OpEvent, Recorder};
@@ -125,6 +125,8 @@ struct DecodeGraph {
     graph: CapturedGraph,
     /// What its last product keeps of each row's maximum.
     maxima: Option<Maxima>,
+    /// The ops in it, and how each ran.
+    launched: Vec<(u32, Ran)>,
 }
 
 /// A model on a GPU.
@@ -208,17 +210,21 @@ impl CudaBackend {
             self.gpu.copy_to_device(self.buffers.banned.ptr(), &stage.banned[..count])?;
         }
         let begun = trace.as_ref().map(|(_, clock, _)| clock.now());
+        let mut launched = Vec::new();
         let maxima = match bucket {
             Some(index) => {
                 stage.what = "a decode step replayed as a graph (--cuda-launch-blocking finds the op)";
-                let DecodeGraph { graph, maxima, .. } = &self.graphs[index];
-                graph.launch(&self.gpu)?;
-                self.profiler.graph_launched(&graph.nodes);
-                *maxima
+                let decode = &self.graphs[index];
+                decode.graph.launch(&self.gpu)?;
+                self.profiler.graph_launched(&decode.graph.nodes);
+                if begun.is_some() {
+                    launched.extend_from_slice(&decode.launched);
+                }
+                decode.maxima
             }
             None => {
                 stage.what = "a step launched op by op (--cuda-launch-blocking finds the op)";
-                self.run_nodes(&packed)?
+                self.run_nodes(&packed, begun.is_some().then_some(&mut launched))?
             }
         };
         // Drawn tokens need all logits.
@@ -226,7 +232,7 @@ impl CudaBackend {
         self.profiler.push(format_args!("_sample_async"));
         let sampled = self.run_sample(&packed, maxima);
         self.profiler.pop();
-        sampled?;
+        let sampled = sampled?;
         self.gpu.set_tag(u32::MAX);
         if let Some(experts) = &self.experts {
             experts.copy_counts(&self.gpu, &self.stages[self.next].expert_counts)?;
@@ -238,26 +244,28 @@ impl CudaBackend {
         if let (Some((recorder, clock, iteration)), Some(start)) = (trace, begun) {
             // What each op costs; when it ran on the GPU is the timeline's business.
             let (shape, end) = (step.shape(), clock.now());
-            let spared = maxima.filter(|_| packed.logits_spared);
-            for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.rows(&shape) > 0) {
-                let mut cost = node.cost(&self.config, &shape);
-                match (node.kind, maxima, spared) {
-                    (OpKind::Sample, Some(maxima), _) => cost = maxima_cost(shape.sampled, maxima.tiles as u64),
-                    (OpKind::Linear { out: Buf::Logits, .. }, _, Some(_)) => {
-                        cost.bytes -= shape.sampled * self.config.vocab_size as u64 * size_of::<f32>() as u64;
-                    }
-                    _ => {}
+            launched.push((self.nodes.len() as u32 - 1, sampled));
+            for (node, mut ran) in launched {
+                let op = &self.nodes[node as usize];
+                if op.rows(&shape) == 0 {
+                    continue;
                 }
-                recorder.op(OpEvent { node: index as u32, iteration, start, end, cost });
+                // A graph finds in its inputs whether logits are wanted.
+                if let Output::Maxima { spared, .. } = &mut ran.output {
+                    *spared = packed.logits_spared;
+                }
+                let cost = op.cost(&self.config, &shape, ran);
+                recorder.op(OpEvent { node, iteration, start, end, ran, cost });
             }
         }
         Ok(())
     }
 
     /// `maxima` are what the last product has kept of each row's maximum.
-    fn run_sample(&self, packed: &Packed, maxima: Option<Maxima>) -> Result<(), CudaError> {
+    fn run_sample(&self, packed: &Packed, maxima: Option<Maxima>) -> Result<Ran, CudaError> {
+        let mut ran = Ran::default();
         if packed.sampled == 0 {
-            return Ok(());
+            return Ok(ran);
         }
         self.gpu.set_tag(self.nodes.len() as u32 - 1);
         let (logits, vocab, rows) = (self.buffers.logits.ptr(), self.config.vocab_size, packed.sampled);
@@ -266,7 +274,10 @@ impl CudaBackend {
         let host = self.stages[self.next].tokens.as_ptr() as DevicePtr;
         match packed.draws {
             None => match maxima {
-                Some(maxima) => self.sample.argmax_tiles(&self.gpu, maxima, rows, out, host)?,
+                Some(maxima) => {
+                    ran.input = Input::Maxima(maxima.tiles as u32);
+                    self.sample.argmax_tiles(&self.gpu, maxima, rows, out, host)?;
+                }
                 None => self.sample.argmax(&self.gpu, logits, vocab, rows, out, host)?,
             },
             Some(draws) => {
@@ -274,7 +285,8 @@ impl CudaBackend {
                 self.sample.sample(&self.gpu, &SampleArgs { logits, vocab, rows, draws, banned, out, host })?;
             }
         }
-        self.settled("sample")
+        self.settled("sample")?;
+        Ok(ran)
     }
 
     /// With `blocking`: wait, so that a fault is found at its op.
@@ -284,11 +296,6 @@ impl CudaBackend {
         }
         self.gpu.synchronize().map_err(|error| error.while_waiting_for(|| format!("op {op}")))
     }
-}
-
-/// What greedy sampling costs where the product before it has kept the maxima of its tiles.
-fn maxima_cost(rows: u64, tiles: u64) -> Cost {
-    Cost { shape: [rows, tiles, 0], flops: rows * tiles, bytes: rows * tiles * size_of::<u64>() as u64 }
 }
 
 #[cfg(test)]

@@ -2,9 +2,11 @@
 
 use strobe_kernels_cuda::{
     CudaError, DecodeArgs, DeviceBuffer, DevicePtr, EmbedArgs, Epilogue, LinearArgs, LinearInput, LinearShape,
-    LinearSite, Maxima, NormArgs, PrefillArgs, RopeAngles, RopeArgs, Route, UnfusedArgs, Weights,
+    LinearSite, Maxima, NormArgs, PrefillArgs, RopeAngles, RopeArgs, Route, SecondPass, UnfusedArgs, Weights,
 };
-use strobe_model::program::{Buf, Node, OpKind, ProgramOptions, Rows, after_experts_norm, program};
+use strobe_model::program::{
+    Buf, Input, Node, OpKind, Output, Pass, ProgramOptions, Ran, Rows, after_experts_norm, program,
+};
 use strobe_model::{LayerWeight, ModelConfig, WeightId};
 
 use crate::backend::qkv_shape;
@@ -18,8 +20,13 @@ use super::inputs::{Packed, at};
 
 impl CudaBackend {
     /// Launch every op of the forward pass, up to the logits. Everything is at a place that depends on counts only. Returns
-    /// what the product of the logits keeps of each row's maximum.
-    pub(super) fn run_nodes(&self, packed: &Packed) -> Result<Option<Maxima>, CudaError> {
+    /// what the product of the logits keeps of each row's maximum. `launched` gets the ops that were launched and how: an op
+    /// that others have folded in is not among them.
+    pub(super) fn run_nodes(
+        &self,
+        packed: &Packed,
+        mut launched: Option<&mut Vec<(u32, Ran)>>,
+    ) -> Result<Option<Maxima>, CudaError> {
         let nodes = self.nodes.clone();
         let layout = packed.layout;
         let (m, sampled) = (layout.rows_padded(), layout.sampled_padded());
@@ -28,17 +35,25 @@ impl CudaBackend {
         while index + 1 < nodes.len() {
             let node = &nodes[index];
             self.gpu.set_tag(index as u32);
-            let took = self.run_node(&nodes, index, m, sampled, packed, &mut state)?;
+            let done = self.run_node(&nodes, index, m, sampled, packed, &mut state)?;
             if self.blocking {
                 let layer = node.layer.map_or(String::new(), |layer| format!(" of layer {layer}"));
                 self.settled(&format!("{}{layer}", node.name))?;
             }
+            let (took, ran) = match done {
+                Done::Nothing => (1, None),
+                Done::Ran(ran) => (1, Some(ran)),
+                Done::RanNext(ran) => (2, Some(ran)),
+            };
             index += took;
+            if let (Some(launched), Some(ran)) = (&mut launched, ran) {
+                launched.push((index as u32 - 1, ran));
+            }
         }
         Ok(state.maxima)
     }
 
-    /// Run the op at `index` and those that its kernel folds in; returns how many.
+    /// Run the op at `index`, unless another has done it or will.
     fn run_node(
         &self,
         nodes: &[Node],
@@ -47,7 +62,7 @@ impl CudaBackend {
         sampled: usize,
         packed: &Packed,
         state: &mut State,
-    ) -> Result<usize, CudaError> {
+    ) -> Result<Done, CudaError> {
         let (gpu, b, config) = (&self.gpu, &self.buffers, &self.config);
         let node = &nodes[index];
         let layer = usize::from(node.layer.unwrap_or(0));
@@ -60,6 +75,7 @@ impl CudaBackend {
         let qkv_width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
         let out_width = shape.heads * value_dim(config);
         let window = config.window(layer).unwrap_or(0);
+        let mut ran = Ran::default();
         match node.kind {
             OpKind::Embed { table } => {
                 self.rows.embed(
@@ -83,15 +99,19 @@ impl CudaBackend {
                 state.codes = false;
                 if !add && route.is_some_and(|route| route.folds_norm) {
                     state.norm = Some(w);
-                    return Ok(1);
+                    return Ok(Done::Nothing);
                 }
                 let (out, scales) = match &b.codes {
                     Some((codes, scales)) if route.is_some_and(|route| route.fp8_input) => {
                         state.codes = true;
+                        ran.output = Output::Codes;
                         (codes.ptr(), Some(scales.ptr()))
                     }
                     _ => (b.normed.ptr(), None),
                 };
+                if !add {
+                    ran.input = Input::Settled;
+                }
                 let args = NormArgs {
                     hidden: b.hidden.ptr(),
                     delta: add.then(|| b.proj.ptr()),
@@ -119,8 +139,12 @@ impl CudaBackend {
                     _ => b.normed.ptr(),
                 };
                 let input = match (&b.codes, state.norm.take()) {
-                    (_, Some(weight)) => LinearInput::Norm { hidden: b.hidden.ptr(), weight, eps },
+                    (_, Some(weight)) => {
+                        ran.input = Input::Norm;
+                        LinearInput::Norm { hidden: b.hidden.ptr(), weight, eps }
+                    }
                     (Some((codes, scales)), None) if route.fp8_input => {
+                        ran.input = if state.codes { Input::Codes } else { Input::Quantized };
                         if !state.codes {
                             self.rows.quantize_rows(gpu, plain, codes.ptr(), scales.ptr(), rows, shape.k)?;
                         }
@@ -160,12 +184,26 @@ impl CudaBackend {
                 }
                 state.delta = out == Buf::Proj && shape.epilogue != Epilogue::AddResidual;
                 state.activated = out == Buf::GateUp && route.folds_silu;
+                ran.output = match (shape.epilogue, route.maxima) {
+                    (Epilogue::AddResidual, _) => Output::Residual,
+                    (Epilogue::SiluMul, _) if route.folds_silu => Output::Activated,
+                    (_, Some(maxima)) => Output::Maxima { tiles: maxima.tiles as u32, spared: packed.logits_spared },
+                    _ => Output::Plain,
+                };
+                ran.pass = match route.second {
+                    None => Pass::None,
+                    Some(SecondPass::Bias) => Pass::Bias,
+                    Some(SecondPass::Scale) => Pass::Scale,
+                };
             }
             OpKind::QkNorm { q, k } => {
                 let (q, k) = (self.weights.ptr(q), self.weights.ptr(k));
                 self.rows.qk_norm(gpu, b.qkv.ptr(), q, k, eps, m, shape.heads, shape.kv_heads, shape.head_dim)?;
             }
-            OpKind::RopeKvWrite if config.latent.is_some() => self.run_latent(node, m, packed, kv)?,
+            OpKind::RopeKvWrite | OpKind::LatentQueries { .. } if config.latent.is_some() => {
+                ran.input = Input::LatentKeys;
+                self.run_latent(node, m, packed, kv)?;
+            }
             OpKind::RopeKvWrite => {
                 let next = nodes.get(index + 1).map(|node| node.kind);
                 let alone = packed.prefill == 0 && packed.one_span_each;
@@ -175,7 +213,7 @@ impl CudaBackend {
                 {
                     gpu.set_tag(index as u32 + 1);
                     self.decode_attention(packed, kv, window, self.sinks(sinks), true)?;
-                    return Ok(2);
+                    return Ok(Done::RanNext(Ran { input: Input::Unrotated, ..ran }));
                 }
                 self.rows.rope_kv_write(
                     gpu,
@@ -220,10 +258,11 @@ impl CudaBackend {
                 }
             }
             OpKind::AttnScores | OpKind::AttnSoftmax { .. } | OpKind::AttnValues => {
-                let (Some(unfused), Some(scores)) = (&self.unfused, &b.scores) else { return Ok(1) };
+                let (Some(unfused), Some(scores)) = (&self.unfused, &b.scores) else { return Ok(Done::Nothing) };
                 if packed.unfused == 0 {
-                    return Ok(1);
+                    return Ok(Done::Nothing);
                 }
+                ran.output = if node.kind == OpKind::AttnValues { Output::Plain } else { Output::Visible };
                 let sinks = match node.kind {
                     OpKind::AttnSoftmax { sinks } => self.sinks(sinks),
                     _ => 0,
@@ -252,24 +291,26 @@ impl CudaBackend {
                 let inter = config.dense_width(layer);
                 if state.activated {
                     state.activated = false;
-                    return Ok(1);
+                    return Ok(Done::Nothing);
                 }
                 let wants_codes = self.next_route(nodes, index, packed, state).is_some_and(|route| route.fp8_input);
                 match (&b.codes, wants_codes) {
                     (Some((codes, scales)), true) => {
                         self.rows.silu_mul_fp8(gpu, b.gate_up.ptr(), codes.ptr(), scales.ptr(), m, inter)?;
                         state.codes = true;
+                        ran.output = Output::Codes;
                     }
                     _ => self.rows.silu_mul(gpu, b.gate_up.ptr(), b.act.ptr(), m, inter)?,
                 }
             }
             OpKind::Gather => {
-                if sampled > 0 && !packed.all_sampled {
-                    let index = at(base, layout.sampled());
-                    self.rows.gather_rows(gpu, b.normed.ptr(), index, b.sampled.ptr(), sampled, hidden)?;
+                if sampled == 0 || packed.all_sampled {
+                    return Ok(Done::Nothing);
                 }
+                let index = at(base, layout.sampled());
+                self.rows.gather_rows(gpu, b.normed.ptr(), index, b.sampled.ptr(), sampled, hidden)?;
             }
-            OpKind::Sample => {}
+            OpKind::Sample => return Ok(Done::Nothing),
             OpKind::Route { bias } => {
                 let bias = bias.map_or(0, |id| self.weights.ptr(id));
                 self.experts()?.route(gpu, layer, bias, at(base, layout.slots()), m)?;
@@ -277,19 +318,27 @@ impl CudaBackend {
             OpKind::ExpertLinear { x, weight, bias, .. } => {
                 let (w, bias) = (self.weights.ptr(weight), bias.map_or(0, |id| self.weights.ptr(id)));
                 match x {
-                    Buf::Normed => self.experts()?.gate_up(gpu, b.normed.ptr(), w, bias, b.act.ptr(), m)?,
+                    Buf::Normed => {
+                        let experts = self.experts()?;
+                        ran.input = if experts.gathers(m) { Input::Gathered } else { Input::Plain };
+                        ran.output = Output::Activated;
+                        experts.gate_up(gpu, b.normed.ptr(), w, bias, b.act.ptr(), m)?;
+                    }
                     _ => self.experts()?.down(gpu, b.act.ptr(), w, bias, m)?,
                 }
             }
             // The product before has applied it.
-            OpKind::ExpertSiluMul => {}
+            OpKind::ExpertSiluMul => return Ok(Done::Nothing),
             // What experts share was added to the residual stream by its own projection.
-            OpKind::ExpertSum { .. } => self.experts()?.sum(gpu, b.hidden.ptr(), m)?,
+            OpKind::ExpertSum { .. } => {
+                ran.output = Output::Residual;
+                self.experts()?.sum(gpu, b.hidden.ptr(), m)?;
+            }
             OpKind::LatentNorm { .. } | OpKind::LatentQueries { .. } | OpKind::LatentValues { .. } => {
                 self.run_latent(node, m, packed, kv)?;
             }
         }
-        Ok(1)
+        Ok(Done::Ran(ran))
     }
 
     fn experts(&self) -> Result<&Experts, CudaError> {
@@ -354,6 +403,16 @@ impl CudaBackend {
         let OpKind::Linear { x, weight, bias, out } = node.kind else { return None };
         Some(linear_shape(&self.config, self.fp8, x, weight, bias.is_some(), out, packed.all_sampled))
     }
+}
+
+/// What became of an op.
+enum Done {
+    /// Nothing was launched: an op before has done it, one behind will, or there is nothing to do.
+    Nothing,
+    /// It was launched.
+    Ran(Ran),
+    /// The op behind it was launched and has done it too.
+    RanNext(Ran),
 }
 
 /// What is known between the ops of a step.

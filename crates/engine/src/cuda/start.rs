@@ -239,16 +239,16 @@ impl CudaBackend {
             inputs::pack(&step, &self.pack, Some(bucket), &mut words);
             self.buffers.packed.write(0, &words)?;
             // Once outside a graph: libraries load code at first use.
-            self.run_nodes(&packed)?;
+            self.run_nodes(&packed, None)?;
             self.gpu
                 .synchronize()
                 .map_err(|error| error.while_waiting_for(|| format!("the first decode step of {bucket} rows")))?;
-            let mut maxima = None;
+            let (mut maxima, mut launched) = (None, Vec::new());
             let graph = CapturedGraph::capture(&self.gpu, || {
-                maxima = self.run_nodes(&packed)?;
+                maxima = self.run_nodes(&packed, Some(&mut launched))?;
                 Ok(())
             })?;
-            self.graphs.push(DecodeGraph { rows: bucket, graph, maxima });
+            self.graphs.push(DecodeGraph { rows: bucket, graph, maxima, launched });
         }
         self.graphs.reverse();
         self.gpu.synchronize()?;

@@ -26,9 +26,9 @@ impl CudaBackend {
         stage.experts_used.extend(counts.map(|layer| layer.iter().filter(|count| **count > 0).count() as u32));
         let known = StepShape { experts_used: &stage.experts_used, ..recorded };
         let (nodes, config) = (&self.nodes, &self.config);
-        trace.recorder.correct(trace.iteration, |node| {
-            let node = nodes.get(node as usize)?;
-            matches!(node.kind, OpKind::ExpertLinear { .. }).then(|| node.cost(config, &known))
+        trace.recorder.correct(trace.iteration, |event| {
+            let node = nodes.get(event.node as usize)?;
+            matches!(node.kind, OpKind::ExpertLinear { .. }).then(|| node.cost(config, &known, event.ran))
         });
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use strobe_engine::device::Device;
 use strobe_engine::scheduler::Rejection;
 use strobe_engine::{
     BuildConfig, Engine, EngineOptions, FinishEvent, KvCacheType, LoadedModel, ModelRef, Outbox, Quantization, Request,
@@ -180,13 +181,13 @@ pub fn run(cpu: Cpu, model: &LoadedModel, options: EngineOptions, requests: Vec<
 
 /// The same with profile windows.
 pub fn run_windows(
-    cpu: Cpu,
+    device: impl Into<Device>,
     model: &LoadedModel,
     options: EngineOptions,
     requests: Vec<Request>,
     windows: &str,
 ) -> Heard {
-    let engine = Engine::start(cpu, model, options).unwrap();
+    let engine = Engine::start(device, model, options).unwrap();
     let count = requests.len();
     engine.begin_measurement(strobe_engine::window::parse_windows(windows).unwrap());
     engine.submit(requests);

@@ -272,22 +272,22 @@ pub(super) const ENUM_TABLES: [(&str, &[EnumRow]); 6] = [
     ),
 ];
 
-/// strobe's tables. `eventId` is a row number (`rowid`) of the table that the event stands in.
+/// strobe's tables, of which reader and writer take all columns in this order. `eventId` is a row number (`rowid`) of the table
+/// that the event stands in.
 pub(super) const STROBE_TABLES: [(&str, &str); 14] = [
     ("STROBE_META", "name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL"),
     // Ops of a CPU engine; their events are rows of NVTX_EVENTS. Without nameId nothing is known of what the op means.
     (
         "STROBE_OP",
         "eventId INTEGER NOT NULL, start INTEGER NOT NULL, end INTEGER NOT NULL, globalTid INTEGER NOT NULL,
-         nameId INTEGER, categoryId INTEGER, kernelId INTEGER NOT NULL, layer INTEGER, iter INTEGER, m INTEGER,
-         n INTEGER, k INTEGER, bytes INTEGER, flops INTEGER, deviceId INTEGER NOT NULL",
+         kernelId INTEGER NOT NULL, deviceId INTEGER NOT NULL, iter INTEGER, nameId INTEGER, categoryId INTEGER,
+         layer INTEGER, m INTEGER, n INTEGER, k INTEGER, bytes INTEGER, flops INTEGER",
     ),
     // What nsys' tables cannot say of an op on a GPU.
     (
         "STROBE_GPU_OP",
-        "kind TEXT NOT NULL, eventId INTEGER NOT NULL, nameId INTEGER, detail INTEGER, opId INTEGER,
-         categoryId INTEGER, layer INTEGER, iter INTEGER, m INTEGER, n INTEGER, k INTEGER, bytes INTEGER,
-         flops INTEGER",
+        "kind TEXT NOT NULL, eventId INTEGER NOT NULL, nameId INTEGER, detail INTEGER, iter INTEGER, opId INTEGER,
+         categoryId INTEGER, layer INTEGER, m INTEGER, n INTEGER, k INTEGER, bytes INTEGER, flops INTEGER",
     ),
     (
         "STROBE_RANGE",
@@ -333,6 +333,12 @@ pub(super) const STROBE_TABLES: [(&str, &str); 14] = [
         "format TEXT NOT NULL, bytes INTEGER NOT NULL, events INTEGER NOT NULL, lost INTEGER NOT NULL, rank INTEGER",
     ),
 ];
+
+/// The columns of one of strobe's tables.
+pub(super) fn columns(table: &str) -> Vec<&'static str> {
+    let body = STROBE_TABLES.iter().find(|(name, _)| *name == table).map_or("", |(_, body)| body);
+    body.split(',').filter_map(|column| column.split_whitespace().next()).collect()
+}
 
 /// Keys of `STROBE_META`.
 pub(super) mod key {

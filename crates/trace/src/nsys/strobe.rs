@@ -88,7 +88,7 @@ impl Own {
         if !own.side.own {
             return Ok(own);
         }
-        database.scan("STROBE_META", &["name", "value"], |row| {
+        scan(database, "STROBE_META", |row| {
             let text = |cell| row.text(cell).unwrap_or_default().into_owned();
             own.facts.insert(text(0), text(1));
         })?;
@@ -107,35 +107,18 @@ impl Own {
     }
 
     fn read_cpu_ops(&mut self, database: &Database, works: &mut Distinct<Work>) -> Result<(), TraceError> {
-        let columns = [
-            "nameId",
-            "categoryId",
-            "layer",
-            "m",
-            "n",
-            "k",
-            "bytes",
-            "flops",
-            "iter",
-            "eventId",
-            "start",
-            "end",
-            "globalTid",
-            "kernelId",
-            "deviceId",
-        ];
         let (cpu, events) = (&mut self.cpu, &mut self.side.op_events);
-        database.scan("STROBE_OP", &columns, |row| {
-            events.extend(row.int(9));
-            let thread = row.int(12).unwrap_or(0);
+        scan(database, "STROBE_OP", |row| {
+            events.extend(row.int(0));
+            let thread = row.int(3).unwrap_or(0);
             let process = process_of(thread);
-            let start = row.int(10).unwrap_or(0);
+            let start = row.int(1).unwrap_or(0);
             cpu.ops.push(OpRow {
                 start,
-                end: row.int(11).unwrap_or(start),
-                name: row.int(13).map_or(StrId::NONE, |id| cpu.names.id(id)),
+                end: row.int(2).unwrap_or(start),
+                name: row.int(4).map_or(StrId::NONE, |id| cpu.names.id(id)),
                 kind: OpKind::CpuOp,
-                device: cpu.devices.number((process, row.int(14).unwrap_or(CPU_DEVICE))),
+                device: cpu.devices.number((process, row.int(5).unwrap_or(CPU_DEVICE))),
                 stream: cpu.threads.number(thread),
                 context: 0,
                 process: cpu.processes.number(process),
@@ -144,8 +127,8 @@ impl Own {
                 graph_node: 0,
                 bytes: 0,
                 detail: NONE,
-                work: work(row, &mut cpu.names, works),
-                iteration: number(row, 8),
+                work: work(row, 7, &mut cpu.names, works),
+                iteration: number(row, 6),
             });
             cpu.rows += 1;
         })
@@ -154,39 +137,22 @@ impl Own {
     fn read_extras(&mut self, database: &Database, works: &mut Distinct<Work>) -> Result<(), TraceError> {
         let names = &mut self.cpu.names;
         let side = &mut self.side;
-        let columns = [
-            "opId",
-            "categoryId",
-            "layer",
-            "m",
-            "n",
-            "k",
-            "bytes",
-            "flops",
-            "iter",
-            "kind",
-            "eventId",
-            "nameId",
-            "detail",
-        ];
-        database.scan("STROBE_GPU_OP", &columns, |row| {
-            let kind = schema::op_kind(&row.text(9).unwrap_or_default());
-            let (Some(kind), Some(event)) = (kind, row.int(10)) else { return };
-            let detail = row.int(12);
+        scan(database, "STROBE_GPU_OP", |row| {
+            let kind = schema::op_kind(&row.text(0).unwrap_or_default());
+            let (Some(kind), Some(event)) = (kind, row.int(1)) else { return };
+            let detail = row.int(3);
             side.ops.insert(
                 (kind, event),
                 OpExtra {
-                    name: row.int(11),
-                    work: work(row, names, works),
-                    iteration: number(row, 8),
+                    name: row.int(2),
+                    work: work(row, 5, names, works),
+                    iteration: number(row, 4),
                     no_detail: detail == Some(schema::NO_DETAIL),
                     no_short_name: detail == Some(schema::NO_SHORT_NAME),
                 },
             );
         })?;
-        let columns =
-            ["eventId", "kind", "iter", "source", "flags", "end", "dimsId", "typesId", "valuesId", "stridesId"];
-        database.scan("STROBE_RANGE", &columns, |row| {
+        scan(database, "STROBE_RANGE", |row| {
             let Some(event) = row.int(0) else { return };
             side.ranges.insert(
                 event,
@@ -203,13 +169,12 @@ impl Own {
                 },
             );
         })?;
-        database.scan("STROBE_CALL", &["kind", "eventId", "correlationId", "returnValue"], |row| {
+        scan(database, "STROBE_CALL", |row| {
             let kind = schema::call_kind(&row.text(0).unwrap_or_default());
             let (Some(kind), Some(event)) = (kind, row.int(1)) else { return };
             side.calls.insert((kind, event), (row.int(2).unwrap_or(0), row.int(3).unwrap_or(0) as i32));
         })?;
-        let columns = ["eventId", "deviceId", "memKind", "totalAllocated", "totalReserved"];
-        database.scan("STROBE_ALLOCATION", &columns, |row| {
+        scan(database, "STROBE_ALLOCATION", |row| {
             let Some(event) = row.int(0) else { return };
             side.allocations.insert(
                 event,
@@ -224,33 +189,23 @@ impl Own {
     }
 
     fn read_loop(&mut self, database: &Database) -> Result<(), TraceError> {
-        let columns = [
-            "iter",
-            "start",
-            "end",
-            "contextRequests",
-            "generationRequests",
-            "contextTokens",
-            "generationTokens",
-            "window",
-            "cpuWait",
-        ];
         let count = |row: &Row, cell| row.int(cell).unwrap_or(0) as u32;
-        database.scan("STROBE_ITERATION", &columns, |row| {
+        scan(database, "STROBE_ITERATION", |row| {
             self.iterations.push(Iteration {
                 iter: row.int(0).unwrap_or(0) as u64,
-                start: row.int(1).unwrap_or(0),
-                end: row.int(2).unwrap_or(0),
-                context_requests: count(row, 3),
-                generation_requests: count(row, 4),
-                context_tokens: count(row, 5),
-                generation_tokens: count(row, 6),
-                window: count(row, 7),
+                // The kind in between follows from the counts.
+                start: row.int(2).unwrap_or(0),
+                end: row.int(3).unwrap_or(0),
+                context_requests: count(row, 4),
+                generation_requests: count(row, 5),
+                context_tokens: count(row, 6),
+                generation_tokens: count(row, 7),
+                window: count(row, 8),
                 // Files of earlier versions lack the column; nothing waits for less than no time.
-                cpu_wait: row.int(8).filter(|ns| *ns >= 0),
+                cpu_wait: row.int(9).filter(|ns| *ns >= 0),
             });
         })?;
-        database.scan("STROBE_EXPERT_LOAD", &["iter", "layer", "expert", "tokens"], |row| {
+        scan(database, "STROBE_EXPERT_LOAD", |row| {
             self.expert_loads.push(ExpertLoad {
                 iter: row.int(0).unwrap_or(0) as u64,
                 layer: count(row, 1),
@@ -258,7 +213,7 @@ impl Own {
                 tokens: count(row, 3),
             });
         })?;
-        database.scan("STROBE_WINDOW", &["windowIndex", "firstIter", "lastIter", "complete"], |row| {
+        scan(database, "STROBE_WINDOW", |row| {
             self.windows.push(Window {
                 index: count(row, 0),
                 first: row.int(1).unwrap_or(0) as u64,
@@ -270,7 +225,7 @@ impl Own {
 
     fn read_lists(&mut self, database: &Database) -> Result<(), TraceError> {
         let text = |row: &Row, cell| row.text(cell).unwrap_or_default().into_owned();
-        database.scan("STROBE_PROCESS", &["globalPid", "pid", "name", "rank", "source"], |row| {
+        scan(database, "STROBE_PROCESS", |row| {
             let process = Process {
                 pid: row.int(1).unwrap_or(0),
                 name: text(row, 2),
@@ -279,24 +234,11 @@ impl Own {
             };
             self.processes.push((row.int(0).unwrap_or(0), process));
         })?;
-        database.scan("STROBE_THREAD", &["globalTid", "tid", "name"], |row| {
+        scan(database, "STROBE_THREAD", |row| {
             let thread = Thread { process: 0, tid: row.int(1).unwrap_or(0), name: text(row, 2) };
             self.threads.push((row.int(0).unwrap_or(0), thread));
         })?;
-        let columns = [
-            "deviceId",
-            "ordinal",
-            "source",
-            "name",
-            "isCpu",
-            "memoryBytes",
-            "bytesPerS",
-            "multiprocessors",
-            "clockHz",
-            "computeMajor",
-            "computeMinor",
-        ];
-        database.scan("STROBE_DEVICE", &columns, |row| {
+        scan(database, "STROBE_DEVICE", |row| {
             let device = Device {
                 ordinal: row.int(1).unwrap_or(0) as u32,
                 source: row.int(2).unwrap_or(0) as u16,
@@ -310,7 +252,7 @@ impl Own {
             };
             self.devices.push((row.int(0).unwrap_or(0), device));
         })?;
-        database.scan("STROBE_SOURCE", &["format", "bytes", "events", "lost", "rank"], |row| {
+        scan(database, "STROBE_SOURCE", |row| {
             self.sources.push(Source {
                 path: Default::default(),
                 format: text(row, 0),
@@ -320,7 +262,7 @@ impl Own {
                 rank: row.int(4).map(|rank| rank as u32),
             });
         })?;
-        database.scan("STROBE_COUNTER", &["typeId", "metricId", "deviceId"], |row| {
+        scan(database, "STROBE_COUNTER", |row| {
             self.counters.insert((row.int(0).unwrap_or(0), row.int(1).unwrap_or(0)), row.int(2));
         })
     }
@@ -343,14 +285,19 @@ impl Own {
     }
 }
 
-/// The meaning of an op: the first eight cells, the first of which says whether there is one.
-fn work(row: &Row, names: &mut Names, works: &mut Distinct<Work>) -> u32 {
-    let Some(op) = row.int(0) else { return NONE };
-    let whole = |cell| row.int(cell).unwrap_or(0) as u64;
+/// Calls `visit` with every row of one of strobe's tables.
+fn scan(database: &Database, table: &str, visit: impl FnMut(&Row)) -> Result<(), TraceError> {
+    database.scan(table, &schema::columns(table), visit)
+}
+
+/// The meaning of an op: eight cells from `first` on, which says whether there is one.
+fn work(row: &Row, first: usize, names: &mut Names, works: &mut Distinct<Work>) -> u32 {
+    let Some(op) = row.int(first) else { return NONE };
+    let whole = |cell| row.int(first + cell).unwrap_or(0) as u64;
     works.number(Work {
         op: names.id(op),
-        category: row.int(1).map_or(StrId::NONE, |id| names.id(id)),
-        layer: row.int(2).map(|layer| layer as u32),
+        category: row.int(first + 1).map_or(StrId::NONE, |id| names.id(id)),
+        layer: row.int(first + 2).map(|layer| layer as u32),
         shape: [whole(3), whole(4), whole(5)],
         bytes: whole(6),
         flops: whole(7),

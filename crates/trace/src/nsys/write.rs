@@ -156,6 +156,11 @@ impl<'a> Writer<'a> {
         Ok(Inserter { statement, rows: 0 })
     }
 
+    /// The same for a table of strobe's own, with values for all its columns.
+    fn insert_own(&mut self, table: &'static str) -> rusqlite::Result<Inserter<'a>> {
+        self.insert(table, &schema::columns(table))
+    }
+
     /// The number of a string in the file; columns of names may not be NULL.
     fn name(&mut self, id: StrId) -> u32 {
         if id.is_some() { id.0 } else { self.strings.intern("").0 }
@@ -266,8 +271,7 @@ impl<'a> Writer<'a> {
         if extras.is_empty() {
             return Ok(());
         }
-        let head = ["kind", "eventId", "nameId", "detail", "iter", "opId"];
-        let mut rows = self.insert("STROBE_GPU_OP", &[&head[..], &WORK_COLUMNS].concat())?;
+        let mut rows = self.insert_own("STROBE_GPU_OP")?;
         for (event, op, replaced, lacks) in extras {
             let name = replaced.map(|name| self.name(name));
             let mut values: Vec<Value> = vec![schema::op_kind_name(kind).to_owned().into(), (*event).into()];
@@ -281,7 +285,7 @@ impl<'a> Writer<'a> {
     /// What an op means; all NULL where nothing is known.
     fn work_values(&mut self, work: u32, values: &mut Vec<Value>) {
         let Some(work) = self.trace.works.get(work as usize) else {
-            values.extend(std::iter::repeat_n(Value::Null, 1 + WORK_COLUMNS.len()));
+            values.extend(std::iter::repeat_n(Value::Null, WORK_COLUMNS));
             return;
         };
         let (op, category) = (self.name(work.op), self.name(work.category));
@@ -333,7 +337,7 @@ impl<'a> Writer<'a> {
             }
         }
         if !extras.is_empty() {
-            let mut rows = self.insert("STROBE_CALL", &["kind", "eventId", "correlationId", "returnValue"])?;
+            let mut rows = self.insert_own("STROBE_CALL")?;
             for (event, call) in extras {
                 rows.add(params![schema::call_kind_name(call.kind), event, call.correlation, call.result])?;
             }
@@ -386,9 +390,7 @@ impl<'a> Writer<'a> {
             }
         }
         if !extras.is_empty() {
-            let columns =
-                ["eventId", "kind", "iter", "source", "flags", "end", "dimsId", "typesId", "valuesId", "stridesId"];
-            let mut side = self.insert("STROBE_RANGE", &columns)?;
+            let mut side = self.insert_own("STROBE_RANGE")?;
             for (event, range) in extras {
                 side.add(params![
                     event,
@@ -417,8 +419,7 @@ impl<'a> Writer<'a> {
         let columns = ["start", "end", "eventType", "rangeId", "globalTid", "textId", "domainId"];
         let mut events = self.insert("NVTX_EVENTS", &columns)?;
         events.rows = events_before;
-        let head = ["eventId", "start", "end", "globalTid", "kernelId", "deviceId", "iter", "nameId"];
-        let mut rows = self.insert("STROBE_OP", &[&head[..], &WORK_COLUMNS].concat())?;
+        let mut rows = self.insert_own("STROBE_OP")?;
         for index in ops {
             let op = self.trace.ops.get(index);
             let thread = self.threads[op.stream as usize];
@@ -469,7 +470,7 @@ impl<'a> Writer<'a> {
         }
         let mut names =
             self.insert("TARGET_INFO_GPU_METRICS", &["typeId", "sourceId", "typeName", "metricId", "metricName"])?;
-        let mut devices = self.insert("STROBE_COUNTER", &["typeId", "metricId", "deviceId"])?;
+        let mut devices = self.insert_own("STROBE_COUNTER")?;
         let columns = ["rawTimestamp", "timestamp", "typeId", "metricId", "value"];
         let mut samples = self.insert("GPU_METRICS", &columns)?;
         for (metric, counter) in (0_i64..).zip(&self.trace.counters) {
@@ -530,8 +531,7 @@ impl<'a> Writer<'a> {
             }
         }
         if !extras.is_empty() {
-            let columns = ["eventId", "deviceId", "memKind", "totalAllocated", "totalReserved"];
-            let mut rows = self.insert("STROBE_ALLOCATION", &columns)?;
+            let mut rows = self.insert_own("STROBE_ALLOCATION")?;
             for (event, device, a) in extras {
                 let total = |bytes: Option<u64>| bytes.map(|bytes| bytes as i64);
                 rows.add(params![event, device, a.mem_kind, total(a.total_allocated), total(a.total_reserved)])?;
@@ -559,13 +559,13 @@ impl<'a> Writer<'a> {
     /// Processes, threads, devices and files.
     fn lists(&mut self) -> Done {
         let mut rows = self.insert("PROCESSES", &["globalPid", "pid", "name"])?;
-        let mut own = self.insert("STROBE_PROCESS", &["globalPid", "pid", "name", "rank", "source"])?;
+        let mut own = self.insert_own("STROBE_PROCESS")?;
         for (process, &id) in self.trace.processes.iter().zip(&self.processes) {
             rows.add(params![id, process.pid, process.name])?;
             own.add(params![id, process.pid, process.name, process.rank, process.source])?;
         }
         let mut rows = self.insert("ThreadNames", &["nameId", "globalTid"])?;
-        let mut own = self.insert("STROBE_THREAD", &["globalTid", "tid", "name"])?;
+        let mut own = self.insert_own("STROBE_THREAD")?;
         for (index, thread) in self.trace.threads.iter().enumerate() {
             let id = self.threads[index];
             if !thread.name.is_empty() {
@@ -586,20 +586,7 @@ impl<'a> Writer<'a> {
             "computeMinor",
         ];
         let mut rows = self.insert("TARGET_INFO_GPU", &columns)?;
-        let columns = [
-            "deviceId",
-            "ordinal",
-            "source",
-            "name",
-            "isCpu",
-            "memoryBytes",
-            "bytesPerS",
-            "multiprocessors",
-            "clockHz",
-            "computeMajor",
-            "computeMinor",
-        ];
-        let mut own = self.insert("STROBE_DEVICE", &columns)?;
+        let mut own = self.insert_own("STROBE_DEVICE")?;
         for (device, &id) in self.trace.devices.iter().zip(&self.devices) {
             let memory = device.memory_bytes.map(|bytes| bytes as i64);
             let (major, minor) = device.compute_capability.unzip();
@@ -630,7 +617,7 @@ impl<'a> Writer<'a> {
             let id = self.devices[device as usize];
             rows.add(params![id, id, super::ids::pid_of(self.processes[process as usize])])?;
         }
-        let mut rows = self.insert("STROBE_SOURCE", &["format", "bytes", "events", "lost", "rank"])?;
+        let mut rows = self.insert_own("STROBE_SOURCE")?;
         for source in &self.trace.meta.sources {
             let [bytes, events, lost] = [source.bytes, source.events, source.lost].map(|n| n as i64);
             rows.add(params![source.format, bytes, events, lost, source.rank])?;
@@ -640,19 +627,7 @@ impl<'a> Writer<'a> {
 
     fn engine_loop(&mut self) -> Done {
         if !self.trace.iterations.is_empty() {
-            let columns = [
-                "iter",
-                "kind",
-                "start",
-                "end",
-                "contextRequests",
-                "generationRequests",
-                "contextTokens",
-                "generationTokens",
-                "window",
-                "cpuWait",
-            ];
-            let mut rows = self.insert("STROBE_ITERATION", &columns)?;
+            let mut rows = self.insert_own("STROBE_ITERATION")?;
             for it in &self.trace.iterations {
                 rows.add(params![
                     it.iter as i64,
@@ -669,12 +644,12 @@ impl<'a> Writer<'a> {
             }
         }
         if !self.trace.expert_loads.is_empty() {
-            let mut rows = self.insert("STROBE_EXPERT_LOAD", &["iter", "layer", "expert", "tokens"])?;
+            let mut rows = self.insert_own("STROBE_EXPERT_LOAD")?;
             for load in &self.trace.expert_loads {
                 rows.add(params![load.iter as i64, load.layer, load.expert, load.tokens])?;
             }
         }
-        let mut rows = self.insert("STROBE_WINDOW", &["windowIndex", "firstIter", "lastIter", "complete"])?;
+        let mut rows = self.insert_own("STROBE_WINDOW")?;
         for window in &self.trace.meta.windows {
             rows.add(params![window.index, window.first as i64, window.last as i64, window.complete])?;
         }
@@ -741,7 +716,7 @@ impl<'a> Writer<'a> {
         // Facts are read back in the order of their names.
         let notices = meta.notices.iter().enumerate();
         facts.extend(notices.map(|(index, notice)| (format!("{}{index:06}", key::NOTICE), notice.clone())));
-        let mut row = self.insert("STROBE_META", &["name", "value"])?;
+        let mut row = self.insert_own("STROBE_META")?;
         facts.iter().try_for_each(|(name, value)| row.add(params![name, value]).map(drop))
     }
 }
@@ -771,8 +746,8 @@ const KERNEL_COLUMNS: &[&str] = &[
     "gridId",
 ];
 
-/// The columns of what an op means, after the one that names it.
-const WORK_COLUMNS: [&str; 7] = ["categoryId", "layer", "m", "n", "k", "bytes", "flops"];
+/// Columns of what an op means.
+const WORK_COLUMNS: usize = 8;
 
 const MARK: i64 = 34;
 const PUSH_POP: i64 = 59;

@@ -34,7 +34,7 @@ pub struct Sample {
     pub output_tokens: u32,
 }
 
-/// Writes the samples as JSONL, one compact object per line, byte for byte as the anchor does:
+/// Writes the samples as JSONL, one compact object per line, byte for byte as trtllm-bench does:
 /// `{"task_id":0,"input_ids":[863,22056,31],"output_tokens":128}`.
 pub fn write_dataset(out: &mut dyn Write, samples: &[Sample]) -> io::Result<()> {
     for sample in samples {

@@ -1,4 +1,4 @@
-//! Reads the anchor's datasets: JSONL, and the older form that is one JSON document.
+//! Reads trtllm-bench's datasets: JSONL, and the older form that is one JSON document.
 
 use std::path::Path;
 
@@ -123,7 +123,7 @@ fn token_count(place: &Place, object: &Map<String, Value>, field: &str) -> Resul
 }
 
 fn prompt(place: &Place, object: &Map<String, Value>) -> Result<Prompt, DatasetError> {
-    // As in the anchor, a null field is one that is not there.
+    // As in trtllm-bench, a null field is one that is not there.
     let given = |field: &'static str| {
         let value = object.get(field).filter(|value| !value.is_null())?;
         Some((field, value))

@@ -33,7 +33,7 @@ pub struct MetricOptions {
     pub rule: PercentileRule,
     /// Devices (or ranks) that shared the work; at least 1.
     pub world_size: usize,
-    /// Whether tokens were streamed: the anchor's report shows TTFT and TPOT only then.
+    /// Whether tokens were streamed: trtllm-bench's report shows TTFT and TPOT only then.
     pub streaming: bool,
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use serde_json::{Value as Json, json};
-use strobe_analyze::sheet::{Column, Report, Sheet, Unit, Value};
+use strobe_analyze::sheet::{Column, Report, Role, Sheet, Unit, Value};
 use strobe_report::svg::{self, BarChart, BarSeries, Svg};
 
 use super::cases::{Kind, Op, Shape};
@@ -70,27 +70,27 @@ fn ns(seconds: f64) -> Value {
 
 fn sheet(outcome: &Outcome) -> Sheet {
     let columns = [
-        ("op", Unit::Text),
-        ("kernel", Unit::Text),
-        ("shape", Unit::Text),
-        ("type", Unit::Text),
-        ("time", Unit::Ns),
-        ("Min", Unit::Ns),
-        ("Max", Unit::Ns),
-        ("FLOP/s", Unit::FlopsPerS),
-        ("B/s", Unit::BytesPerS),
-        ("bound", Unit::Text),
-        ("of roofline", Unit::Share),
-        ("error", Unit::Text),
-        ("verdict", Unit::Text),
+        Column::new("op", Unit::Text),
+        Column::new("kernel", Unit::Text),
+        Column::new("shape", Unit::Text),
+        Column::new("type", Unit::Text),
+        Column::new("time", Unit::Ns),
+        Column::new("Min", Unit::Ns).role(Role::Lowest),
+        Column::new("Max", Unit::Ns).role(Role::Highest),
+        Column::new("FLOP/s", Unit::FlopsPerS),
+        Column::new("B/s", Unit::BytesPerS),
+        Column::new("bound", Unit::Text),
+        Column::new("of roofline", Unit::Share),
+        Column::new("error", Unit::Text),
+        Column::new("verdict", Unit::Text),
     ];
-    let versus = [("torch", Unit::Ns), ("torch / strobe", Unit::Number)];
-    let scaling = [("one thread", Unit::Ns), ("scaling", Unit::Number)];
+    let versus = [Column::new("torch", Unit::Ns), Column::new("torch / strobe", Unit::Number)];
+    let scaling = [Column::new("one thread", Unit::Ns), Column::new("scaling", Unit::Number)];
     let with_scaling = outcome.lines.iter().any(|line| line.measured.one_thread.is_some());
     let with_torch = outcome.lines.iter().any(|line| line.torch.is_some());
     let columns = columns.into_iter().chain(scaling.into_iter().filter(|_| with_scaling));
     let columns = columns.chain(versus.into_iter().filter(|_| with_torch));
-    let mut sheet = Sheet::new("kernels", columns.map(|(name, unit)| Column::new(name, unit)));
+    let mut sheet = Sheet::new("kernels", columns);
     for line in &outcome.lines {
         let measured = &line.measured;
         let (times, median) = (&measured.times, measured.times.median());
@@ -130,14 +130,14 @@ impl Line {
 
 fn fused_sheet(outcome: &Outcome, op: Op, title: &str) -> Sheet {
     let columns = [
-        ("kernel", Unit::Text),
-        ("shape", Unit::Text),
-        ("type", Unit::Text),
-        ("naive", Unit::Ns),
-        ("fused", Unit::Ns),
-        ("fused is faster by", Unit::Number),
+        Column::new("kernel", Unit::Text),
+        Column::new("shape", Unit::Text),
+        Column::new("type", Unit::Text),
+        Column::new("naive", Unit::Ns),
+        Column::new("fused", Unit::Ns),
+        Column::new("fused is faster by", Unit::Number).role(Role::How),
     ];
-    let mut sheet = Sheet::new(op.name(), columns.map(|(name, unit)| Column::new(name, unit))).title(title);
+    let mut sheet = Sheet::new(op.name(), columns).title(title);
     for (line, naive, gain) in outcome.fused_and_naive(op) {
         sheet.push([
             line.case.kernel.as_str().into(),

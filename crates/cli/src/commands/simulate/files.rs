@@ -13,11 +13,11 @@ use strobe_engine::{IterationLimits, IterationRecord, KeysRead};
 use strobe_sim::collector::{Intervals, RequestWriter, StepWriter};
 use strobe_sim::{Collector, Outcome, Policy, StepRecord};
 use strobe_trace::{Device, Iteration, Meta, OpKind, OpRow, Process, RangeKind, RangeRow, Thread, Trace, nsys};
-use strobe_workload::{EngineInfo, ReportContext, WorldInfo, anchor_report};
+use strobe_workload::{EngineInfo, ReportContext, WorldInfo, trtllm_report};
 
 use super::scenario::Built;
 use super::{answer, page};
-use crate::run_dir;
+use crate::{iteration_json, run_dir};
 
 /// A trace of more iterations is larger than anyone reads; the log has them all.
 const MOST_TRACED: usize = 100_000;
@@ -81,7 +81,7 @@ impl<'a> Writers<'a> {
     /// Writes every iteration.
     pub fn steps(&self) -> StepWriter<'_> {
         Box::new(|step, decisions| {
-            let mut line = iteration_record(step).to_json(&self.limits, decisions);
+            let mut line = iteration_json::to_json(&iteration_record(step), &self.limits, decisions);
             if let Some(strobe) = line["strobe"].as_object_mut() {
                 // Simulated work has no known operations, and says which server it is of.
                 strobe.shift_remove("flops");
@@ -148,7 +148,7 @@ impl<'a> Writers<'a> {
                 },
                 ..ReportContext::default()
             };
-            if let serde_json::Value::Object(anchor) = anchor_report(metrics, &context) {
+            if let serde_json::Value::Object(anchor) = trtllm_report(metrics, &context) {
                 own.extend(anchor);
             }
         }

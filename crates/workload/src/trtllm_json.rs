@@ -1,7 +1,7 @@
-//! The anchor's JSON files, so that scripts written for it read strobe's results.
+//! trtllm-bench's JSON files, so that scripts written for it read strobe's results.
 //!
-//! Where a key exists in the anchor it has the anchor's name and unit here, and the meaning its
-//! name promises: the anchor's known defects (the issue rate, the token gap of a run without
+//! Where a key exists in trtllm-bench it has trtllm-bench's name and unit here, and the meaning its
+//! name promises: trtllm-bench's known defects (the issue rate, the token gap of a run without
 //! streaming) are not repeated. What strobe knows beyond that stands under `strobe`.
 
 use serde_json::{Map, Value, json};
@@ -80,9 +80,9 @@ pub struct ReportContext {
     pub strobe: Map<String, Value>,
 }
 
-/// The `--report_json` document: the anchor's keys, then `strobe` with all metrics.
+/// The `--report_json` document: trtllm-bench's keys, then `strobe` with all metrics.
 #[must_use]
-pub fn anchor_report(m: &Metrics, ctx: &ReportContext) -> Value {
+pub fn trtllm_report(m: &Metrics, ctx: &ReportContext) -> Value {
     let mut report = Map::new();
     report.insert("engine".into(), engine(&ctx.engine));
     report.insert("machine".into(), ctx.machine.as_ref().map_or(Value::Null, machine));
@@ -170,7 +170,7 @@ fn streaming(m: &Metrics) -> Value {
 /// The dataset as it was run: the lengths are those of the completed requests.
 fn dataset(m: &Metrics, ctx: &ReportContext) -> Value {
     let (isl, osl, seq) = (&m.isl_tokens, &m.osl_tokens, &m.seq_len_tokens);
-    // Whole numbers, as in the anchor; the exact averages are in the statistics above them.
+    // Whole numbers, as in trtllm-bench; the exact averages are in the statistics above them.
     json!({
         "isl_stats": percentiles(isl),
         "osl_stats": percentiles(osl),
@@ -194,7 +194,7 @@ fn strobe(m: &Metrics, ctx: &ReportContext) -> Value {
     Value::Object(out)
 }
 
-/// The anchor's seven keys, in its order.
+/// trtllm-bench's seven keys, in its order.
 fn percentiles(d: &Distribution) -> Value {
     json!({
         "p50": d.p50,
@@ -213,19 +213,19 @@ fn insert_known<T: Into<Value>>(out: &mut Map<String, Value>, key: &str, value: 
     }
 }
 
-/// The `--request_json` list, without the decoded text. See [`anchor_requests_with_text`].
+/// The `--request_json` list, without the decoded text. See [`trtllm_requests_with_text`].
 #[must_use]
-pub fn anchor_requests(records: &[RequestRecord]) -> Value {
-    anchor_requests_with_text(records, &|_| None)
+pub fn trtllm_requests(records: &[RequestRecord]) -> Value {
+    trtllm_requests_with_text(records, &|_| None)
 }
 
-/// The `--request_json` list: times in ns, rates in tokens per ns, as in the anchor. `text` gives
+/// The `--request_json` list: times in ns, rates in tokens per ns, as in trtllm-bench. `text` gives
 /// a record's decoded output where there is a tokenizer.
 ///
 /// `start_timestamp` is the intended arrival, so `end_to_end_latency` is the report's E2E; the
 /// sending has its own `sent_timestamp`. What a request did not reach is absent.
 #[must_use]
-pub fn anchor_requests_with_text(records: &[RequestRecord], text: &dyn Fn(&RequestRecord) -> Option<String>) -> Value {
+pub fn trtllm_requests_with_text(records: &[RequestRecord], text: &dyn Fn(&RequestRecord) -> Option<String>) -> Value {
     records.iter().map(|r| request(r, text(r))).collect()
 }
 
@@ -235,7 +235,7 @@ fn request(r: &RequestRecord, text: Option<String>) -> Value {
     let mut out = Map::new();
     out.insert("id".into(), json!(r.id));
     out.insert("num_input_tokens".into(), json!(r.num_input_tokens));
-    // The anchor counts error responses here; a request fails with one.
+    // trtllm-bench counts error responses here; a request fails with one.
     let failed = r.outcome() == Outcome::Failed;
     out.insert("error_tokens".into(), json!(u32::from(failed)));
     out.insert("start_timestamp".into(), json!(r.arrival_ns));
@@ -276,7 +276,7 @@ fn request(r: &RequestRecord, text: Option<String>) -> Value {
     Value::Object(out)
 }
 
-/// The anchor's counter of token-making steps, which starts at 0: distinct token times, less one.
+/// trtllm-bench's counter of token-making steps, which starts at 0: distinct token times, less one.
 fn decode_iteration(r: &RequestRecord) -> Option<u64> {
     let changes = r.token_times_ns.windows(2).filter(|w| w[0] != w[1]).count();
     r.first_token_ns().map(|_| changes as u64)

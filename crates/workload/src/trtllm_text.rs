@@ -1,12 +1,12 @@
-//! The anchor's text report: its sections, rows, order, labels and columns.
+//! trtllm-bench's text report: its sections, rows, order, labels and columns.
 //!
-//! Trailing spaces in some headings and tabs in the first section are the anchor's: parsers written
+//! Trailing spaces in some headings and tabs in the first section are trtllm-bench's: parsers written
 //! for it match them.
 
 use std::fmt::Write;
 
-use crate::anchor_json::{EngineInfo, MachineInfo, ReportContext};
 use crate::metrics::Metrics;
+use crate::trtllm_json::{EngineInfo, MachineInfo, ReportContext};
 use strobe_stats::Distribution;
 
 const RULE: &str = "===========================================================";
@@ -16,7 +16,7 @@ const UNKNOWN: &str = "N/A";
 /// The text report. `percentile_note` names the percentile rule on a line of its own at the end;
 /// an empty note leaves that line out. The caller prints.
 #[must_use]
-pub fn anchor_text(m: &Metrics, ctx: &ReportContext, percentile_note: &str) -> String {
+pub fn trtllm_text(m: &Metrics, ctx: &ReportContext, percentile_note: &str) -> String {
     let mut text = String::new();
     engine(&mut text, &ctx.engine);
     machine(&mut text, ctx.machine.as_ref());
