@@ -5,6 +5,7 @@
 #
 #   bench/traces.sh [TRACE]            a PyTorch profiler trace to scale up; default: the H200 one of STROBE_TEST_DATA
 #   SIZE_MB=300 WORK=DIR REPEAT=5      raw size of the scaled trace, where to put it, runs of each
+#   OLD=STROBE                         only compare this build with the present one, in turns: traces-builds.json
 set -euo pipefail
 cd "$(dirname "$0")/.."
 trace="${1:-${STROBE_TEST_DATA:?set it to the folder of test data, or name a trace}/traces/kineto/h200/kineto_graph.json.gz}"
@@ -15,6 +16,11 @@ cargo build --release -p strobe-cli -p strobe-trace --bins --examples
 bin="${CARGO_TARGET_DIR:-target}/release"
 commit="$(git rev-parse HEAD)"
 git diff --quiet HEAD -- crates Cargo.toml || commit="$commit with local changes"
+if [ -n "${OLD:-}" ]; then
+  "$bin/examples/scale_trace" "$trace" "$work/scaled-$size_mb.json" "$size_mb"
+  exec python3 bench/traces_builds.py "$OLD" "$bin/strobe" "$work/scaled-$size_mb.json" \
+    "OLD=$("$OLD" --version) SIZE_MB=$size_mb bench/traces.sh $(basename "$trace")"
+fi
 [ -d "$work/venv" ] || { python3 -m venv "$work/venv" && "$work/venv/bin/pip" install -q HolisticTraceAnalysis; }
 "$bin/examples/scale_trace" "$trace" "$work/scaled.json" "$size_mb"
 

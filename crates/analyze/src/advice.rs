@@ -180,12 +180,13 @@ type Find = fn(&Facts, &Rule) -> Option<Draft>;
 /// The rule that says so when threads waited for a CPU.
 const WAITED: &str = "waited-for-cpu";
 
-const FUNCTIONS: [(&str, Find); 29] = [
+const FUNCTIONS: [(&str, Find); 31] = [
     ("launch-bound", host::launch_bound),
     ("data-loading", idle::idle_in),
     ("host-work", idle::idle_in),
     ("long-calls", idle::idle_in),
     ("thread-waits", idle::idle_in),
+    ("no-cpu", idle::idle_in),
     ("garbage-collection", idle::idle_in),
     ("gil", idle::idle_in),
     ("unexplained-idle", idle::idle_in),
@@ -196,6 +197,7 @@ const FUNCTIONS: [(&str, Find); 29] = [
     ("between-iterations", host::between_iterations),
     ("queue-full", host::queue_full),
     ("copies-dominate", device::copies_dominate),
+    ("unified-memory", device::unified_memory),
     ("exposed-communication", device::exposed_communication),
     ("imbalance", device::imbalance),
     ("tiny-kernels", device::tiny_kernels),

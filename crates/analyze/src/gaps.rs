@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use strobe_trace::{NONE, OpKind, StrId, Trace};
 
 use crate::context::Context;
-use crate::host::{Class, Explainer, gc_sheet, gil_sheet, plain};
+use crate::host::{Class, Explainer, Occupant, Occupants, gc_sheet, gil_sheet, plain};
 use crate::intervals::Span;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
 use crate::timeline::{Causes, Piece, ops_by_device, walk};
@@ -204,7 +204,7 @@ pub fn report(context: &Context) -> Report {
     let mut report = Report::new("gaps", TITLE).sheet(longest_sheet(context, &all));
     report = report.sheet(host_sheet(context, &all)).sheet(causes).sheet(histogram);
     report = report.sheet(streams_sheet(context));
-    for sheet in [gil_sheet(context), gc_sheet(context)].into_iter().flatten() {
+    for sheet in [cpu_sheet(context), gil_sheet(context), gc_sheet(context)].into_iter().flatten() {
         report = report.sheet(sheet);
     }
     for device in &all {
@@ -246,12 +246,59 @@ fn host_sheet(context: &Context, all: &[DeviceGaps]) -> Sheet {
             cause.evidence.as_str().into(),
             match (&cause.name, cause.class) {
                 (Some(name), _) => name.as_str().into(),
-                (None, Class::UNKNOWN | Class::BETWEEN_CALLS) => "(nothing recorded)".into(),
+                (None, Class::UNKNOWN | Class::BETWEEN_CALLS | Class::HOST_CODE) => "(nothing recorded)".into(),
                 (None, _) => Value::Unknown,
             },
         ]);
     }
     sheet
+}
+
+/// Who had the CPU of a launching thread while a device waited for it; `None` where it always had one, or no switches of
+/// threads were recorded.
+fn cpu_sheet(context: &Context) -> Option<Sheet> {
+    let trace = context.trace;
+    if trace.on_cpu.is_empty() {
+        return None;
+    }
+    let occupants = Occupants::of(trace);
+    let mut explainer = Explainer::new(context);
+    let mut sums: BTreeMap<(u32, Class, Occupant), Amount> = BTreeMap::new();
+    for ops in &ops_by_device(trace) {
+        walk(context, ops, |span, piece| {
+            let Piece::Gap { before, next } = piece else { return };
+            if context.unseen_between(before, next) {
+                return;
+            }
+            explainer.gap(span, next, |span, doing| {
+                if doing.class == Class::WAITS_FOR_CPU || doing.class == Class::SWITCHED_OUT {
+                    occupants.instead(trace, doing.thread, span, |who, ns| {
+                        sums.entry((doing.thread, doing.class, who)).or_default().add(ns);
+                    });
+                }
+            });
+        });
+    }
+    let columns = [
+        Column::new("launching thread", Unit::Text),
+        Column::new("it", Unit::Text),
+        Column::new("its CPU had", Unit::Text),
+        Column::new("times", Unit::Count),
+        Column::new("time", Unit::Ns),
+    ];
+    let mut sheet = Sheet::new("cpu", columns).title("Idle time in which the launching thread had no CPU");
+    let mut rows: Vec<_> = sums.into_iter().collect();
+    rows.sort_by_key(|(key, amount)| (std::cmp::Reverse(amount.time_ns), *key));
+    for ((thread, class, who), Amount { count, time_ns }) in rows {
+        let who = match who {
+            Occupant::Thread(other) => thread_text(trace, other),
+            Occupant::Other => "another program".to_owned(),
+            Occupant::Nobody => "nobody that was recorded".to_owned(),
+        };
+        let words = [thread_text(trace, thread), class.as_str().to_owned(), who].map(Value::from);
+        sheet.push(words.into_iter().chain([count.into(), time_ns.into()]));
+    }
+    (!sheet.rows.is_empty()).then_some(sheet)
 }
 
 /// A thread as tables name it: its number, its name where it has one, and its process where there are several.

@@ -32,6 +32,7 @@ pub mod sheet;
 pub mod summary;
 pub mod timeline;
 pub mod top_ops;
+mod unified;
 
 pub use context::{Context, Options};
 pub use strobe_stats::Summary;

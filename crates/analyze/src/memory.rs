@@ -7,6 +7,7 @@ use strobe_trace::{Allocation, RangeSource, StrId, Trace, range_flags};
 use crate::context::Context;
 use crate::launch::device_name;
 use crate::sheet::{Column, Report, Sheet, Unit, Value};
+use crate::unified;
 
 /// What a series of memory counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -146,6 +147,11 @@ fn kind_of(allocation: &Allocation) -> MemoryKind {
 pub fn report(context: &Context) -> Report {
     let (name, title) = ("memory", "Memory in use");
     let trace = context.trace;
+    let unified = unified::sheets(context);
+    if trace.allocations.is_empty() && !unified.is_empty() {
+        let report = unified.into_iter().fold(Report::new(name, title), Report::sheet);
+        return report.note("The trace has no allocations: only what moved is known.");
+    }
     if trace.allocations.is_empty() {
         let why = match trace.meta.is_own() {
             true => "strobe reserves its memory before the run; report.json and report.html list it by pool",
@@ -163,6 +169,7 @@ pub fn report(context: &Context) -> Report {
         .sheet(owners(trace, &series))
         .note("Peak At is the time since the first event of the trace. All rows but `reserved` count memory in use.")
         .note("A caching allocator takes memory in large pieces: what it hands out inside these is seen only in its own trace.");
+    report = unified.into_iter().fold(report, Report::sheet);
     let early = trace.allocations.iter().filter(|a| a.time <= began).count();
     if early > 0 {
         report = report.note(format!(

@@ -11,7 +11,7 @@ use strobe_analyze::gaps::{gaps, report};
 use strobe_analyze::host::{Evidence, IdleCause};
 use strobe_analyze::iterations::Detected;
 use strobe_analyze::sheet::Value;
-use strobe_trace::{CallKind, NONE, RangeSource, Thread, Trace};
+use strobe_trace::{CallKind, CpuSample, Flow, Left, NONE, OnCpu, OpDetail, RangeSource, StrId, Thread, Trace};
 use synthetic::{Builder, context, read, real_data};
 
 /// Two kernels that are called one millisecond and `pause` apart; the device idles in between.
@@ -111,6 +111,124 @@ fn without_evidence_the_cause_is_unknown() {
     assert_eq!((found.0, found.1.as_str(), found.3), ("unknown", "", 1_000_000));
     // What is short is the time between two calls.
     assert_eq!(largest(&mut pause(100_000)).0, "between calls");
+}
+
+/// A thread that had a CPU in these times, and left it so.
+fn on_cpu(builder: &mut Builder, thread: u32, times: &[(i64, i64, Left)]) {
+    let on = |&(start, end, left)| OnCpu { start, end, thread, cpu: 3, left };
+    builder.trace.on_cpu.extend(times.iter().map(on));
+    while builder.trace.threads.len() <= thread as usize {
+        let tid = 1 + builder.trace.threads.len() as i64;
+        builder.trace.threads.push(Thread { process: 0, tid, ..Thread::default() });
+    }
+}
+
+#[test]
+fn a_thread_without_a_cpu_is_told_from_one_that_computes() {
+    use Left::{Ready, Unknown};
+    let lost = |left| {
+        let mut builder = pause(1_000_000);
+        builder.range(RangeSource::CpuOp, "aten::sort", 15_000, 1_005_000);
+        on_cpu(&mut builder, 0, &[(-10_000, 100_000, left), (900_000, 1_200_000, Unknown)]);
+        on_cpu(&mut builder, 1, &[(100_000, 700_000, Unknown)]);
+        builder
+    };
+    for (left, class) in [(Ready, "waiting for a CPU"), (Unknown, "switched out")] {
+        let mut builder = lost(left);
+        assert_eq!(largest(&mut builder), (class, "aten::sort".to_owned(), Some(0), 800_000));
+        let trace = builder.build();
+        let found = causes(&trace);
+        assert_eq!(found[0].evidence, Evidence::Switches);
+        let rest: i64 = found.iter().filter(|cause| cause.class.as_str() == "host code").map(|c| c.time_ns).sum();
+        assert_eq!(rest, 85_000 + 105_000, "before and after it computes");
+        let told = report(&context(&trace));
+        let sheet = told.sheets.iter().find(|sheet| sheet.name == "cpu").unwrap();
+        let row = |row: &Vec<Value>| (row[1].clone(), row[2].clone(), row[4].clone());
+        let expected = [(class, "2", 600_000), (class, "nobody that was recorded", 200_000)];
+        let expected = expected.map(|(class, who, ns): (_, _, i64)| (class.into(), who.into(), ns.into()));
+        assert_eq!(sheet.rows.iter().map(row).collect::<Vec<_>>(), expected);
+    }
+    // Nothing is known before the first switch and after the last.
+    let mut builder = pause(1_000_000);
+    on_cpu(&mut builder, 0, &[(2_000_000, 3_000_000, Ready)]);
+    assert_eq!(largest(&mut builder).0, "unknown");
+}
+
+#[test]
+fn what_a_thread_computes_that_records_nothing_is_told_by_samples() {
+    let silent = |on: bool, samples: &[i64]| {
+        let mut builder = pause(3_000_000);
+        if on {
+            on_cpu(&mut builder, 0, &[(-10_000, 4_000_000, Left::Unknown)]);
+        }
+        let function = builder.name("augment");
+        let sample = |&time: &i64| CpuSample { time, thread: 0, function, module: StrId::NONE };
+        builder.trace.cpu_samples.extend(samples.iter().map(sample));
+        builder
+    };
+    let every_half: Vec<i64> = (0..6).map(|i| 100_000 + i * 500_000).collect();
+    let mut sampled = silent(true, &every_half);
+    assert_eq!(largest(&mut sampled), ("host code", "augment".to_owned(), Some(0), 3_000_000));
+    assert_eq!(causes(&sampled.build())[0].evidence, Evidence::Samples);
+    // Without switches, samples at the usual distance say that it ran.
+    assert_eq!(largest(&mut silent(false, &every_half)).1, "augment");
+    // One of many does not: it slept most of the time.
+    let mut asleep: Vec<i64> = (0..20).map(|i| 5_000_000 + i * 100_000).collect();
+    asleep.push(500_000);
+    assert_eq!(largest(&mut silent(false, &asleep)).0, "unknown");
+    let mut unsampled = silent(true, &[]);
+    let found = largest(&mut unsampled);
+    assert_eq!((found.0, found.1.as_str(), found.3), ("host code", "", 3_000_000));
+    assert_eq!(causes(&unsampled.build())[0].evidence, Evidence::Switches);
+}
+
+#[test]
+fn the_host_that_works_on_unified_memory_is_named() {
+    let moved = |copy_kind, cause| {
+        let mut builder = pause(1_000_000);
+        builder.copy([copy_kind, 4, 4], 4096, 600_000, 620_000, 0);
+        *builder.trace.details.last_mut().unwrap() =
+            OpDetail::Memcpy { copy_kind, src_kind: 4, dst_kind: 4, src_device: None, dst_device: None, cause };
+        builder
+    };
+    let found = largest(&mut moved(12, 2));
+    assert_eq!((found.0, found.3), ("unified memory", 590_000));
+    for (kind, cause) in [(12, 1), (11, 2), (2, 0)] {
+        let found = causes(&moved(kind, cause).build());
+        assert!(found.iter().all(|cause| cause.class.as_str() != "unified memory"), "{kind} {cause}");
+    }
+}
+
+#[test]
+fn autograds_flow_says_whom_a_sleeping_thread_waits_for() {
+    let backward = |flow: bool| {
+        let mut builder = pause(2_000_000);
+        builder.range(RangeSource::CpuOp, "autograd::engine::evaluate_function: MmBackward0", 30_000, 1_900_000);
+        elsewhere(&mut builder, 1);
+        // A loader works ahead at the same time.
+        builder.range(RangeSource::Annotation, "load_batch", 20_000, 1_990_000);
+        elsewhere(&mut builder, 2);
+        if flow {
+            builder.trace.flows.push(Flow { start: -1_000, end: 30_000, from: 0, to: 1 });
+        }
+        builder
+    };
+    assert_eq!(largest(&mut backward(false)).0, "data loading");
+    let mut builder = backward(true);
+    let found = largest(&mut builder);
+    assert_eq!((found.2, found.3), (Some(1), 1_870_000));
+    assert!(found.1.contains("MmBackward0"), "{}", found.1);
+    assert_eq!(causes(&builder.build())[0].evidence, Evidence::Flow);
+    // What is busy once the backward pass is over may be waited for.
+    builder.range(RangeSource::Annotation, "tokenize_batch", 1_910_000, 1_995_000);
+    elsewhere(&mut builder, 3);
+    builder.trace.ranges.end[0] = 1_000_000; // the loader is done
+    let after: Vec<_> = causes(&builder.build()).into_iter().filter(|c| c.class.as_str() == "tokenizing").collect();
+    assert_eq!(after.iter().map(|cause| cause.time_ns).sum::<i64>(), 85_000);
+    // Work for another thread says nothing of this one.
+    let mut of_another = backward(false);
+    of_another.trace.flows.push(Flow { start: -1_000, end: 30_000, from: 2, to: 1 });
+    assert_eq!(largest(&mut of_another).0, "data loading");
 }
 
 #[test]

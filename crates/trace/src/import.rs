@@ -342,6 +342,16 @@ fn append(merged: &mut Trace, mut next: Trace, shift: i64) -> Result<(), TraceEr
         for node in &mut next.graph_nodes {
             (node.start, node.end) = (node.start.saturating_add(shift), node.end.saturating_add(shift));
         }
+        for on in &mut next.on_cpu {
+            (on.start, on.end) = (on.start.saturating_add(shift), on.end.saturating_add(shift));
+        }
+        next.cpu_samples.iter_mut().for_each(|sample| sample.time = sample.time.saturating_add(shift));
+        for fault in &mut next.page_faults {
+            (fault.start, fault.end) = (fault.start.saturating_add(shift), fault.end.saturating_add(shift));
+        }
+        for flow in &mut next.flows {
+            (flow.start, flow.end) = (flow.start.saturating_add(shift), flow.end.saturating_add(shift));
+        }
         for iteration in &mut next.iterations {
             (iteration.start, iteration.end) =
                 (iteration.start.saturating_add(shift), iteration.end.saturating_add(shift));
@@ -378,6 +388,21 @@ fn append(merged: &mut Trace, mut next: Trace, shift: i64) -> Result<(), TraceEr
         renamed(&mut allocation.name);
     }
     next.graph_nodes.iter_mut().for_each(|node| moved(&mut node.thread, threads));
+    next.on_cpu.iter_mut().for_each(|on| moved(&mut on.thread, threads));
+    for sample in &mut next.cpu_samples {
+        moved(&mut sample.thread, threads);
+        renamed(&mut sample.function);
+        renamed(&mut sample.module);
+    }
+    for fault in &mut next.page_faults {
+        fault.process = fault.process.saturating_add(processes);
+        fault.device = fault.device.map(|device| device.saturating_add(devices));
+        renamed(&mut fault.function);
+    }
+    for flow in &mut next.flows {
+        moved(&mut flow.from, threads);
+        moved(&mut flow.to, threads);
+    }
     next.devices.iter_mut().for_each(|device| device.source = device.source.saturating_add(sources));
     next.processes.iter_mut().for_each(|process| process.source = process.source.saturating_add(sources));
     next.threads.iter_mut().for_each(|thread| thread.process = thread.process.saturating_add(processes));
@@ -390,6 +415,10 @@ fn append(merged: &mut Trace, mut next: Trace, shift: i64) -> Result<(), TraceEr
     merged.counters.append(&mut next.counters);
     merged.allocations.append(&mut next.allocations);
     merged.graph_nodes.append(&mut next.graph_nodes);
+    merged.on_cpu.append(&mut next.on_cpu);
+    merged.cpu_samples.append(&mut next.cpu_samples);
+    merged.page_faults.append(&mut next.page_faults);
+    merged.flows.append(&mut next.flows);
     merged.iterations.append(&mut next.iterations);
     merged.expert_loads.append(&mut next.expert_loads);
     merged.devices.append(&mut next.devices);

@@ -15,6 +15,7 @@ mod model;
 pub mod nsys;
 mod parquet;
 mod ranks;
+mod system;
 pub mod utc;
 
 pub use error::TraceError;
@@ -24,3 +25,4 @@ pub use model::{
     Allocation, CallKind, CallRow, Calls, Counter, Device, Distinct, GraphMode, GraphNode, KernelDetail, Meta, NONE,
     OpDetail, OpKind, OpRow, Ops, Process, RangeRow, RangeSource, Ranges, Source, Thread, Trace, Work, range_flags,
 };
+pub use system::{CpuSample, Flow, Left, OnCpu, PageFault};

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::columns::{columns, order_by};
-use crate::{ExpertLoad, Interner, Iteration, Peaks, RangeKind, StrId, Window};
+use crate::{CpuSample, ExpertLoad, Flow, Interner, Iteration, OnCpu, PageFault, Peaks, RangeKind, StrId, Window};
 
 /// The value of an index column where there is nothing to point to.
 pub const NONE: u32 = u32::MAX;
@@ -37,6 +37,14 @@ pub struct Trace {
     pub allocations: Vec<Allocation>,
     /// Nodes of CUDA graphs, as they were made.
     pub graph_nodes: Vec<GraphNode>,
+    /// When threads had a CPU, where context switches were recorded: by thread, then by time; those of one are disjoint.
+    pub on_cpu: Vec<OnCpu>,
+    /// Samples of threads that had a CPU, in order of time.
+    pub cpu_samples: Vec<CpuSample>,
+    /// Faults on pages of unified memory, in order of time.
+    pub page_faults: Vec<PageFault>,
+    /// Work that one thread does for another, in order of time.
+    pub flows: Vec<Flow>,
     /// The forward steps that the engine itself recorded. Empty for other tools' traces: there they are detected.
     pub iterations: Vec<Iteration>,
     /// Where tokens went in the layers that have experts, by iteration, layer and expert.
@@ -277,6 +285,9 @@ pub enum OpDetail {
         src_device: Option<u32>,
         /// See `src_device`.
         dst_device: Option<u32>,
+        /// Of a migration of unified memory CUPTI's cause: 1 asked for, 2 page fault, 3 speculation, 4 eviction, 5 access
+        /// counters; 0 for any other copy and where it was not recorded.
+        cause: u8,
     },
     /// What a fill set.
     Memset {
@@ -552,6 +563,10 @@ impl Trace {
             self.ranges.reorder(&order);
         }
         self.allocations.sort_by_key(|a| a.time);
+        self.on_cpu.sort_by_key(|on| (on.thread, on.start));
+        self.cpu_samples.sort_by_key(|sample| sample.time);
+        self.page_faults.sort_by_key(|fault| fault.start);
+        self.flows.sort_unstable();
         self.iterations.sort_by_key(|i| (i.start, i.iter));
         self.link_launches()
     }

@@ -166,7 +166,8 @@ fn every_field_of_a_small_trace() {
     assert_eq!((detail.grid, detail.registers, detail.dynamic_shared), ([4, 5, 6], 40, 1024));
     let copy = trace.ops.get(1);
     assert_eq!((copy.kind, copy.bytes, copy.launch), (OpKind::Memcpy, 4096, NONE));
-    let expected = OpDetail::Memcpy { copy_kind: 1, src_kind: 0, dst_kind: 2, src_device: None, dst_device: None };
+    let (src_device, dst_device) = (None, None);
+    let expected = OpDetail::Memcpy { copy_kind: 1, src_kind: 0, dst_kind: 2, src_device, dst_device, cause: 0 };
     assert_eq!(trace.detail_of(1), Some(&expected));
     assert_eq!(trace.calls.get(0).end, 12_750);
     assert_eq!(trace.threads[0].name, "main");

@@ -496,7 +496,14 @@ fn random_trace() -> impl Strategy<Value = Trace> {
         trace.details = vec![
             kernel(StrId::NONE),
             kernel(StrId(1)),
-            OpDetail::Memcpy { copy_kind: 1, src_kind: 255, dst_kind: 2, src_device: None, dst_device: Some(3) },
+            OpDetail::Memcpy {
+                copy_kind: 11,
+                src_kind: 255,
+                dst_kind: 2,
+                src_device: None,
+                dst_device: Some(3),
+                cause: 2,
+            },
             OpDetail::Memset { value: u32::MAX, mem_kind: 2 },
             OpDetail::Graph { graph: 5, exec: u32::MAX },
         ];

@@ -31,9 +31,9 @@ fn assert_same(back: &Trace, trace: &Trace, name: &str) {
             kernel.short_name = strobe_trace::StrId::NONE;
             (short, Some(OpDetail::Kernel(kernel)))
         }
-        Some(OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device, dst_device }) => {
+        Some(OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device, dst_device, cause }) => {
             let (src_kind, dst_kind) = (memory(src_kind), memory(dst_kind));
-            (String::new(), Some(OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device, dst_device }))
+            (String::new(), Some(OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device, dst_device, cause }))
         }
         Some(OpDetail::Memset { value, mem_kind }) => {
             (String::new(), Some(OpDetail::Memset { value, mem_kind: memory(mem_kind) }))

@@ -8,8 +8,10 @@ use super::facts::{Facts, evidence};
 use super::{Draft, Gain, Rule, count, ns_text, percent};
 use crate::Summary;
 use crate::categories::Class;
+use crate::intervals::{Span, SpanSet};
 use crate::roofline::{AmountSource, Bound, DataType, Row, Shape};
 use crate::sheet::{Sheet, Unit, Value};
+use crate::unified::{Migrations, migrations};
 
 /// Rows of evidence at most.
 const ROWS: usize = 10;
@@ -73,6 +75,46 @@ pub(super) fn copies_dominate(facts: &Facts, rule: &Rule) -> Option<Draft> {
         *bytes as f64 / (*ns).max(1) as f64,
     );
     Some(Draft { sentence, gain: Some(Gain::new(exposed, whole, facts.span_words())), evidence: table })
+}
+
+/// Pages that move because somebody touches them: prefetches are the remedy, not the problem.
+pub(super) fn unified_memory(facts: &Facts, rule: &Rule) -> Option<Draft> {
+    let groups: Vec<_> = migrations(facts.context).into_iter().filter(|group| !group.were_asked_for()).collect();
+    let mut devices: BTreeMap<u32, Vec<Span>> = BTreeMap::new();
+    for group in &groups {
+        devices.entry(group.device).or_default().extend_from_slice(group.spans.spans());
+    }
+    let moving = devices.into_values().map(|spans| SpanSet::union_of(spans).length()).fold(0, i64::saturating_add);
+    let whole = facts.span_ns();
+    if moving == 0 || (moving as f64) < rule.limit("min_share") * whole as f64 {
+        return None;
+    }
+    let columns = [
+        ("Direction", Unit::Text),
+        ("Cause", Unit::Text),
+        ("Migrations", Unit::Count),
+        ("Bytes", Unit::Bytes),
+        ("Time", Unit::Ns),
+        ("Beside kernels", Unit::Ns),
+    ];
+    let mut table = evidence(rule, &columns);
+    for group in groups.iter().take(ROWS) {
+        let figures = [group.count.into(), group.bytes.into(), group.time_ns.into(), group.beside_kernels_ns.into()];
+        table.push([group.name().into(), group.why().into()].into_iter().chain(figures));
+    }
+    let sum = |of: fn(&Migrations) -> u64| groups.iter().map(of).fold(0, u64::saturating_add);
+    let beside = groups.iter().map(|group| group.beside_kernels_ns).fold(0, i64::saturating_add);
+    let sentence = format!(
+        "pages of unified memory move {} times because they are touched, {:.1} MB in {} ({} of the {}); {} of it beside \
+         kernels, which wait where they need the page",
+        count(sum(|group| group.count as u64) as usize),
+        sum(|group| group.bytes) as f64 / 1e6,
+        ns_text(moving),
+        percent(moving, whole),
+        facts.span_words(),
+        ns_text(beside),
+    );
+    Some(Draft { sentence, gain: Some(Gain::new(moving, whole, facts.span_words())), evidence: table })
 }
 
 pub(super) fn exposed_communication(facts: &Facts, rule: &Rule) -> Option<Draft> {

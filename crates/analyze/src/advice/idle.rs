@@ -3,7 +3,7 @@
 use super::facts::{Facts, evidence};
 use super::{Draft, Gain, Rule, count, ns_text, percent};
 use crate::gaps::thread_text;
-use crate::host::{Class, IdleCause};
+use crate::host::{Class, Evidence, IdleCause};
 use crate::sheet::{Unit, Value};
 
 /// Rows of evidence at most.
@@ -88,10 +88,18 @@ pub(super) fn idle_in(facts: &Facts, rule: &Rule) -> Option<Draft> {
     let mut what = match (&largest.name, largest.class) {
         (Some(name), Class::UNKNOWN) => format!("for something not recorded inside `{name}`"),
         (Some(name), Class::HOST_CODE) => format!("for `{name}`"),
+        (Some(name), Class::WAITS_FOR_CPU) => {
+            format!("in `{name}`, while the launching thread is ready and has no CPU")
+        }
+        (Some(name), Class::SWITCHED_OUT) => format!("in `{name}`, while the launching thread has no CPU"),
+        (Some(_), Class::UNIFIED_MEMORY) => "while the host works on unified memory".to_owned(),
         (Some(name), class) => format!("for `{name}` ({})", class.as_str()),
+        (None, Class::HOST_CODE) => "for work of the launching thread, which records nothing of it".to_owned(),
+        (None, Class::WAITS_FOR_CPU) => "while the launching thread is ready and has no CPU".to_owned(),
+        (None, Class::SWITCHED_OUT) => "while the launching thread has no CPU".to_owned(),
         (None, _) => "while the launching thread records nothing".to_owned(),
     };
-    if largest.evidence == crate::host::Evidence::OtherThread
+    if matches!(largest.evidence, Evidence::OtherThread | Evidence::Flow)
         && let Some(thread) = largest.thread
     {
         what.push_str(&format!(

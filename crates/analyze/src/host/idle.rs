@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
-use strobe_trace::{NONE, StrId, Trace};
+use strobe_trace::{NONE, OpDetail, StrId, Trace};
 
 use super::silence::Cursors;
 use super::{Class, Event, Host, folded, plain};
@@ -35,6 +35,14 @@ pub enum Evidence {
     /// The thread that launched the next op slept or recorded nothing; another thread of its process had this range open
     /// all the while, which says where the program was and not what it did.
     Around,
+    /// The same, and autograd's flow says that this thread worked for the launching one.
+    Flow,
+    /// Switches of threads between CPUs tell whether the thread had one.
+    Switches,
+    /// Samples of the CPUs tell what the thread was in.
+    Samples,
+    /// The op that ends the wait moves pages of unified memory that the host asked for.
+    Migration,
     /// It follows from the times of op and launch.
     Times,
     /// Nothing tells.
@@ -48,6 +56,10 @@ impl Evidence {
             Evidence::Launcher => "launching thread",
             Evidence::OtherThread => "busy while the launching thread slept",
             Evidence::Around => "range open on another thread",
+            Evidence::Flow => "autograd's flow",
+            Evidence::Switches => "context switches",
+            Evidence::Samples => "CPU samples",
+            Evidence::Migration => "migration of unified memory",
             Evidence::Times => "times of op and launch",
             Evidence::None => "none",
         }
@@ -139,6 +151,10 @@ impl<'c> Explainer<'c> {
         let ops = &self.trace.ops;
         let stream = (ops.process[op], ops.device[op], ops.stream[op]);
         let unknown = Doing::from_times(Class::UNKNOWN, NONE);
+        if moves_pages_to_host(self.trace, op) {
+            let (class, event) = (Class::UNIFIED_MEMORY, Event::named(ops.name[op]));
+            return give(gap, Doing { class, event, thread: NONE, evidence: Evidence::Migration });
+        }
         let Some(Some(thread)) = self.stream_threads.get(&stream).copied() else { return give(gap, unknown) };
         let launch = |class: Class| class.as_str() == "launch call";
         self.thread(thread, gap, &mut |span, doing: Doing| {
@@ -149,6 +165,13 @@ impl<'c> Explainer<'c> {
 
     /// What a thread does in each moment of a span, or the one it waits for.
     pub fn thread(&mut self, thread: u32, span: Span, give: &mut impl FnMut(Span, Doing)) {
+        let (trace, host) = (self.trace, self.host);
+        let Some(cpus) = &host.cpus else { return self.recorded(thread, span, give) };
+        self.recorded(thread, span, &mut |piece, doing| cpus.refine(trace, piece, doing, &mut *give));
+    }
+
+    /// The same by ranges and calls alone.
+    fn recorded(&mut self, thread: u32, span: Span, give: &mut impl FnMut(Span, Doing)) {
         let (trace, host) = (self.trace, self.host);
         let (Some(calls), Some(stretches)) = (host.calls.get(thread as usize), host.stretches.get(thread as usize))
         else {
@@ -243,17 +266,45 @@ impl<'c> Explainer<'c> {
             return give(piece, doing);
         }
         let mut found = Vec::new();
-        host.others(trace, &mut self.cursors, thread, piece, silence, |span, other| found.push((span, other)));
-        for (span, other) in found {
+        let working = host.workers_in(trace, thread, silence);
+        let (workers, worked) = working.unwrap_or_else(|| (Vec::new(), Span::new(piece.start, piece.start)));
+        // While those work that are known to work for it, nobody else is asked.
+        let cut = |at: i64| at.clamp(piece.start, piece.end);
+        let edges = [piece.start, cut(worked.start), cut(worked.end), piece.end];
+        for (part, asked, evidence) in [
+            (Span::new(edges[0], edges[1]), &[][..], Evidence::OtherThread),
+            (Span::new(edges[1], edges[2]), &workers[..], Evidence::Flow),
+            (Span::new(edges[2], edges[3]), &[][..], Evidence::OtherThread),
+        ] {
+            if part.start < part.end {
+                host.others(trace, &mut self.cursors, (thread, asked), part, silence, |span, other| {
+                    found.push((span, other, evidence));
+                });
+            }
+        }
+        for (span, other, evidence) in found {
             let doing = match other {
                 Some((other, event, class)) => {
                     let class = if class == Class::NONE { Class::HOST_CODE } else { class };
-                    Doing { class, event, thread: other, evidence: Evidence::OtherThread }
+                    Doing { class, event, thread: other, evidence }
                 }
                 None => nobody(self, span),
             };
             give(span, doing);
         }
+    }
+}
+
+/// Whether an op that nobody launched moves pages of unified memory to the host, which touched them or was expected to.
+fn moves_pages_to_host(trace: &Trace, op: usize) -> bool {
+    const UNIFIED_DEVICE_TO_HOST: u8 = 12;
+    const ASKED_FOR: u8 = 1;
+    const EVICTED: u8 = 4;
+    match trace.detail_of(op) {
+        Some(&OpDetail::Memcpy { copy_kind, cause, .. }) => {
+            copy_kind == UNIFIED_DEVICE_TO_HOST && cause != ASKED_FOR && cause != EVICTED
+        }
+        _ => false,
     }
 }
 

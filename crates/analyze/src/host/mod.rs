@@ -4,6 +4,7 @@
 //! the system (or of the profiler) speaks for the thread. Of ranges inside each other the innermost speaks, but one that
 //! names a cause (`rules/causes.toml`) speaks for all that happens inside it.
 
+mod cpu;
 mod idle;
 mod names;
 mod python;
@@ -15,6 +16,7 @@ use std::collections::HashSet;
 use strobe_trace::{CallKind, NONE, RangeSource, StrId, Trace, range_flags};
 
 use crate::intervals::Span;
+pub(crate) use cpu::{Occupant, Occupants};
 pub(crate) use idle::{Doing, Explainer};
 pub use idle::{Evidence, IdleCause, idle_causes};
 pub(crate) use names::{folded, plain};
@@ -22,28 +24,36 @@ pub(crate) use python::{gc_sheet, gil_sheet, may_be_recorded};
 pub use rules::Class;
 use rules::Classes;
 
-/// A range or a call of a trace.
+/// A range or a call of a trace, or the name of a function or op where there is neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Event(u32);
 
 impl Event {
+    /// The two highest bits say what it is: a call, a name, and with neither a range.
     const CALL: u32 = 1 << 31;
+    const NAME: u32 = 1 << 30;
+    const INDEX: u32 = Self::NAME - 1;
     /// Nothing that was recorded.
     pub const NONE: Event = Event(NONE);
 
     fn range(index: usize) -> Event {
-        Event(index as u32 & !Self::CALL)
+        Event(index as u32 & Self::INDEX)
     }
 
     pub fn call(index: usize) -> Event {
-        Event(index as u32 | Self::CALL)
+        Event(index as u32 & Self::INDEX | Self::CALL)
+    }
+
+    fn named(name: StrId) -> Event {
+        Event(name.0 & Self::INDEX | Self::NAME)
     }
 
     /// The range or the call that it is.
     fn place(self) -> Place {
         match self {
             Event::NONE => Place::Nothing,
-            Event(call) if call & Self::CALL != 0 => Place::Call((call & !Self::CALL) as usize),
+            Event(call) if call & Self::CALL != 0 => Place::Call((call & Self::INDEX) as usize),
+            Event(name) if name & Self::NAME != 0 => Place::Name(StrId(name & Self::INDEX)),
             Event(range) => Place::Range(range as usize),
         }
     }
@@ -52,7 +62,7 @@ impl Event {
         match self.place() {
             Place::Range(range) => Span::new(trace.ranges.start[range], trace.ranges.end[range]),
             Place::Call(call) => Span::new(trace.calls.start[call], trace.calls.end[call]),
-            Place::Nothing => Span::new(0, 0),
+            Place::Name(_) | Place::Nothing => Span::new(0, 0),
         }
     }
 
@@ -69,6 +79,7 @@ impl Event {
         match self.place() {
             Place::Range(range) => trace.ranges.name[range],
             Place::Call(call) => trace.calls.name[call],
+            Place::Name(name) => name,
             Place::Nothing => StrId::NONE,
         }
     }
@@ -77,6 +88,7 @@ impl Event {
 enum Place {
     Range(usize),
     Call(usize),
+    Name(StrId),
     Nothing,
 }
 
@@ -106,6 +118,10 @@ pub(crate) struct Host {
     seen: HashSet<Class>,
     /// Per range whether its thread calls the device in it.
     calls_device: Vec<bool>,
+    /// When threads had a CPU, where that was recorded.
+    cpus: Option<cpu::Cpus>,
+    /// Per thread when other threads began work for it and which, in order; empty where no trace of that was recorded.
+    workers: Vec<Vec<(i64, u32)>>,
 }
 
 impl Host {
@@ -180,7 +196,9 @@ impl Host {
                 *launches = true;
             }
         }
-        Self { stretches, calls, call_classes, of_process, launches, gil_holders, seen, calls_device }
+        let cpus = cpu::Cpus::of(trace);
+        let workers = workers(trace);
+        Self { stretches, calls, call_classes, of_process, launches, gil_holders, seen, calls_device, cpus, workers }
     }
 
     /// Whether any range is of a class.
@@ -193,6 +211,21 @@ impl Host {
         let name = trace.calls.name[call as usize].0 as usize;
         self.call_classes.get(name).copied().unwrap_or(Class::OTHER_CALL)
     }
+}
+
+/// Per thread when other threads began work for it, by autograd's flow.
+fn workers(trace: &Trace) -> Vec<Vec<(i64, u32)>> {
+    if trace.flows.is_empty() {
+        return Vec::new();
+    }
+    let mut workers = vec![Vec::new(); trace.threads.len()];
+    for flow in trace.flows.iter().filter(|flow| flow.from != flow.to) {
+        if let Some(own) = workers.get_mut(flow.from as usize) {
+            own.push((flow.end, flow.to));
+        }
+    }
+    workers.iter_mut().for_each(|own| own.sort_unstable());
+    workers
 }
 
 /// Whether a range is a span of its thread's time.

@@ -29,7 +29,13 @@ impl Class {
     pub const SYSTEM_CALL: Class = Class(6);
     /// The profiler's own work.
     pub const PROFILER: Class = Class(7);
-    const FIRST_RULE: u8 = 8;
+    /// The thread could go on and had no CPU.
+    pub const WAITS_FOR_CPU: Class = Class(8);
+    /// The thread had no CPU, and nothing recorded tells why.
+    pub const SWITCHED_OUT: Class = Class(9);
+    /// The host works on pages of unified memory, which are moved to it one by one.
+    pub const UNIFIED_MEMORY: Class = Class(10);
+    const FIRST_RULE: u8 = 11;
     /// No rule speaks for a name.
     pub(super) const NONE: Class = Class(u8::MAX);
 
@@ -44,6 +50,9 @@ impl Class {
             Class::OTHER_CALL => "other call",
             Class::SYSTEM_CALL => "system call",
             Class::PROFILER => "profiler",
+            Class::WAITS_FOR_CPU => "waiting for a CPU",
+            Class::SWITCHED_OUT => "switched out",
+            Class::UNIFIED_MEMORY => "unified memory",
             rule => rule.rule().map_or("unknown", |rule| &rule.name),
         }
     }

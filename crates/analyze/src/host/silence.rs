@@ -60,13 +60,36 @@ impl Host {
         class == Class::NONE && annotation && self.calls_device.get(range).is_some_and(|&calls| calls)
     }
 
+    /// The threads that autograd's flow says to work for a thread in its silence, from when the first of them began until
+    /// the last has nothing more to do.
+    pub(super) fn workers_in(&self, trace: &Trace, thread: u32, silence: Span) -> Option<(Vec<u32>, Span)> {
+        let own = self.workers.get(thread as usize).filter(|own| !own.is_empty())?;
+        let first = own.partition_point(|&(time, _)| time < silence.start);
+        let inside = own[first..].iter().take_while(|&&(time, _)| time < silence.end);
+        let mut workers: Vec<u32> = inside.map(|&(_, worker)| worker).collect();
+        let begun = own.get(first).filter(|_| !workers.is_empty())?.0;
+        workers.sort_unstable();
+        workers.dedup();
+        let ended = workers.iter().map(|&worker| {
+            let (stretches, calls) = (&self.stretches[worker as usize], &self.calls[worker as usize]);
+            let place = stretches.partition_point(|stretch| stretch.span.start < silence.end);
+            let stretch = place.checked_sub(1).map(|last| stretches[last].span.end);
+            let place = calls.partition_point(|&call| trace.calls.start[call as usize] < silence.end);
+            let call = place.checked_sub(1).map(|last| trace.calls.end[calls[last] as usize]);
+            stretch.max(call).unwrap_or(begun)
+        });
+        let ended = ended.max().unwrap_or(begun).clamp(begun, silence.end);
+        Some((workers, Span::new(begun, ended)))
+    }
+
     /// What other threads of the process did in a piece of a thread's silence: what had ended by the time the thread
-    /// went on may be what it waited for. `give` gets each moment of the piece once, `None` where nobody was busy.
+    /// went on may be what it waited for. Where `workers` are known to work for it, nobody else is asked. `give` gets each
+    /// moment of the piece once, `None` where nobody was busy.
     pub(super) fn others(
         &self,
         trace: &Trace,
         cursors: &mut Cursors,
-        thread: u32,
+        (thread, workers): (u32, &[u32]),
         piece: Span,
         silence: Span,
         mut give: impl FnMut(Span, Option<(u32, Event, Class)>),
@@ -75,7 +98,8 @@ impl Host {
         let threads = self.threads_of(process);
         let resumed = silence.end.saturating_add(TOLERANCE_NS);
         let mut claims: Vec<(i64, Claim)> = Vec::new();
-        for &other in threads.iter().filter(|&&other| other != thread) {
+        let may_tell = |other: u32| other != thread && (workers.is_empty() || workers.contains(&other));
+        for other in threads.iter().copied().filter(|&other| may_tell(other)) {
             let from = self.stretch_from(cursors, other, piece.start);
             for stretch in &self.stretches[other as usize][from..] {
                 let Some(inside) = stretch.span.overlap(piece) else { break }; // they are not empty

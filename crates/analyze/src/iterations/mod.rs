@@ -1,5 +1,6 @@
 //! The iterations of a trace: as its engine recorded them, by its markers, or by what comes once in each.
 
+mod autograd;
 mod levels;
 mod markers;
 mod patterns;

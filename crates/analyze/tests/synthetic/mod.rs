@@ -45,7 +45,8 @@ impl Builder {
     /// A copy between kinds of memory, given by CUPTI's numbers.
     pub fn copy(&mut self, kinds: [u8; 3], bytes: u64, start: i64, end: i64, correlation: i64) -> &mut Self {
         let [copy_kind, src_kind, dst_kind] = kinds;
-        let detail = OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device: None, dst_device: None };
+        let (src_device, dst_device) = (None, None);
+        let detail = OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device, dst_device, cause: 0 };
         self.trace.details.push(detail);
         self.op(OpKind::Memcpy, "[CUDA memcpy]", 7, start, end, correlation);
         let last = self.trace.ops.len() - 1;

@@ -109,7 +109,8 @@ impl Rows {
                     (OpKind::Kernel, name_of(name), 0, OpDetail::Kernel(detail))
                 }
                 ActivityKind::Copy { bytes, copy_kind, src_kind, dst_kind } => {
-                    let detail = OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device: None, dst_device: None };
+                    let (src_device, dst_device) = (None, None);
+                    let detail = OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device, dst_device, cause: 0 };
                     let name = trace.strings.intern(&strobe_trace::nsys::copy_name(copy_kind));
                     (OpKind::Memcpy, name, bytes, detail)
                 }

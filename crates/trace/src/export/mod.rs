@@ -137,7 +137,7 @@ fn write_tables(
         return write_file(path, |file| write(&ops, file).map(|()| ops.rows as u64));
     }
     let file_name = |table: &str| format!("{table}{ending}");
-    let is_ours = |name: &str| tables::names().iter().any(|table| file_name(table) == name);
+    let is_ours = |name: &str| tables::names().iter().flatten().any(|table| file_name(table) == name);
     write_directory(path, is_ours, |directory| {
         let mut written = Written { files: Vec::new(), bytes: 0, events: 0 };
         for table in tables.all() {
@@ -152,7 +152,8 @@ fn write_tables(
 }
 
 /// The tables whose rows are events.
-const EVENT_TABLES: [&str; 6] = ["ops", "calls", "ranges", "iterations", "counters", "allocations"];
+pub(crate) const EVENT_TABLES: [&str; 9] =
+    ["ops", "calls", "ranges", "iterations", "counters", "allocations", "on_cpu", "cpu_samples", "page_faults"];
 
 /// Fills a directory beside `path` and puts it there. What is there already is replaced only if every entry has a name
 /// of ours.

@@ -5,7 +5,7 @@
 
 use super::tracks::device_numbers;
 use crate::{
-    CallKind, GraphMode, KernelDetail, NONE, OpDetail, OpKind, RangeKind, RangeSource, StrId, Trace, range_flags,
+    CallKind, GraphMode, KernelDetail, Left, NONE, OpDetail, OpKind, RangeKind, RangeSource, StrId, Trace, range_flags,
 };
 
 type Get<'a, T> = Box<dyn Fn(usize) -> Option<T> + 'a>;
@@ -95,6 +95,13 @@ impl<'a> Tables<'a> {
 
     /// Every table.
     pub(crate) fn all(&self) -> Vec<Table<'_>> {
+        let mut tables = self.usual();
+        // Few traces have any of these.
+        tables.extend(self.rare().into_iter().filter(|table| table.rows > 0));
+        tables
+    }
+
+    fn usual(&self) -> Vec<Table<'_>> {
         vec![
             self.ops(),
             self.calls(),
@@ -109,6 +116,10 @@ impl<'a> Tables<'a> {
             self.threads(),
             self.meta(),
         ]
+    }
+
+    fn rare(&self) -> Vec<Table<'_>> {
+        vec![self.on_cpu(), self.cpu_samples(), self.page_faults(), self.flows()]
     }
 
     fn string(&self, id: StrId) -> Option<&str> {
@@ -219,6 +230,10 @@ impl<'a> Tables<'a> {
             }),
             of_detail("graph_exec", |detail| match *detail {
                 OpDetail::Graph { exec, .. } => Some(exec),
+                _ => None,
+            }),
+            of_detail("migration_cause", |detail| match *detail {
+                OpDetail::Memcpy { cause, .. } if cause != 0 => Some(cause.into()),
                 _ => None,
             }),
         ];
@@ -358,6 +373,58 @@ impl<'a> Tables<'a> {
         Table { name: "graph_nodes", rows: nodes.len(), columns }
     }
 
+    fn on_cpu(&self) -> Table<'_> {
+        let times = &self.trace.on_cpu;
+        let columns = vec![
+            int("start_ns", |row| times[row].start),
+            int("end_ns", |row| times[row].end),
+            maybe_int("thread", |row| index(times[row].thread)),
+            maybe_int("tid", |row| self.tid(times[row].thread)),
+            int("cpu", |row| times[row].cpu.into()),
+            text("left", |row| left_label(times[row].left)),
+        ];
+        Table { name: "on_cpu", rows: times.len(), columns }
+    }
+
+    fn cpu_samples(&self) -> Table<'_> {
+        let samples = &self.trace.cpu_samples;
+        let columns = vec![
+            int("time_ns", |row| samples[row].time),
+            int("thread", |row| samples[row].thread.into()),
+            maybe_int("tid", |row| self.tid(samples[row].thread)),
+            maybe_text("function", |row| self.string(samples[row].function)),
+            maybe_text("module", |row| self.string(samples[row].module)),
+        ];
+        Table { name: "cpu_samples", rows: samples.len(), columns }
+    }
+
+    fn page_faults(&self) -> Table<'_> {
+        let faults = &self.trace.page_faults;
+        let columns = vec![
+            int("start_ns", |row| faults[row].start),
+            int("end_ns", |row| faults[row].end),
+            int("process", |row| faults[row].process.into()),
+            maybe_int("pid", |row| self.pid(faults[row].process)),
+            maybe_int("device", |row| faults[row].device.map(|device| self.device(device))),
+            maybe_unsigned("address", |row| Some(faults[row].address)),
+            int("count", |row| faults[row].count.into()),
+            int("access", |row| faults[row].access.into()),
+            maybe_text("function", |row| self.string(faults[row].function)),
+        ];
+        Table { name: "page_faults", rows: faults.len(), columns }
+    }
+
+    fn flows(&self) -> Table<'_> {
+        let flows = &self.trace.flows;
+        let columns = vec![
+            int("start_ns", |row| flows[row].start),
+            int("end_ns", |row| flows[row].end),
+            int("from_thread", |row| flows[row].from.into()),
+            int("to_thread", |row| flows[row].to.into()),
+        ];
+        Table { name: "flows", rows: flows.len(), columns }
+    }
+
     fn devices(&self) -> Table<'_> {
         let devices = &self.trace.devices;
         let columns = vec![
@@ -405,10 +472,11 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// The names of the tables.
-pub(crate) fn names() -> Vec<&'static str> {
+/// The names of the tables that every export has, and of those that only some have.
+pub(crate) fn names() -> [Vec<&'static str>; 2] {
     let trace = Trace::default();
-    Tables::of(&trace).all().iter().map(|table| table.name).collect()
+    let tables = Tables::of(&trace);
+    [tables.usual(), tables.rare()].map(|tables| tables.iter().map(|table| table.name).collect())
 }
 
 fn meta_rows(trace: &Trace) -> Vec<(String, String)> {
@@ -477,6 +545,21 @@ fn range_source(source: RangeSource) -> &'static str {
         RangeSource::Python => "python",
         RangeSource::Other => "other",
     }
+}
+
+fn left_label(left: Left) -> &'static str {
+    match left {
+        Left::Unknown => "unknown",
+        Left::Ready => "ready",
+        Left::Waiting => "waiting",
+        Left::Ended => "ended",
+    }
+}
+
+/// Why a thread lost its CPU, by its name.
+pub(crate) fn left_of(name: &str) -> Left {
+    let all = [Left::Ready, Left::Waiting, Left::Ended];
+    all.into_iter().find(|&left| left_label(left) == name).unwrap_or_default()
 }
 
 /// The kind of op with this name.

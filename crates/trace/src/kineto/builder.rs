@@ -1,6 +1,7 @@
 //! From events to the columns of a [`Trace`].
 
 mod finish;
+mod flows;
 mod processes;
 mod roots;
 mod tracks;
@@ -66,6 +67,9 @@ struct Root {
     /// How many processes and pending allocations came before it.
     first_process: usize,
     first_pending: usize,
+    /// How many flows came before it, and what makes its own.
+    first_flow: usize,
+    autograd: flows::Autograd,
     rank: Option<u32>,
     base: Option<i64>,
     groups: ByText<u32>,
@@ -171,6 +175,7 @@ impl Builder {
             b'i' | b'I' | b'R' => self.instant(event),
             b'C' => self.counter(event),
             b'M' => self.metadata(event),
+            b's' | b'f' if flows::is_autograd(event.category) => self.arrow(event, phase == b's'),
             b's' | b't' | b'f' => {}
             _ => self.unread += 1,
         }
@@ -235,6 +240,9 @@ impl Builder {
                     }
                     if has_zero(args.strides) {
                         row.strides = self.intern_json(args.strides);
+                    }
+                    if !args.sequence.is_empty() {
+                        self.sequence(event, start, thread);
                     }
                 }
                 Row::Range(self.as_recorded(row, event))

@@ -75,6 +75,8 @@ pub(super) struct Event<'a> {
     pub(super) tid: &'a [u8],
     pub(super) ts: &'a [u8],
     pub(super) dur: &'a [u8],
+    /// Of an arrow.
+    pub(super) id: &'a [u8],
     /// All of the arguments.
     pub(super) args: &'a [u8],
     pub(super) known: Args<'a>,
@@ -113,6 +115,10 @@ pub(super) struct Args<'a> {
     pub(super) graph: &'a [u8],
     pub(super) graph_exec: &'a [u8],
     pub(super) value: &'a [u8],
+    /// What joins an operator and its backward pass.
+    pub(super) sequence: &'a [u8],
+    /// Of an operator of a backward pass the thread of the forward pass, as PyTorch numbers threads; else 0.
+    pub(super) forward_thread: &'a [u8],
 }
 
 impl<'a> Event<'a> {
@@ -129,6 +135,7 @@ impl<'a> Event<'a> {
                 b"tid" => event.tid = unquoted(cursor.value()?),
                 b"ts" => event.ts = unquoted(cursor.value()?),
                 b"dur" => event.dur = unquoted(cursor.value()?),
+                b"id" => event.id = unquoted(cursor.value()?),
                 b"args" if cursor.next()? == b'{' => {
                     let start = cursor.at;
                     let category_known = !event.category.is_empty();
@@ -183,6 +190,8 @@ impl<'a> Args<'a> {
                 b"graph id" => &mut self.graph,
                 b"graph exec id" => &mut self.graph_exec,
                 b"value" => &mut self.value,
+                b"Sequence number" => &mut self.sequence,
+                b"Fwd thread id" => &mut self.forward_thread,
                 _ => return Ok(()),
             };
             *field = unquoted(value);

@@ -10,7 +10,9 @@ use super::part::{DeviceKey, EVENT_TABLES, Faults, NameKey, Part, Series, Series
 use super::schema::{self, key};
 use super::strobe::{CPU_DEVICE, Own};
 use crate::model::repeated_calls;
-use crate::{Counter, Device, GraphMode, OpDetail, Process, Source, StrId, Thread, Trace, TraceError, range_flags};
+use crate::{
+    Counter, Device, Flow, GraphMode, NONE, OpDetail, Process, Source, StrId, Thread, Trace, TraceError, range_flags,
+};
 
 /// The trace that these events make.
 pub(super) fn trace(database: &Database, path: &Path, own: Own, events: Part) -> Result<Trace, TraceError> {
@@ -53,6 +55,14 @@ impl Merge<'_> {
         let own_threads: Vec<u32> = own_threads.iter().map(|&key| part.threads.number(key)).collect();
         part.absorb(std::mem::take(&mut self.own.cpu), &mut own_names);
         part.ops.stream[cpu_ops..].iter_mut().for_each(|thread| *thread = own_threads[*thread as usize]);
+
+        let mut known: BTreeSet<i64> = part.processes.keys.iter().copied().collect();
+        known.extend(part.threads.keys.iter().map(|&thread| process_of(thread)));
+        known.extend(self.own.processes.iter().map(|(id, _)| *id));
+        let switches = std::mem::take(&mut part.switches);
+        let (mut on_cpu, mut cpu_samples, lone) =
+            switches.finish(&known, &mut part.names, |thread| part.threads.number(thread));
+        part.faults.lone_switches = lone;
 
         let names = self.names(&part)?;
         let name = |local: &mut StrId| *local = names.get(local.0 as usize).copied().unwrap_or(StrId::NONE);
@@ -97,6 +107,30 @@ impl Merge<'_> {
             name(&mut allocation.name);
         }
         part.graph_nodes.iter_mut().for_each(|node| node.thread = threads[node.thread as usize]);
+        let strings = &self.trace.strings;
+        // Columns of names may not be empty: a name without letters stands for none.
+        let told = |local: &mut StrId| {
+            name(local);
+            if local.is_some() && strings.get(*local).is_empty() {
+                *local = StrId::NONE;
+            }
+        };
+        let known = on_cpu.iter_mut().filter(|on| on.thread != NONE);
+        known.for_each(|on| on.thread = threads[on.thread as usize]);
+        for sample in &mut cpu_samples {
+            sample.thread = threads[sample.thread as usize];
+            told(&mut sample.function);
+            told(&mut sample.module);
+        }
+        for fault in &mut part.page_faults {
+            fault.process = processes[fault.process as usize];
+            fault.device = fault.device.map(|device| devices[device as usize]);
+            told(&mut fault.function);
+        }
+        let flows = std::mem::take(&mut self.own.flows);
+        let thread = |id: i64| numbers.threads.get(&id).copied();
+        let flow = |(start, end, from, to)| Some(Flow { start, end, from: thread(from)?, to: thread(to)? });
+        self.trace.flows = flows.into_iter().filter_map(flow).collect();
         let mut details = part.details.into_values();
         for detail in &mut details {
             if let OpDetail::Kernel(kernel) = detail {
@@ -114,6 +148,9 @@ impl Merge<'_> {
         self.trace.ranges = part.ranges;
         self.trace.allocations = part.allocations;
         self.trace.graph_nodes = part.graph_nodes;
+        self.trace.on_cpu = on_cpu;
+        self.trace.cpu_samples = cpu_samples;
+        self.trace.page_faults = part.page_faults;
         self.trace.details = details;
         self.trace.works = works;
         self.trace.iterations = std::mem::take(&mut self.own.iterations);
@@ -140,7 +177,7 @@ impl Merge<'_> {
         let mut texts: HashMap<i64, Option<String>> = keys
             .clone()
             .filter_map(|key| match key {
-                NameKey::Id(id) => Some((*id, None)),
+                NameKey::Id(id) | NameKey::File(id) => Some((*id, None)),
                 _ => None,
             })
             .collect();
@@ -156,8 +193,10 @@ impl Merge<'_> {
         self.faults.unknown_names = texts.values().filter(|text| text.is_none()).count() as u64;
         let labels = self.copy_labels()?;
         let strings = &mut self.trace.strings;
+        let known = |id: &i64| texts.get(id).and_then(|text| text.as_deref()).unwrap_or("[unknown]");
         let text_of = |key: &NameKey| match key {
-            NameKey::Id(id) => strings.intern(texts.get(id).and_then(|t| t.as_deref()).unwrap_or("[unknown]")),
+            NameKey::Id(id) => strings.intern(known(id)),
+            NameKey::File(id) => strings.intern(file_name(known(id))),
             NameKey::Text(text) => strings.intern(&String::from_utf8_lossy(text)),
             NameKey::Fixed(text) => strings.intern(text),
             NameKey::Copy(kind) => strings.intern(&copy_name(&labels, *kind)),
@@ -400,6 +439,9 @@ impl Merge<'_> {
         let events = events
             + self.trace.allocations.len()
             + self.trace.graph_nodes.len()
+            + self.trace.on_cpu.len()
+            + self.trace.cpu_samples.len()
+            + self.trace.page_faults.len()
             + self.trace.counters.iter().map(|c| c.times.len()).sum::<usize>();
         let source = Source {
             path: path.to_owned(),
@@ -472,6 +514,10 @@ impl Merge<'_> {
             format!("{} of graph launches left out: they have no time on a device", rows(faults.untimed_graphs)),
         );
         tell(
+            faults.lone_switches,
+            format!("{} of threads between CPUs without the other half: taken as running", rows(faults.lone_switches)),
+        );
+        tell(
             u64::from(self.database.lost_log),
             "the file's write-ahead log (-wal) is not beside it: rows that only the log held are missing".to_owned(),
         );
@@ -513,6 +559,10 @@ fn copy_name(labels: &HashMap<i64, String>, kind: i64) -> String {
 
 /// The program without its directory and arguments: those may hold secrets.
 fn program_name(text: &str) -> &str {
-    let program = text.split_whitespace().next().unwrap_or("");
-    program.rsplit(['/', '\\']).next().unwrap_or("")
+    file_name(text.split_whitespace().next().unwrap_or(""))
+}
+
+/// A path without its directory, which may name somebody.
+fn file_name(path: &str) -> &str {
+    path.rsplit(['/', '\\']).next().unwrap_or("")
 }

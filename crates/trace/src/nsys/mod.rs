@@ -14,6 +14,7 @@ mod part;
 mod read;
 mod schema;
 mod strobe;
+mod system;
 mod write;
 
 pub use read::read;

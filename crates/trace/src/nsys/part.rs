@@ -7,10 +7,11 @@ use std::hash::Hash;
 use super::ids::process_of;
 use super::pages::Row;
 use super::strobe::{OpExtra, Side};
+use super::system::Switches;
 use crate::intern::FastHash;
 use crate::{
     Allocation, CallKind, CallRow, Calls, Distinct, GraphNode, KernelDetail, NONE, OpDetail, OpKind, OpRow, Ops,
-    RangeKind, RangeRow, RangeSource, Ranges, StrId, range_flags,
+    PageFault, RangeKind, RangeRow, RangeSource, Ranges, StrId, range_flags,
 };
 
 /// No run lasts this long: a time further away from the start of the session is a fault of the recording.
@@ -53,6 +54,8 @@ pub(super) enum NameKey {
     Id(i64),
     /// In the row itself.
     Text(Box<[u8]>),
+    /// In `StringIds`, of which only the name of the file counts.
+    File(i64),
     /// Made by the importer.
     Fixed(&'static str),
     /// The label of a kind of copy.
@@ -156,6 +159,8 @@ pub(super) struct Faults {
     pub(super) repeated_names: u64,
     /// Ids that `StringIds` lacks.
     pub(super) unknown_names: u64,
+    /// Switches of threads between CPUs of which the other half is missing.
+    pub(super) lone_switches: u64,
 }
 
 impl Faults {
@@ -166,6 +171,7 @@ impl Faults {
         self.no_time += other.no_time;
         self.repeated_names += other.repeated_names;
         self.unknown_names += other.unknown_names;
+        self.lone_switches += other.lone_switches;
     }
 }
 
@@ -198,6 +204,9 @@ pub(super) struct Part {
     pub(super) series: BTreeMap<SeriesKey, Series>,
     pub(super) allocations: Vec<Allocation>,
     pub(super) graph_nodes: Vec<GraphNode>,
+    /// What threads did on CPUs.
+    pub(super) switches: Switches,
+    pub(super) page_faults: Vec<PageFault>,
     pub(super) faults: Faults,
     /// The last moment that an NVTX row names.
     pub(super) last_nvtx: i64,
@@ -218,7 +227,7 @@ pub(super) struct EventTable {
 }
 
 /// Every table of events that is imported.
-pub(super) const EVENT_TABLES: [EventTable; 12] = [
+pub(super) const EVENT_TABLES: [EventTable; 17] = [
     EventTable {
         name: KERNEL,
         columns: KERNEL_COLUMNS,
@@ -291,6 +300,36 @@ pub(super) const EVENT_TABLES: [EventTable; 12] = [
         needed: &["start", "end", "globalTid", "graphNodeId"],
         row: Part::graph_node,
     },
+    EventTable {
+        name: "SCHED_EVENTS",
+        columns: &["start", "cpu", "isSchedIn", "globalTid", "threadState", "threadBlock"],
+        needed: &["start", "cpu", "isSchedIn", "globalTid"],
+        row: Part::switch,
+    },
+    EventTable {
+        name: "COMPOSITE_EVENTS",
+        columns: &["start", "id", "globalTid"],
+        needed: &["start", "id", "globalTid"],
+        row: Part::cpu_sample,
+    },
+    EventTable {
+        name: "SAMPLING_CALLCHAINS",
+        columns: &["id", "stackDepth", "symbol", "module", "unresolved", "specialEntry"],
+        needed: &["id", "stackDepth", "symbol", "module"],
+        row: Part::frame,
+    },
+    EventTable {
+        name: "CUDA_UM_CPU_PAGE_FAULT_EVENTS",
+        columns: &["start", "globalPid", "address", "CpuInstruction"],
+        needed: &["start", "globalPid", "address"],
+        row: Part::cpu_page_fault,
+    },
+    EventTable {
+        name: "CUDA_UM_GPU_PAGE_FAULT_EVENTS",
+        columns: &["start", "end", "deviceId", "globalPid", "address", "numberOfPageFaults", "faultAccessType"],
+        needed: &["start", "end", "deviceId", "globalPid", "address"],
+        row: Part::gpu_page_fault,
+    },
 ];
 
 pub(super) const KERNEL: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
@@ -324,7 +363,8 @@ const KERNEL_COLUMNS: &[&str] = op_columns![
     "staticSharedMemory",
     "dynamicSharedMemory"
 ];
-const MEMCPY_COLUMNS: &[&str] = op_columns!["bytes", "copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId"];
+const MEMCPY_COLUMNS: &[&str] =
+    op_columns!["bytes", "copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId", "migrationCause"];
 const MEMSET_COLUMNS: &[&str] = op_columns!["bytes", "value", "memKind"];
 const GRAPH_TRACE_COLUMNS: &[&str] = op_columns!["graphId", "graphExecId"];
 const CALL_COLUMNS: &[&str] = &["start", "end", "globalTid", "correlationId", "nameId", "returnValue", "eventClass"];
@@ -379,6 +419,11 @@ impl Part {
             name(&mut allocation.name);
         }
         other.graph_nodes.iter_mut().for_each(|node| node.thread = threads[node.thread as usize]);
+        for fault in &mut other.page_faults {
+            fault.process = processes[fault.process as usize];
+            fault.device = fault.device.map(|device| devices[device as usize]);
+            name(&mut fault.function);
+        }
         other.domain_names.iter_mut().for_each(|(_, text)| name(text));
         other.thread_names.iter_mut().for_each(|(_, text)| name(text));
 
@@ -387,6 +432,8 @@ impl Part {
         self.ranges.append(&mut other.ranges);
         self.allocations.append(&mut other.allocations);
         self.graph_nodes.append(&mut other.graph_nodes);
+        self.switches.absorb(other.switches);
+        self.page_faults.append(&mut other.page_faults);
         self.domain_names.append(&mut other.domain_names);
         self.thread_names.append(&mut other.thread_names);
         for (key, (mut times, mut values)) in other.series {
@@ -491,6 +538,7 @@ impl Part {
             dst_kind: memory_kind(row, MORE + 3),
             src_device: device(MORE + 4),
             dst_device: device(MORE + 5),
+            cause: if is_migration(copy_kind) { small(row, MORE + 6) } else { 0 },
         };
         self.push_op(row, side, op, Some(detail));
     }
@@ -695,9 +743,79 @@ impl Part {
         });
         self.rows += 1;
     }
+
+    fn switch(&mut self, row: &Row, _side: &Side) {
+        match self.moment(row) {
+            Some(time) => self.switches.switch(row, time),
+            None => return,
+        }
+        self.rows += 1;
+    }
+
+    fn cpu_sample(&mut self, row: &Row, _side: &Side) {
+        match self.moment(row) {
+            Some(time) => self.switches.sample(row, time),
+            None => return,
+        }
+        self.rows += 1;
+    }
+
+    /// A function that a sample was in: no event by itself.
+    fn frame(&mut self, row: &Row, _side: &Side) {
+        self.switches.frame(row);
+    }
+
+    /// The first cell as a moment.
+    fn moment(&mut self, row: &Row) -> Option<i64> {
+        self.faults.no_time += u64::from(row.int(0).is_none());
+        row.int(0)
+    }
+
+    fn cpu_page_fault(&mut self, row: &Row, _side: &Side) {
+        let Some(start) = self.moment(row) else { return };
+        let fault = PageFault {
+            start,
+            end: start,
+            process: self.processes.number(row.int(1).map_or(0, process_of)),
+            device: None,
+            address: row.int(2).unwrap_or(0) as u64,
+            count: 1,
+            access: 0,
+            function: self.names.id_or_none(row.int(3)),
+        };
+        self.page_faults.push(fault);
+        self.rows += 1;
+    }
+
+    fn gpu_page_fault(&mut self, row: &Row, side: &Side) {
+        let Some((start, end)) = self.span(row, side) else { return };
+        let process = row.int(3).map_or(0, process_of);
+        let fault = PageFault {
+            start,
+            end,
+            process: self.processes.number(process),
+            device: Some(self.devices.number((process, row.int(2).unwrap_or(0)))),
+            address: row.int(4).unwrap_or(0) as u64,
+            count: row.int(5).and_then(|count| u32::try_from(count).ok()).unwrap_or(1),
+            access: small(row, 6),
+            function: StrId::NONE,
+        };
+        self.page_faults.push(fault);
+        self.rows += 1;
+    }
 }
 
 /// CUPTI's kind of memory; 255 = not recorded.
 fn memory_kind(row: &Row, cell: usize) -> u8 {
     row.int(cell).and_then(|kind| u8::try_from(kind).ok()).unwrap_or(u8::MAX)
+}
+
+/// A number of an enumeration; 0 = not recorded.
+fn small(row: &Row, cell: usize) -> u8 {
+    row.int(cell).and_then(|number| u8::try_from(number).ok()).unwrap_or(0)
+}
+
+/// Whether a kind of copy is a migration of unified memory.
+fn is_migration(copy_kind: i64) -> bool {
+    (11..=13).contains(&copy_kind)
 }

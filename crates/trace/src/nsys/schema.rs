@@ -85,7 +85,7 @@ pub(super) fn range_source_name(source: RangeSource) -> &'static str {
 
 /// Nsight Systems' tables (schema 3.20.3; the overhead table appeared in 3.24.0), with its columns in its order. As there,
 /// a table is only made when it has rows.
-pub(super) const NSYS_TABLES: [(&str, &str); 22] = [
+pub(super) const NSYS_TABLES: [(&str, &str); 27] = [
     ("StringIds", "id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL"),
     ("TARGET_INFO_SESSION_START_TIME", "utcEpochNs INTEGER, utcTime TEXT, localTime TEXT"),
     (
@@ -177,6 +177,32 @@ pub(super) const NSYS_TABLES: [(&str, &str); 22] = [
         "TARGET_INFO_GPU_METRICS",
         "typeId INTEGER NOT NULL, sourceId INTEGER NOT NULL, typeName TEXT NOT NULL, metricId INTEGER NOT
          NULL, metricName TEXT NOT NULL",
+    ),
+    (
+        "CUDA_UM_CPU_PAGE_FAULT_EVENTS",
+        "start INTEGER NOT NULL, globalPid INTEGER NOT NULL, address INTEGER NOT NULL, originalFaultPc INTEGER,
+         CpuInstruction INTEGER NOT NULL, module INTEGER NOT NULL, unresolvedFaultPc INTEGER",
+    ),
+    (
+        "CUDA_UM_GPU_PAGE_FAULT_EVENTS",
+        "start INTEGER NOT NULL, end INTEGER NOT NULL, globalPid INTEGER NOT NULL, deviceId INTEGER NOT NULL,
+         address INTEGER NOT NULL, numberOfPageFaults INTEGER NOT NULL, faultAccessType INTEGER NOT NULL",
+    ),
+    (
+        "SCHED_EVENTS",
+        "start INTEGER NOT NULL, cpu INTEGER NOT NULL, isSchedIn INTEGER NOT NULL, globalTid INTEGER, threadState
+         INTEGER, threadBlock INTEGER",
+    ),
+    (
+        "COMPOSITE_EVENTS",
+        "id INTEGER NOT NULL PRIMARY KEY, start INTEGER NOT NULL, cpu INTEGER, threadState INTEGER, globalTid INTEGER,
+         cpuCycles INTEGER NOT NULL",
+    ),
+    (
+        "SAMPLING_CALLCHAINS",
+        "id INTEGER NOT NULL, symbol INTEGER NOT NULL, module INTEGER NOT NULL, kernelMode INTEGER, thumbCode INTEGER,
+         unresolved INTEGER, specialEntry INTEGER, originalIP INTEGER, unwindMethod INTEGER, stackDepth INTEGER NOT
+         NULL, PRIMARY KEY (id, stackDepth)",
     ),
     (
         "CUDA_GPU_MEMORY_USAGE_EVENTS",
@@ -274,7 +300,7 @@ pub(super) const ENUM_TABLES: [(&str, &[EnumRow]); 6] = [
 
 /// strobe's tables, of which reader and writer take all columns in this order. `eventId` is a row number (`rowid`) of the table
 /// that the event stands in.
-pub(super) const STROBE_TABLES: [(&str, &str); 14] = [
+pub(super) const STROBE_TABLES: [(&str, &str); 15] = [
     ("STROBE_META", "name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL"),
     // Ops of a CPU engine; their events are rows of NVTX_EVENTS. Without nameId nothing is known of what the op means.
     (
@@ -302,6 +328,7 @@ pub(super) const STROBE_TABLES: [(&str, &str); 14] = [
         "STROBE_ALLOCATION",
         "eventId INTEGER NOT NULL, deviceId INTEGER, memKind INTEGER, totalAllocated INTEGER, totalReserved INTEGER",
     ),
+    ("STROBE_FLOW", "start INTEGER NOT NULL, end INTEGER NOT NULL, fromTid INTEGER NOT NULL, toTid INTEGER NOT NULL"),
     ("STROBE_COUNTER", "typeId INTEGER NOT NULL, metricId INTEGER NOT NULL, deviceId INTEGER"),
     (
         "STROBE_ITERATION",

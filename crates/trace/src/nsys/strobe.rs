@@ -78,6 +78,8 @@ pub(super) struct Own {
     pub(super) sources: Vec<Source>,
     /// Devices of counters, by type and metric.
     pub(super) counters: HashMap<(i64, i64), Option<i64>>,
+    /// Start, end, and the threads from and to which they go, as events name them.
+    pub(super) flows: Vec<(i64, i64, i64, i64)>,
 }
 
 impl Own {
@@ -103,6 +105,7 @@ impl Own {
         own.works = works.into_values();
         own.read_loop(database)?;
         own.read_lists(database)?;
+        own.read_flows(database)?;
         Ok(own)
     }
 
@@ -220,6 +223,14 @@ impl Own {
                 last: row.int(2).unwrap_or(0) as u64,
                 complete: row.int(3) == Some(1),
             });
+        })
+    }
+
+    fn read_flows(&mut self, database: &Database) -> Result<(), TraceError> {
+        scan(database, "STROBE_FLOW", |row| {
+            if let [Some(start), Some(end), Some(from), Some(to)] = [0, 1, 2, 3].map(|cell| row.int(cell)) {
+                self.flows.push((start, end, from, to));
+            }
         })
     }
 

@@ -6,13 +6,14 @@ use std::path::Path;
 use rusqlite::types::Value;
 use rusqlite::{Connection, Statement, params};
 
-use super::ids::{GLOBAL_VID, Numbers, global_pid};
+use super::ids::{GLOBAL_VID, MAX_ID, Numbers, global_pid};
 use super::part::{GRAPH_TRACE, KERNEL, MEMCPY, MEMSET, OVERHEAD, RUNTIME};
 use super::schema::{self, key};
+use super::system::state_of;
 use crate::atomic::write_whole;
 use crate::{
-    Allocation, CallKind, Interner, KernelDetail, NONE, OpDetail, OpKind, OpRow, RangeKind, RangeRow, RangeSource,
-    StrId, Trace, TraceError, range_flags, utc,
+    Allocation, CallKind, Flow, Interner, KernelDetail, NONE, OnCpu, OpDetail, OpKind, OpRow, PageFault, RangeKind,
+    RangeRow, RangeSource, StrId, Trace, TraceError, range_flags, utc,
 };
 
 /// Writes the trace to `path` as an SQLite file with Nsight Systems' tables, replacing what is there. The file appears
@@ -58,6 +59,15 @@ fn check(trace: &Trace) -> Result<(), TraceError> {
     let fits = |a: &Allocation| (a.process as usize) < processes && is_device(a.device);
     if let Some(index) = trace.allocations.iter().position(|a| !fits(a)) {
         return invalid(format!("allocations[{index}]"), "its process or device is not in the trace");
+    }
+    let known: Vec<u32> = trace.on_cpu.iter().map(|on| on.thread).filter(|&thread| thread != NONE).collect();
+    of_thread("on_cpu", &known)?;
+    of_thread("cpu_samples", &trace.cpu_samples.iter().map(|sample| sample.thread).collect::<Vec<_>>())?;
+    let threads_of = |flow: &Flow| [flow.from, flow.to];
+    of_thread("flows", &trace.flows.iter().flat_map(threads_of).collect::<Vec<_>>())?;
+    let fits = |fault: &PageFault| (fault.process as usize) < processes && is_device(fault.device);
+    if let Some(index) = trace.page_faults.iter().position(|fault| !fits(fault)) {
+        return invalid(format!("page_faults[{index}]"), "its process or device is not in the trace");
     }
     for (index, counter) in trace.counters.iter().enumerate() {
         if !is_device(counter.device) || counter.times.len() != counter.values.len() {
@@ -129,6 +139,10 @@ impl<'a> Writer<'a> {
         self.counters()?;
         self.allocations()?;
         self.graph_nodes()?;
+        self.on_cpu()?;
+        self.cpu_samples()?;
+        self.page_faults()?;
+        self.flows()?;
         self.lists()?;
         self.engine_loop()?;
         self.about()?;
@@ -176,7 +190,17 @@ impl<'a> Writer<'a> {
             let (table, more): (_, &[&str]) = match kind {
                 OpKind::Kernel => (KERNEL, KERNEL_COLUMNS),
                 OpKind::Memcpy => {
-                    (MEMCPY, &["graphNodeId", "bytes", "copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId"])
+                    const COLUMNS: [&str; 8] = [
+                        "graphNodeId",
+                        "bytes",
+                        "copyKind",
+                        "srcKind",
+                        "dstKind",
+                        "srcDeviceId",
+                        "dstDeviceId",
+                        "migrationCause",
+                    ];
+                    (MEMCPY, &COLUMNS)
                 }
                 OpKind::Memset => (MEMSET, &["graphNodeId", "bytes", "value", "memKind"]),
                 _ => (GRAPH_TRACE, &["graphId", "graphExecId"]),
@@ -233,19 +257,20 @@ impl<'a> Writer<'a> {
             }
             OpKind::Memcpy => {
                 let (values_of, lacks) = match detail {
-                    Some(OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device, dst_device }) => {
-                        ((copy_kind, src_kind, dst_kind, src_device, dst_device), None)
+                    Some(OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device, dst_device, cause }) => {
+                        ((copy_kind, src_kind, dst_kind, src_device, dst_device, cause), None)
                     }
                     _ => {
                         let label = |kind: &u8| copy_name(*kind) == self.trace.text(op.name);
                         let kind = (0..schema::COPY_LABELS.len() as u8).find(label).unwrap_or(0);
-                        ((kind, u8::MAX, u8::MAX, None, None), Some(schema::NO_DETAIL))
+                        ((kind, u8::MAX, u8::MAX, None, None, 0), Some(schema::NO_DETAIL))
                     }
                 };
-                let (copy_kind, src_kind, dst_kind, src_device, dst_device) = values_of;
+                let (copy_kind, src_kind, dst_kind, src_device, dst_device, cause) = values_of;
                 values.extend([node(), (op.bytes as i64).into(), copy_kind.into()]);
                 values.extend([kind_of_memory(src_kind), kind_of_memory(dst_kind)]);
                 values.extend([src_device, dst_device].map(Value::from));
+                values.push(if cause == 0 { Value::Null } else { cause.into() });
                 Written { name: copy_name(copy_kind), lacks }
             }
             OpKind::Memset => {
@@ -552,6 +577,90 @@ impl<'a> Writer<'a> {
             let original = (node.original != 0).then_some(node.original as i64);
             let thread = self.threads[node.thread as usize];
             rows.add(params![node.start, node.end, NODE_CREATION, thread, name, node.node as i64, original])?;
+        }
+        Ok(())
+    }
+
+    fn on_cpu(&mut self) -> Done {
+        if self.trace.on_cpu.is_empty() {
+            return Ok(());
+        }
+        // Threads of other programs have no number: one for each CPU, of a process that nothing else refers to.
+        let mut taken = Numbers::default();
+        for process in &self.trace.processes {
+            taken.free(process.pid);
+        }
+        let others = global_pid(taken.free(0));
+        let mut switches: Vec<(i64, bool, &OnCpu)> = Vec::with_capacity(2 * self.trace.on_cpu.len());
+        for on in &self.trace.on_cpu {
+            switches.extend([(on.start, true, on), (on.end, false, on)]);
+        }
+        // Stable: a time without length begins before it ends.
+        switches.sort_by_key(|(time, ..)| *time);
+        let columns = ["start", "cpu", "isSchedIn", "globalTid", "threadState"];
+        let mut rows = self.insert("SCHED_EVENTS", &columns)?;
+        for (time, got, on) in switches {
+            let thread = self.threads.get(on.thread as usize).copied();
+            let thread = thread.unwrap_or_else(|| others | i64::from(on.cpu) & MAX_ID);
+            let state = if got { 0 } else { state_of(on.left) };
+            rows.add(params![time, on.cpu, got, thread, state])?;
+        }
+        Ok(())
+    }
+
+    fn cpu_samples(&mut self) -> Done {
+        if self.trace.cpu_samples.is_empty() {
+            return Ok(());
+        }
+        let columns = ["id", "start", "globalTid", "cpuCycles"];
+        let mut samples = self.insert("COMPOSITE_EVENTS", &columns)?;
+        let columns = ["id", "symbol", "module", "unresolved", "stackDepth"];
+        let mut frames = self.insert("SAMPLING_CALLCHAINS", &columns)?;
+        for (id, sample) in (1_i64..).zip(&self.trace.cpu_samples) {
+            samples.add(params![id, sample.time, self.threads[sample.thread as usize], 0])?;
+            let unresolved = !sample.function.is_some();
+            let (function, module) = (self.name(sample.function), self.name(sample.module));
+            if sample.function.is_some() || sample.module.is_some() {
+                frames.add(params![id, function, module, unresolved, 0])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn page_faults(&mut self) -> Done {
+        let (of_gpu, of_cpu): (Vec<&PageFault>, Vec<&PageFault>) =
+            self.trace.page_faults.iter().partition(|fault| fault.device.is_some());
+        if !of_cpu.is_empty() {
+            let columns = ["start", "globalPid", "address", "CpuInstruction", "module"];
+            let mut rows = self.insert("CUDA_UM_CPU_PAGE_FAULT_EVENTS", &columns)?;
+            for fault in of_cpu {
+                let process = self.processes[fault.process as usize];
+                let (function, module) = (self.name(fault.function), self.name(StrId::NONE));
+                rows.add(params![fault.start, process, fault.address as i64, function, module])?;
+            }
+        }
+        if !of_gpu.is_empty() {
+            let columns = ["start", "end", "globalPid", "deviceId", "address", "numberOfPageFaults", "faultAccessType"];
+            let mut rows = self.insert("CUDA_UM_GPU_PAGE_FAULT_EVENTS", &columns)?;
+            for fault in of_gpu {
+                let process = self.processes[fault.process as usize];
+                let device = fault.device.map(|device| self.devices[device as usize]);
+                let address = fault.address as i64;
+                rows.add(params![fault.start, fault.end, process, device, address, fault.count, fault.access])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Work for other threads, which nsys does not record.
+    fn flows(&mut self) -> Done {
+        if self.trace.flows.is_empty() {
+            return Ok(());
+        }
+        let mut rows = self.insert_own("STROBE_FLOW")?;
+        for flow in &self.trace.flows {
+            let [from, to] = [flow.from, flow.to].map(|thread| self.threads[thread as usize]);
+            rows.add(params![flow.start, flow.end, from, to])?;
         }
         Ok(())
     }

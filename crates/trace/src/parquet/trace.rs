@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use super::table::{Parsed, Table, parse};
 use super::{Damage, foreign};
-use crate::export::tables::{copy_kind_of, memory_kind_of, names, op_kind_of, range_source_of};
+use crate::export::tables::{copy_kind_of, left_of, memory_kind_of, names, op_kind_of, range_source_of};
 use crate::{
-    Allocation, CallKind, CallRow, Counter, Device, Distinct, ExpertLoad, GraphMode, GraphNode, Interner, Iteration,
-    KernelDetail, NONE, OpDetail, OpKind, OpRow, Peaks, Process, RangeKind, RangeRow, Source, StrId, Thread, Trace,
-    TraceError, Window, Work, range_flags,
+    Allocation, CallKind, CallRow, Counter, CpuSample, Device, Distinct, ExpertLoad, Flow, GraphMode, GraphNode,
+    Interner, Iteration, KernelDetail, NONE, OnCpu, OpDetail, OpKind, OpRow, PageFault, Peaks, Process, RangeKind,
+    RangeRow, Source, StrId, Thread, Trace, TraceError, Window, Work, range_flags,
 };
 
 /// The tables by which an export is told.
@@ -25,8 +25,13 @@ pub(crate) fn read(directory: &Path, progress: &mut dyn FnMut(u64)) -> Result<Tr
     let mut tables = HashMap::new();
     let mut texts = Interner::new();
     let mut bytes = 0;
-    for name in names() {
+    let [usual, rare] = names();
+    let optional = rare.iter().map(|&name| (name, true));
+    for (name, is_optional) in usual.iter().map(|&name| (name, false)).chain(optional) {
         let path = directory.join(format!("{name}.parquet"));
+        if is_optional && !path.is_file() {
+            continue;
+        }
         let file =
             std::fs::read(&path).map_err(|source| TraceError::Io { action: "read", path: path.clone(), source })?;
         match parse(&file, &mut texts) {
@@ -143,7 +148,11 @@ impl Reader<'_> {
         self.engine_loop()?;
         self.counters(&devices)?;
         self.allocations(&devices)?;
-        self.graph_nodes()
+        self.graph_nodes()?;
+        self.on_cpu()?;
+        self.cpu_samples()?;
+        self.page_faults(&devices)?;
+        self.flows()
     }
 
     fn meta(&mut self) -> Result<(), TraceError> {
@@ -216,8 +225,7 @@ impl Reader<'_> {
     }
 
     fn event_rows(&self) -> u64 {
-        let events = ["ops", "calls", "ranges", "iterations", "counters", "allocations"];
-        events.iter().filter_map(|name| Some(self.tables.get(name)?.rows as u64)).sum()
+        crate::export::EVENT_TABLES.iter().filter_map(|name| Some(self.tables.get(name)?.rows as u64)).sum()
     }
 
     /// Devices, processes and threads. Gives the index of each device number; a CPU and a GPU may share one.
@@ -486,6 +494,87 @@ impl Reader<'_> {
         }
         Ok(())
     }
+
+    /// A table that only some exports have.
+    fn take_rare(&mut self, name: &'static str) -> Option<Named> {
+        let path = self.directory.join(format!("{name}.parquet"));
+        self.tables.remove(name).map(|table| Named { path, table })
+    }
+
+    fn on_cpu(&mut self) -> Result<(), TraceError> {
+        let Some(table) = self.take_rare("on_cpu") else { return Ok(()) };
+        let (starts, ends, threads) = (table.ints("start_ns")?, table.ints("end_ns")?, table.ints("thread")?);
+        let (cpus, left) = (table.ints("cpu")?, table.texts("left")?);
+        for row in 0..table.table.rows {
+            let thread = match threads(row) {
+                None => NONE,
+                thread => table.index(row, thread, self.trace.threads.len())?,
+            };
+            let on = OnCpu {
+                start: table.needed(row, starts(row))?,
+                end: table.needed(row, ends(row))?,
+                thread,
+                cpu: small(cpus(row)).unwrap_or(0),
+                left: left_of(self.text(left(row))),
+            };
+            self.trace.on_cpu.push(on);
+        }
+        Ok(())
+    }
+
+    fn cpu_samples(&mut self) -> Result<(), TraceError> {
+        let Some(table) = self.take_rare("cpu_samples") else { return Ok(()) };
+        let (times, threads) = (table.ints("time_ns")?, table.ints("thread")?);
+        let (functions, modules) = (table.texts("function")?, table.texts("module")?);
+        for row in 0..table.table.rows {
+            let sample = CpuSample {
+                time: table.needed(row, times(row))?,
+                thread: table.index(row, threads(row), self.trace.threads.len())?,
+                function: self.string(functions(row)),
+                module: self.string(modules(row)),
+            };
+            self.trace.cpu_samples.push(sample);
+        }
+        Ok(())
+    }
+
+    fn page_faults(&mut self, devices: &HashMap<(i64, bool), u32>) -> Result<(), TraceError> {
+        let Some(table) = self.take_rare("page_faults") else { return Ok(()) };
+        let (starts, ends, processes) = (table.ints("start_ns")?, table.ints("end_ns")?, table.ints("process")?);
+        let (numbers, addresses) = (table.ints("device")?, table.ints("address")?);
+        let (counts, accesses, functions) = (table.ints("count")?, table.ints("access")?, table.texts("function")?);
+        for row in 0..table.table.rows {
+            let fault = PageFault {
+                start: table.needed(row, starts(row))?,
+                end: table.needed(row, ends(row))?,
+                process: table.index(row, processes(row), self.trace.processes.len())?,
+                device: self.device(&table, row, numbers(row), devices)?,
+                address: addresses(row).unwrap_or(0) as u64,
+                count: small(counts(row)).unwrap_or(1),
+                access: small(accesses(row)).and_then(|access| u8::try_from(access).ok()).unwrap_or(0),
+                function: self.string(functions(row)),
+            };
+            self.trace.page_faults.push(fault);
+        }
+        Ok(())
+    }
+
+    fn flows(&mut self) -> Result<(), TraceError> {
+        let Some(table) = self.take_rare("flows") else { return Ok(()) };
+        let (starts, ends) = (table.ints("start_ns")?, table.ints("end_ns")?);
+        let (from, to) = (table.ints("from_thread")?, table.ints("to_thread")?);
+        for row in 0..table.table.rows {
+            let threads = self.trace.threads.len();
+            let flow = Flow {
+                start: table.needed(row, starts(row))?,
+                end: table.needed(row, ends(row))?,
+                from: table.index(row, from(row), threads)?,
+                to: table.index(row, to(row), threads)?,
+            };
+            self.trace.flows.push(flow);
+        }
+        Ok(())
+    }
 }
 
 type Ints<'t> = Box<dyn Fn(usize) -> Option<i64> + 't>;
@@ -495,7 +584,7 @@ type Texts<'t> = Box<dyn Fn(usize) -> Option<StrId> + 't>;
 struct Details<'t> {
     sizes: [Ints<'t>; 9],
     copy: [Texts<'t>; 3],
-    numbers: [Ints<'t>; 6],
+    numbers: [Ints<'t>; 7],
 }
 
 impl<'t> Details<'t> {
@@ -522,6 +611,7 @@ impl<'t> Details<'t> {
                 ints("fill_value")?,
                 ints("graph")?,
                 ints("graph_exec")?,
+                ints("migration_cause")?,
             ],
         })
     }
@@ -549,7 +639,8 @@ impl<'t> Details<'t> {
                 let said = copy_kind_of(reader.text(self.copy[0](row)));
                 let copy_kind = number(0).and_then(|kind| u8::try_from(kind).ok()).or(said)?;
                 let (src_kind, dst_kind, src_device, dst_device) = (memory(1), memory(2), number(1), number(2));
-                Some(OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device, dst_device })
+                let cause = number(6).and_then(|cause| u8::try_from(cause).ok()).unwrap_or(0);
+                Some(OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device, dst_device, cause })
             }
             OpKind::Memset => Some(OpDetail::Memset { value: number(3)?, mem_kind: memory(2) }),
             OpKind::Graph => Some(OpDetail::Graph { graph: number(4)?, exec: number(5).unwrap_or(0) }),

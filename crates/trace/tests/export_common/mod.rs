@@ -68,7 +68,7 @@ pub fn gpu() -> Trace {
             static_shared: 16,
             dynamic_shared: 1024,
         }),
-        OpDetail::Memcpy { copy_kind: 1, src_kind: 0, dst_kind: 2, src_device: None, dst_device: Some(0) },
+        OpDetail::Memcpy { copy_kind: 1, src_kind: 0, dst_kind: 2, src_device: None, dst_device: Some(0), cause: 0 },
     ];
     let kernel = |name, start, end| OpRow { correlation: 9, detail: 0, ..op(name, OpKind::Kernel, start, end) };
     trace.ops.push(OpRow { graph_node: 1 << 33, ..kernel(gemm, 5_000, 8_100) });

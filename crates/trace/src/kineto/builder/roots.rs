@@ -61,6 +61,8 @@ impl Builder {
             }
         }
         self.roots += u32::from(!root.groups.is_empty());
+        let flows = std::mem::take(&mut root.autograd).flows().into_iter();
+        self.trace.flows.extend(flows.filter(|flow| plausible.contains(&flow.start) && plausible.contains(&flow.end)));
         match (self.first_base, root.base) {
             (None, base) => self.first_base = base,
             (Some(first), Some(base)) => self.shift(&root, base.saturating_sub(first)),
@@ -70,6 +72,7 @@ impl Builder {
             first_group: self.groups.len() as u32,
             first_process: self.processes.len(),
             first_pending: self.pending_allocations.len(),
+            first_flow: self.trace.flows.len(),
             before: self.counts(),
             ..Root::default()
         };
@@ -167,6 +170,9 @@ impl Builder {
         trace.allocations[allocations..].iter_mut().for_each(|a| a.time = a.time.saturating_add(by));
         let times = trace.counters[counters..].iter_mut().flat_map(|counter| &mut counter.times);
         times.for_each(|time| *time = time.saturating_add(by));
+        for flow in &mut trace.flows[root.first_flow..] {
+            (flow.start, flow.end) = (flow.start.saturating_add(by), flow.end.saturating_add(by));
+        }
         let pending = &mut self.pending_allocations[root.first_pending..];
         pending.iter_mut().for_each(|(a, _, _)| a.time = a.time.saturating_add(by));
     }

@@ -148,6 +148,7 @@ pub(super) fn copy_detail(event: &Event) -> OpDetail {
         dst_kind,
         src_device: small(event.known.from_device),
         dst_device: small(event.known.to_device),
+        cause: 0,
     }
 }
 
