@@ -284,7 +284,10 @@ impl Skinny {
     }
 
     /// Launch it.
-    pub fn run(&self, gpu: &Gpu, args: &SkinnyArgs, precision: Precision) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name.
+    pub unsafe fn run(&self, gpu: &Gpu, args: &SkinnyArgs, precision: Precision) -> Result<(), CudaError> {
         let unsupported = || {
             CudaError::Unsupported(format!(
                 "the skinny GEMM can't do {} rows with {} x {} weights of {}{}",
@@ -301,7 +304,8 @@ impl Skinny {
                     return Err(unsupported());
                 }
                 let blocks = shape(args, 4).units().div_ceil(WARPS);
-                return self.launch(gpu, self.f32, Launch::grid(blocks, THREADS), arguments(args));
+                // SAFETY: the caller's promise.
+                return unsafe { self.launch(gpu, self.f32, Launch::grid(blocks, THREADS), arguments(args)) };
             }
             (Precision::Bf16, None) => &self.bf16,
             (Precision::Bf16, Some(_)) => &self.fp8_bf16,
@@ -320,12 +324,16 @@ impl Skinny {
             ..arguments(args)
         };
         let launch = Launch::grid(plan.blocks, THREADS).shared(plan.shared);
-        self.launch(gpu, family.choose(args.m, plan.place), launch, arguments)
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(gpu, family.choose(args.m, plan.place), launch, arguments) }
     }
 
-    fn launch(&self, gpu: &Gpu, function: Function, shape: Launch, args: Arguments) -> Result<(), CudaError> {
+    /// # Safety
+    /// As for [`Skinny::run`].
+    unsafe fn launch(&self, gpu: &Gpu, function: Function, shape: Launch, args: Arguments) -> Result<(), CudaError> {
         let shape = if self.tuning.overlap { shape.overlapping() } else { shape };
-        gpu.launch(function, shape, kernel_args![args])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { gpu.launch(function, shape, kernel_args![args]) }
     }
 }
 

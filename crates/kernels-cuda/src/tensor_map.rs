@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use cudarc::driver::sys;
 
+use crate::driver;
 use crate::error::{CudaError, check};
 use crate::memory::DevicePtr;
 
@@ -77,7 +78,7 @@ impl TensorMaps {
         let (shape, step) = ([box_columns, key.box_rows], [1u32, 1]);
         // SAFETY: arrays of the rank given; the address is only written down.
         let status = unsafe {
-            sys::cuTensorMapEncodeTiled(
+            driver::cuTensorMapEncodeTiled(
                 &mut map,
                 key.element.raw(),
                 2,
