@@ -143,13 +143,7 @@ pub struct BuildArgs {
     pub router_skew: Option<String>,
 }
 
-/// Longest sequence an engine gets when nobody says: models made for 128 k tokens would reserve tables nobody uses.
-const DEFAULT_MAX_SEQ_LEN: usize = 4096;
-/// Most requests in a step, when nobody says.
-pub const DEFAULT_MAX_BATCH_SIZE: usize = 64;
-/// Most tokens in a step, when nobody says.
-pub const DEFAULT_MAX_NUM_TOKENS: usize = 2048;
-/// The same on a GPU, as TensorRT-LLM has them.
+/// Most requests and tokens in a step on a GPU when nobody says, as TensorRT-LLM has them.
 const GPU_MAX_BATCH_SIZE: usize = 2048;
 const GPU_MAX_NUM_TOKENS: usize = 8192;
 
@@ -161,19 +155,19 @@ impl BuildArgs {
 
     /// The configuration for `model`.
     pub fn config(&self, model: &ModelRef, batch: Option<usize>, tokens: Option<usize>, on_gpu: bool) -> BuildConfig {
-        let longest = model.config.max_position_embeddings;
+        let default = BuildConfig::for_model(&model.config);
         let on = |switch: Option<Switch>| switch.is_none_or(Switch::on);
         BuildConfig {
-            dtype: self.dtype.unwrap_or(DTypeChoice::Auto).resolve(model.config.dtype),
-            max_batch_size: batch.unwrap_or(if on_gpu { GPU_MAX_BATCH_SIZE } else { DEFAULT_MAX_BATCH_SIZE }),
-            max_num_tokens: tokens.unwrap_or(if on_gpu { GPU_MAX_NUM_TOKENS } else { DEFAULT_MAX_NUM_TOKENS }),
-            max_seq_len: self.max_seq_len.unwrap_or(longest.min(DEFAULT_MAX_SEQ_LEN)),
-            tokens_per_block: self.tokens_per_block.unwrap_or(32),
+            dtype: self.dtype.unwrap_or(DTypeChoice::Auto).resolve(default.dtype),
+            max_batch_size: batch.unwrap_or(if on_gpu { GPU_MAX_BATCH_SIZE } else { default.max_batch_size }),
+            max_num_tokens: tokens.unwrap_or(if on_gpu { GPU_MAX_NUM_TOKENS } else { default.max_num_tokens }),
+            max_seq_len: self.max_seq_len.unwrap_or(default.max_seq_len),
+            tokens_per_block: self.tokens_per_block.unwrap_or(default.tokens_per_block),
             gemm_plugin: self.gemm_plugin.is_none_or(|g| g == GemmPlugin::Auto),
             context_fmha: on(self.context_fmha),
             paged_kv_cache: on(self.paged_kv_cache),
-            quantization: self.quantization.map_or(Quantization::None, Into::into),
-            kv_cache: self.kv_cache_dtype.map_or(KvCacheType::Auto, Into::into),
+            quantization: self.quantization.map_or(default.quantization, Into::into),
+            kv_cache: self.kv_cache_dtype.map_or(default.kv_cache, Into::into),
         }
     }
 

@@ -1,44 +1,32 @@
 //! The CPU backend: buffers, cache and weights of one model, and which kernel runs which op.
 
+mod step;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use memmap2::MmapMut;
 use strobe_kernels_cpu::{
-    Activation, AttnBatch, Cpu, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, QkvShape, QuantKind,
-    QuantRows, RopeTable,
+    Activation, AttnBatch, Cpu, ExpertPairs, KvGeometry, KvLayer, KvType, Layout, Matrix, QuantKind, QuantRows,
+    RopeTable,
 };
 use strobe_model::program::{Buf, Node, OpKind, ProgramOptions, Rows, after_experts_norm};
 use strobe_model::{DType, LayerWeight, ModelConfig, MoeConfig, PerfectRouter, SwigluClamp, WeightId};
 
-use crate::cpu_sizes::{
-    activated_width, expert_bytes, feed_forwards, gate_up_width, unfused_score_bytes, widest_input, widest_step,
-};
+use crate::backend::qkv_shape;
+use crate::cpu_sizes::{activated_width, feed_forwards, gate_up_width, unfused_score_bytes, widest_input, widest_step};
 use crate::error::EngineError;
 use crate::latent::{self, LatentState};
 use crate::sampling::Sampler;
-use crate::step::{Backend, StepInputs, StepLimits};
+use crate::step::{StepInputs, StepLimits};
 use crate::weights::{WeightStore, aligned_bytes};
-
-/// Bytes by purpose.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct MemoryByPool {
-    /// Weights in their engine layout.
-    pub weights_bytes: u64,
-    /// The KV cache, reserved (touched only as it fills).
-    pub kv_cache_bytes: u64,
-    /// Activations, logits and kernel scratch, reserved.
-    pub activation_bytes: u64,
-    /// Scratch of kernels and libraries, where it is counted apart (on a GPU).
-    pub workspace_bytes: u64,
-    /// Captured graphs (on a GPU).
-    pub graph_bytes: u64,
-}
+use step::Stage;
 
 /// A model on the CPU.
 pub struct CpuBackend {
     cpu: Cpu,
     config: ModelConfig,
+    nodes: Arc<[Node]>,
     weights: Arc<WeightStore>,
     geometry: KvGeometry,
     cache: Vec<MmapMut>,
@@ -71,6 +59,12 @@ pub struct CpuBackend {
     dtype: DType,
     /// Whether matrices are integers.
     integers: bool,
+    /// What steps have brought: of the next launch, and of the oldest step that has not landed.
+    stages: [Stage; 2],
+    next: usize,
+    oldest: usize,
+    #[cfg(feature = "handicap")]
+    handicap: Option<f64>,
 }
 
 /// What a model of experts needs besides.
@@ -128,10 +122,11 @@ pub struct CpuBackendOptions {
 }
 
 impl CpuBackend {
-    /// Reserve everything a step will need.
+    /// Reserve everything that a step of `nodes` will need.
     pub fn new(
         mut cpu: Cpu,
         config: ModelConfig,
+        nodes: Arc<[Node]>,
         weights: Arc<WeightStore>,
         options: &CpuBackendOptions,
     ) -> Result<CpuBackend, EngineError> {
@@ -174,7 +169,14 @@ impl CpuBackend {
             cpu.reserve(rows, inputs);
         }
         cpu.reserve_attention(shape, limits.positions);
+        let experts = ExpertState::new(&config, limits.tokens);
+        let stage = || Stage::with_room(limits.sampled, experts.as_ref().map_or(0, |experts| experts.counts.len()));
         Ok(CpuBackend {
+            stages: [stage(), stage()],
+            next: 0,
+            oldest: 0,
+            #[cfg(feature = "handicap")]
+            handicap: crate::handicap::from_env()?,
             rope: RopeTable { half: shape.head_dim / 2, cos, sin },
             hidden: rows(config.hidden_size),
             normed: rows(config.hidden_size),
@@ -183,7 +185,7 @@ impl CpuBackend {
             proj: rows(config.hidden_size),
             gate_up: rows(gate_up_width(&config, options.program)),
             act: if integers { Vec::new() } else { rows(activated_width(&config)) },
-            experts: ExpertState::new(&config, limits.tokens),
+            experts,
             latent: LatentState::new(&config, limits.tokens, integers),
             codes,
             act_codes,
@@ -198,6 +200,7 @@ impl CpuBackend {
             dtype: options.dtype,
             cpu,
             config,
+            nodes,
             weights,
             geometry,
             cache,
@@ -205,64 +208,11 @@ impl CpuBackend {
         })
     }
 
-    /// Bytes by purpose.
-    pub fn memory(&self) -> MemoryByPool {
-        let activations = [
-            &self.hidden,
-            &self.normed,
-            &self.qkv,
-            &self.attn,
-            &self.proj,
-            &self.gate_up,
-            &self.act,
-            &self.sampled,
-            &self.logits,
-        ];
-        let experts = self.config.moe.as_ref().map_or(0, |moe| {
-            let tokens = self.normed.len() / self.config.hidden_size;
-            expert_bytes(&self.config, moe, tokens)
-        });
-        let tokens = self.normed.len() / self.config.hidden_size;
-        let experts = experts + latent::bytes(&self.config, tokens, self.integers);
-        let activation_bytes: usize = activations.iter().map(|b| b.len() * 4).sum::<usize>() + experts;
-        MemoryByPool {
-            weights_bytes: self.weights.total_bytes(),
-            kv_cache_bytes: (self.geometry.bytes_per_layer() * self.cache.len()) as u64,
-            activation_bytes: (activation_bytes
-                + self.codes.bytes()
-                + self.act_codes.bytes()
-                + self.scores.as_ref().map_or(0, |s| s.len())) as u64,
-            ..MemoryByPool::default()
-        }
-    }
-
-    /// The system's numbers of the workers beside the calling thread.
-    pub(crate) fn helper_ids(&self) -> &[u32] {
-        self.cpu.helper_ids()
-    }
-
-    /// The kernels, for measurements between steps.
-    pub fn cpu(&mut self) -> &mut Cpu {
-        &mut self.cpu
-    }
-
     /// Have balanced logits ready, and use them from the next step on instead of the router's.
     pub fn set_perfect_router(&mut self, router: PerfectRouter) {
         if let Some(experts) = &mut self.experts {
             experts.perfect = Some((router, true));
         }
-    }
-
-    /// Use balanced logits, where they were made ready, or the router's own.
-    pub fn use_perfect_router(&mut self, on: bool) {
-        if let Some((_, used)) = self.experts.as_mut().and_then(|experts| experts.perfect.as_mut()) {
-            *used = on;
-        }
-    }
-
-    /// Tokens sent to each expert in the last step, `[layers][experts]`; empty for a model without.
-    pub fn expert_counts(&self) -> &[u32] {
-        self.experts.as_ref().map_or(&[], |experts| &experts.counts)
     }
 
     /// Whether an op writes codes for the product that follows it, instead of floats.
@@ -301,12 +251,8 @@ fn expert_activation(moe: &MoeConfig) -> Activation {
     }
 }
 
-/// Heads of a model.
-pub fn qkv_shape(config: &ModelConfig) -> QkvShape {
-    QkvShape { heads: config.num_attention_heads, kv_heads: config.num_key_value_heads, head_dim: config.head_dim }
-}
-
-impl Backend for CpuBackend {
+impl CpuBackend {
+    /// Run one op on the step.
     fn run(&mut self, node: &Node, step: &StepInputs) {
         let shape = qkv_shape(&self.config);
         let m = step.tokens.len();
@@ -549,7 +495,8 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn kernel_name(&self, node: &Node) -> String {
+    /// Name of the implementation behind an op, for traces.
+    pub fn kernel_name(&self, node: &Node) -> String {
         let tier = self.cpu.tier().name();
         let dtype = match self.dtype {
             DType::F32 => "f32",
@@ -598,17 +545,5 @@ impl Backend for CpuBackend {
             OpKind::Gather => "gather_rows".to_string(),
             OpKind::Sample => format!("sample_{tier}"),
         }
-    }
-
-    fn logits(&self) -> &[f32] {
-        &self.logits[..self.sampled_rows * self.config.vocab_size]
-    }
-
-    fn tokens(&self) -> &[u32] {
-        &self.tokens[..self.sampled_rows]
-    }
-
-    fn experts_used(&self) -> &[u32] {
-        self.experts.as_ref().map_or(&[], |experts| &experts.used)
     }
 }

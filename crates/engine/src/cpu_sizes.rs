@@ -1,12 +1,15 @@
 //! How much room the CPU backend's buffers take for a step.
 
-use strobe_kernels_cpu::{ExpertPairs, QuantRows, Tier};
+use strobe_kernels_cpu::{ExpertPairs, KvGeometry, QuantRows, Tier};
 use strobe_model::program::ProgramOptions;
 use strobe_model::{ModelConfig, MoeConfig};
 
+use crate::engine::CacheSize;
 use crate::engine_config::BuildConfig;
-use crate::latent;
+use crate::engine_dir::LoadedModel;
+use crate::error::EngineError;
 use crate::step::StepLimits;
+use crate::{latent, memory};
 
 /// The widest input of a layer's product, but for activated values.
 pub(crate) fn widest_input(config: &ModelConfig) -> usize {
@@ -107,4 +110,50 @@ mod tests {
         config.intermediate_size = 33;
         assert_eq!(gate_up_width(&config, options(Some(32))), 66, "only dense blocks are left");
     }
+}
+
+/// Blocks of the cache, after checking that they fit the memory of this machine.
+pub(crate) fn cache_blocks(
+    model: &LoadedModel,
+    asked: CacheSize,
+    limits: StepLimits,
+    tier: Tier,
+) -> Result<usize, EngineError> {
+    let build = &model.config.build;
+    let config = &model.config.model;
+    let block_tokens = build.cache_block_tokens();
+    let geometry = KvGeometry {
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+        tokens_per_block: block_tokens,
+        blocks: 1,
+        kind: build.cpu_kv_type(tier)?,
+    };
+    let block_bytes = geometry.bytes_per_layer() as u64 * config.num_hidden_layers as u64;
+    let most = limits.requests * build.max_seq_len.div_ceil(block_tokens);
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    // Mapped weights count as available memory until they are read, so they are set aside as well.
+    let mapped = if model.weights.is_mapped() { model.weights.total_bytes() } else { 0 };
+    let activations = activation_bytes(config, limits, build, tier);
+    let available = memory::available().map_or(u64::MAX, |available| available.bytes);
+    let free = available.saturating_sub(mapped.saturating_add(activations));
+    let blocks = match asked {
+        CacheSize::Blocks(blocks) => blocks,
+        CacheSize::FreeFraction(fraction) => ((free as f64 * fraction / block_bytes as f64) as usize).clamp(1, most),
+    };
+    let needed = (blocks as u64).saturating_mul(block_bytes);
+    if needed > free {
+        return Err(EngineError::Memory {
+            what: "this engine".into(),
+            arithmetic: format!(
+                "{blocks} KV cache blocks of {block_bytes} bytes = {:.1} GiB, activations {:.1} GiB, mapped weights {:.1} GiB, {:.1} GiB available",
+                gib(needed),
+                gib(activations),
+                gib(mapped),
+                gib(available)
+            ),
+            remedy: "use a smaller model or cache, or lower --max-batch-size, --max-num-tokens or --max-seq-len".into(),
+        });
+    }
+    Ok(blocks)
 }

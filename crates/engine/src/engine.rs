@@ -1,30 +1,31 @@
 //! The engine: its own thread, its own loop, a mailbox on each side.
 
 mod flight;
+mod mailbox;
+mod measure;
+mod requests;
 mod run;
 mod start;
 
-use std::collections::VecDeque;
-use std::fs::File;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use strobe_model::program::Node;
 
+use crate::backend::MemoryByPool;
 use crate::clock::Clock;
-use crate::cpu::MemoryByPool;
-use crate::device::{Device, DeviceFacts, Runner};
+use crate::device::{Device, DeviceFacts};
 use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
-use crate::host::HostSampler;
 use crate::iteration::{IterationLimits, IterationRecord};
-use crate::recorder::{Recorder, Recording, StepTimes};
+use crate::recorder::Recording;
 use crate::sampling::SamplingParams;
-use crate::scheduler::{Decision, Plan, Policy, Rejection, RequestId, Scheduler, SchedulerConfig, check_request};
-use crate::step::StepInputs;
+use crate::scheduler::{Decision, Policy, Rejection, RequestId, SchedulerConfig, check_request};
 use crate::window::Window;
-use flight::Flight;
+use mailbox::{Command, Shared};
+use run::Core;
 
 /// A request to the engine.
 #[derive(Clone, Debug)]
@@ -35,6 +36,21 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How to sample and when to end.
     pub params: SamplingParams,
+    /// Whether [`Engine::wait`] ends with every token of it, and not only with its last.
+    pub stream: bool,
+}
+
+impl Request {
+    /// A request that is heard of when it ends. The engine takes the prompt over, and moves it only where its memory has no
+    /// room for the output and one token more.
+    pub fn new(id: RequestId, prompt: Vec<u32>, params: SamplingParams) -> Request {
+        Request { id, prompt, params, stream: false }
+    }
+
+    /// The same request, heard of with every token.
+    pub fn streaming(self) -> Request {
+        Request { stream: true, ..self }
+    }
 }
 
 /// How large the KV cache is.
@@ -262,37 +278,27 @@ impl Outbox {
     }
 }
 
-enum Command {
-    /// A request and when it was submitted.
-    Submit(Request, u64),
-    Abort(RequestId),
-    BeginMeasurement(Vec<Window>),
-    UsePerfectRouter(bool),
-    Shutdown,
-}
-
-struct Mailbox {
-    commands: Vec<Command>,
-    outbox: Outbox,
-    /// Something the client waits for has happened.
-    news: bool,
-    stopped: bool,
-}
-
-struct Shared {
-    mailbox: Mutex<Mailbox>,
-    to_engine: Condvar,
-    to_client: Condvar,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Mailbox> {
-        // A panic on the other side leaves plain data behind; the panic itself is reported by `shutdown`.
-        self.mailbox.lock().unwrap_or_else(|e| e.into_inner())
-    }
-}
-
 /// Handle to a running engine.
+///
+/// Tokens as they come, from a model that is built in memory:
+///
+/// ```
+/// use std::time::Duration;
+/// use strobe_engine::{BuildConfig, Engine, EngineOptions, LoadedModel, ModelRef, Request, SamplingParams};
+/// use strobe_kernels_cpu::{Cpu, Tier};
+///
+/// let mut cpu = Cpu::new(Tier::detect(), 2);
+/// let model = ModelRef::open("micro", 7)?;
+/// let config = model.engine_config(BuildConfig::for_model(&model.config))?;
+/// let model = LoadedModel::in_memory(&mut cpu, model, config, &mut |_| true)?;
+/// let engine = Engine::start(cpu, &model, EngineOptions::default())?;
+/// engine.submit([Request::new(1, vec![5, 6, 7], SamplingParams::default()).streaming()]);
+/// let mut outbox = engine.outbox();
+/// while outbox.finished.is_empty() && engine.wait(&mut outbox, Duration::from_secs(1)) {
+///     outbox.tokens.iter().for_each(|event| println!("{}", event.token));
+/// }
+/// # Ok::<(), strobe_engine::EngineError>(())
+/// ```
 pub struct Engine {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Result<(), String>>>,
@@ -318,7 +324,10 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Engine, EngineError> {
-        let core = Core::new(device.into(), model, options, progress)?;
+        Engine::spawn(Core::new(device.into(), model, options, progress)?)
+    }
+
+    fn spawn(core: Core) -> Result<Engine, EngineError> {
         let info = core.info.clone();
         let shared = core.shared.clone();
         let (say, hear) = mpsc::channel();
@@ -342,44 +351,41 @@ impl Engine {
         &self.info
     }
 
-    fn send(&self, commands: impl IntoIterator<Item = Command>) {
-        self.shared.lock().commands.extend(commands);
-        self.shared.to_engine.notify_one();
-    }
-
     /// Queue requests, all in the same instant.
     pub fn submit(&self, requests: impl IntoIterator<Item = Request>) {
         let now = self.info.clock.now();
-        self.send(requests.into_iter().map(|request| Command::Submit(request, now)));
+        self.shared.send(requests.into_iter().map(|request| Command::Submit(request, now)));
     }
 
     /// End a request early.
     pub fn abort(&self, request: RequestId) {
-        self.send([Command::Abort(request)]);
+        self.shared.send([Command::Abort(request)]);
     }
 
     /// Count iterations from here and record `windows`. Before the first such call nothing is recorded (warm-up).
     pub fn begin_measurement(&self, windows: Vec<Window>) {
-        self.send([Command::BeginMeasurement(windows)]);
+        self.shared.send([Command::BeginMeasurement(windows)]);
     }
 
     /// From the next step on, balance tokens or let the router decide. An engine that was not started with a perfect
     /// router has nothing to balance them with and stays as it is.
     pub fn use_perfect_router(&self, on: bool) {
-        self.send([Command::UsePerfectRouter(on)]);
+        self.shared.send([Command::UsePerfectRouter(on)]);
     }
 
-    /// Wait until a request has ended or `timeout` is over, then swap what the engine said into `outbox` (whose old
-    /// content is dropped). Returns false once the engine has stopped.
+    /// Wait until a request has ended, one that streams has got a token, or `timeout` is over, then swap what the engine
+    /// said into `outbox` (whose old content is dropped). Returns false once the engine has stopped.
+    ///
+    /// There is one message per step: the tokens of all requests in it, whether they stream or not.
     pub fn wait(&self, outbox: &mut Outbox, timeout: Duration) -> bool {
-        outbox.clear();
-        let mut mailbox = self.shared.lock();
-        if !mailbox.news && !mailbox.stopped {
-            mailbox = self.shared.to_client.wait_timeout(mailbox, timeout).unwrap_or_else(|e| e.into_inner()).0;
-        }
-        mailbox.news = false;
-        std::mem::swap(&mut mailbox.outbox, outbox);
-        !mailbox.stopped
+        self.shared.wait(outbox, timeout)
+    }
+
+    /// The same for a task of an asynchronous executor: without news the task is woken by the next, and gets an empty
+    /// `outbox` until then. One task listens to an engine, and hands tokens on by [`TokenEvent::request`]:
+    /// `poll_fn(|task| engine.poll_wait(task, &mut outbox)).await`.
+    pub fn poll_wait(&self, task: &mut Context<'_>, outbox: &mut Outbox) -> Poll<bool> {
+        self.shared.poll_wait(task, outbox)
     }
 
     /// An outbox with the room that a run needs.
@@ -395,20 +401,20 @@ impl Engine {
 
     /// The same, but what was said before a failure is not lost to it.
     pub fn end(mut self) -> (Outbox, Option<EngineError>) {
-        self.send([Command::Shutdown]);
+        self.shared.send([Command::Shutdown]);
         let failure = match self.thread.take().map(JoinHandle::join) {
             None | Some(Ok(Ok(()))) => None,
             Some(Ok(Err(problem))) => Some(problem),
             Some(Err(panic)) => Some(panic_text(panic.as_ref())),
         };
-        (std::mem::take(&mut self.shared.lock().outbox), failure.map(EngineError::Stopped))
+        (self.shared.rest(), failure.map(EngineError::Stopped))
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            self.send([Command::Shutdown]);
+            self.shared.send([Command::Shutdown]);
             let _ = thread.join(); // a panic there has been printed already
         }
     }
@@ -417,59 +423,6 @@ impl Drop for Engine {
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| s.to_string()).or_else(|| panic.downcast_ref::<String>().cloned());
     format!("internal error: {}", text.unwrap_or_else(|| "panic".into()))
-}
-
-/// What the engine keeps of a request beside the scheduler's entry.
-struct Active {
-    request: RequestId,
-    params: SamplingParams,
-    /// Tokens not to be drawn before `min_tokens`.
-    enders: Vec<u32>,
-    queued_ns: u64,
-    first_scheduled_ns: Option<u64>,
-    iterations: Option<(u64, u64)>,
-    /// Most positions that were ever in the cache; computing them again is waste.
-    furthest: usize,
-    /// Its row among the sampled ones of the last step it was in.
-    last_row: i32,
-}
-
-struct Core {
-    shared: Arc<Shared>,
-    info: EngineInfo,
-    config: strobe_model::ModelConfig,
-    backend: Runner,
-    scheduler: Scheduler,
-    plan: Plan,
-    inputs: StepInputs,
-    recorder: Recorder,
-    /// Whether the device was told of a window.
-    window_open: bool,
-    probe: Option<u64>,
-    active: Vec<Option<Active>>,
-    free_slots: Vec<u32>,
-    eos_ids: Vec<u32>,
-    next_iteration: u64,
-    measuring: bool,
-    commands: Vec<Command>,
-    /// Pauses of passes that ran nothing, for the next iteration's record.
-    carried: Vec<Decision>,
-    /// Steps on their way, oldest first, and used ones to be filled again.
-    flights: VecDeque<Flight>,
-    spare_flights: Vec<Flight>,
-    leaving: Vec<usize>,
-    /// Experts of each layer that some token of the step that lands was sent to.
-    experts_used: Vec<u32>,
-    /// Steps that may be on their way while the next one is planned.
-    depth: usize,
-    /// Host phases of the current pass, and when the last iteration was over.
-    pass: StepTimes,
-    last_end: u64,
-    statm: Option<File>,
-    /// There is one as soon as the loop runs.
-    host: Option<HostSampler>,
-    #[cfg(feature = "handicap")]
-    handicap: Option<f64>,
 }
 
 /// Iterations of a block that a GPU's recorder is on or off for while its cost is measured: it can't be switched for

@@ -77,6 +77,23 @@ pub struct EngineConfig {
 }
 
 impl BuildConfig {
+    /// The defaults for `model`, for a CPU: its own type, nothing quantized, fused and paged.
+    pub fn for_model(model: &ModelConfig) -> BuildConfig {
+        BuildConfig {
+            dtype: model.dtype,
+            max_batch_size: 64,
+            max_num_tokens: 2048,
+            // Models made for 128 k tokens would reserve tables nobody uses.
+            max_seq_len: model.max_position_embeddings.min(4096),
+            tokens_per_block: 32,
+            gemm_plugin: true,
+            context_fmha: true,
+            paged_kv_cache: true,
+            quantization: Quantization::None,
+            kv_cache: KvCacheType::Auto,
+        }
+    }
+
     /// Check the options against the model and each other.
     pub fn validate(&self, model: &ModelConfig) -> Result<(), EngineError> {
         let positive = |option: &str, value: usize, most: usize| {

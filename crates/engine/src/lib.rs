@@ -1,11 +1,12 @@
 //! The inference engine: block pool, scheduler, step loop, sampling, profile windows and iteration statistics.
 //!
-//! The way of a token: [`Engine::submit`] → [`scheduler::Scheduler::plan`] → [`step::StepInputs`] → the ops of
-//! `strobe_model::program`, run one by one through the seam in [`step`] → [`sampling`] → [`Outbox`].
+//! The way of a token: [`Engine::submit`] → [`scheduler::Scheduler::plan`] → [`step::StepInputs`] →
+//! [`backend::Backend::launch`], which runs the ops of `strobe_model::program` and [`sampling`] → [`Outbox`].
 //!
 //! The scheduler never touches a device, a clock or a file. The loop owns an OS thread and allocates nothing once it
 //! is warm. With profiling off an op costs nothing extra: no clock is read and nothing is stored.
 
+pub mod backend;
 pub mod clock;
 pub mod cpu;
 mod cpu_sizes;

@@ -1,21 +1,19 @@
 //! One sequence on any device, and the logits of its positions: what evaluations run on.
 
-use strobe_model::program::{Node, program};
-
-use crate::cpu::{CpuBackend, CpuBackendOptions};
-use crate::cuda::{CudaBackend, CudaBackendOptions};
-use crate::device::{Device, Runner};
+use crate::backend::Backend;
+use crate::clock::Clock;
+use crate::device::{Device, Ready, Setup};
+use crate::engine::CacheSize;
 use crate::engine_dir::LoadedModel;
 use crate::error::EngineError;
-use crate::step::{Backend, StepInputs, StepLimits, execute};
+use crate::step::{StepInputs, StepLimits};
 
 /// A model that runs a single sequence.
-pub(crate) struct Sequence<'a> {
-    runner: Runner,
-    model: &'a LoadedModel,
-    nodes: Vec<Node>,
+pub(crate) struct Sequence {
+    backend: Box<dyn Backend>,
     inputs: StepInputs,
     blocks: Vec<u32>,
+    clock: Clock,
 }
 
 /// What a step gives.
@@ -26,51 +24,24 @@ pub(crate) struct Answer {
     pub(crate) token: u32,
 }
 
-impl<'a> Sequence<'a> {
+impl Sequence {
     /// Room for a sequence of `positions`, in steps of up to `tokens`.
     pub(crate) fn new(
         device: Device,
-        model: &'a LoadedModel,
+        model: &LoadedModel,
         positions: usize,
         tokens: usize,
-    ) -> Result<Sequence<'a>, EngineError> {
-        let build = &model.config.build;
-        let config = &model.config.model;
+    ) -> Result<Sequence, EngineError> {
         let limits = StepLimits { tokens, sampled: tokens, requests: 1, positions };
-        let block_tokens = build.cache_block_tokens();
+        let block_tokens = model.config.build.cache_block_tokens();
         let blocks: Vec<u32> = (0..positions.div_ceil(block_tokens) as u32).collect();
-        let program_options = build.program_options(device.cpu_tier());
-        let nodes = program(config, program_options);
-        let (runner, operands) = match device {
-            Device::Cpu(cpu) => {
-                build.check_cpu()?;
-                let options = CpuBackendOptions {
-                    limits,
-                    tokens_per_block: block_tokens,
-                    blocks: blocks.len(),
-                    dtype: build.dtype,
-                    kv: build.cpu_kv_type(cpu.tier())?,
-                    program: program_options,
-                };
-                let backend = CpuBackend::new(cpu, config.clone(), model.weights.clone(), &options)?;
-                (Runner::Cpu(Box::new(backend)), build.cpu_operands())
-            }
-            Device::Cuda(device) => {
-                let cache = crate::CacheSize::Blocks(blocks.len());
-                let setup = CudaBackendOptions {
-                    device: &device,
-                    limits,
-                    cache,
-                    perfect_router: None,
-                    progress: &mut |_| true,
-                };
-                let backend = CudaBackend::new(model, nodes.clone().into(), setup)?;
-                (Runner::Cuda(Box::new(backend)), build.gpu_operands(config))
-            }
-        };
+        let cache = CacheSize::Blocks(blocks.len());
+        let setup = Setup { limits, cache, perfect_router: None, progress: &mut |_| true };
+        let Ready { mut backend, operands, .. } = device.open(model, setup)?;
+        backend.attach()?;
         let mut inputs = StepInputs::new(limits, block_tokens, operands);
         inputs.keep_logits = true;
-        Ok(Sequence { runner, model, nodes, inputs, blocks })
+        Ok(Sequence { backend, inputs, blocks, clock: Clock::start() })
     }
 
     /// Run `tokens` at the positions from `start` on and give the logits of the rows from `first_row` on. `context` says
@@ -99,18 +70,9 @@ impl<'a> Sequence<'a> {
     }
 
     fn run(&mut self) -> Result<Answer, EngineError> {
-        let inputs = &self.inputs;
-        match &mut self.runner {
-            Runner::Cpu(backend) => {
-                execute(backend.as_mut(), &self.model.config.model, &self.nodes, 0, inputs, None);
-                let token = backend.tokens().last().copied().unwrap_or_default();
-                Ok(Answer { logits: backend.logits().to_vec(), token })
-            }
-            Runner::Cuda(backend) => {
-                backend.launch(inputs, None)?;
-                let token = backend.wait()?.last().copied().unwrap_or_default();
-                Ok(Answer { logits: backend.read_logits(inputs.sampled.len())?, token })
-            }
-        }
+        self.backend.launch(&mut self.inputs, &self.clock, None)?;
+        self.backend.land(None)?;
+        let token = self.backend.landed().tokens.last().copied().unwrap_or_default();
+        Ok(Answer { logits: self.backend.logits()?, token })
     }
 }

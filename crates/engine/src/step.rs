@@ -1,13 +1,10 @@
-//! One step: the packed batch, the backend that runs its ops, and the one seam through which every op passes.
+//! One step: the packed batch.
 
 use std::ops::Range;
 
 use strobe_kernels_cpu::SeqSpan;
-use strobe_model::ModelConfig;
-use strobe_model::program::{Node, Operands, SpanShape, StepShape};
+use strobe_model::program::{Operands, SpanShape, StepShape};
 
-use crate::clock::Clock;
-use crate::recorder::{OpEvent, Recorder};
 use crate::sampling::Draw;
 use crate::scheduler::{Entry, Item, PENDING, Phase};
 
@@ -166,46 +163,10 @@ impl StepInputs {
             experts_used: &[],
         }
     }
-}
 
-/// A device that runs a model's ops into buffers it owns.
-pub trait Backend {
-    /// Run one op on the step.
-    fn run(&mut self, node: &Node, step: &StepInputs);
-    /// Name of the implementation behind an op, for traces.
-    fn kernel_name(&self, node: &Node) -> String;
-    /// Logits of the sampled rows, `[sampled][vocab]`.
-    fn logits(&self) -> &[f32];
-    /// The token of each sampled row; chosen by the `Sample` op.
-    fn tokens(&self) -> &[u32];
-    /// Experts that some token of the last step was sent to, layer by layer; empty for a model without.
-    fn experts_used(&self) -> &[u32] {
-        &[]
-    }
-}
-
-/// Run `nodes[range]` in order. This is the seam: with a recorder every op leaves its time and cost, without one
-/// nothing is read or stored.
-pub(crate) fn execute<B: Backend>(
-    backend: &mut B,
-    config: &ModelConfig,
-    nodes: &[Node],
-    first: usize,
-    step: &StepInputs,
-    trace: Option<(&mut Recorder, &Clock, u64)>,
-) {
-    let shape = step.shape();
-    let wanted = nodes.iter().enumerate().skip(first).filter(|(_, node)| node.rows(&shape) > 0);
-    match trace {
-        None => wanted.for_each(|(_, node)| backend.run(node, step)),
-        Some((recorder, clock, iteration)) => {
-            for (index, node) in wanted {
-                let start = clock.now();
-                backend.run(node, step);
-                let end = clock.now();
-                let cost = node.cost(config, &StepShape { experts_used: backend.experts_used(), ..shape });
-                recorder.op(OpEvent { node: index as u32, iteration, start, end, cost });
-            }
-        }
+    /// The same without its requests, for whoever keeps it longer than these inputs.
+    pub(crate) fn shape_alone(&self) -> StepShape<'static> {
+        let StepShape { tokens, sampled, operands, .. } = self.shape();
+        StepShape { spans: &[], tokens, sampled, operands, experts_used: &[] }
     }
 }

@@ -186,14 +186,14 @@ fn stop_ids_end_of_sequence_and_lengths_end_a_request() {
     ];
     for (index, (eos, params, expected, reason)) in cases.into_iter().enumerate() {
         let options = EngineOptions { eos_ids: eos.into_iter().collect(), ..EngineOptions::default() };
-        let request = Request { id: 9, prompt: prompt(10), params: params.clone() };
+        let request = Request::new(9, prompt(10), params.clone());
         let heard = run(cpu(), &model, options, vec![request]);
         assert_eq!(heard.tokens[&9], expected, "case {index}: {params:?}");
         assert_eq!(heard.finished[&9].reason, reason, "case {index}: {params:?}");
     }
     // On the last allowed token both reasons hold: what the token means wins.
     let params = SamplingParams { max_tokens: turn as u32 + 1, stop_ids: vec![ender], ..SamplingParams::default() };
-    let heard = run(cpu(), &model, EngineOptions::default(), vec![Request { id: 9, prompt: prompt(10), params }]);
+    let heard = run(cpu(), &model, EngineOptions::default(), vec![Request::new(9, prompt(10), params)]);
     assert_eq!((&heard.tokens[&9][..], heard.finished[&9].reason), (cut, FinishReason::Stop));
 }
 
@@ -212,7 +212,7 @@ fn enders_are_not_drawn_before_the_least_number_of_tokens() {
                 ..SamplingParams::default()
             };
             let options = EngineOptions { eos_ids: eos_ids.clone(), ..EngineOptions::default() };
-            let heard = run(cpu(), &model, options, vec![Request { id: 1, prompt: prompt(10), params }]);
+            let heard = run(cpu(), &model, options, vec![Request::new(1, prompt(10), params)]);
             let tokens = &heard.tokens[&1];
             assert!(tokens.len() > 30 && tokens.len() <= 40);
             let early = &tokens[..30];

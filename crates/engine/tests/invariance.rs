@@ -173,7 +173,7 @@ fn requests(vocab: usize, base: u64) -> Vec<Request> {
                 max_tokens: output,
                 ..SamplingParams::default()
             };
-            Request { id: base + index as u64, prompt: random.tokens(prompt, vocab), params }
+            Request::new(base + index as u64, random.tokens(prompt, vocab), params)
         })
         .collect()
 }
@@ -385,7 +385,7 @@ fn recomputed_output_has_the_same_bits() {
 #[test]
 fn output_after_a_pause_runs_as_generation() {
     let entry = |id, prompt_len: usize, output: usize| {
-        let mut entry = Entry::new(id, 0, &vec![id as u32; prompt_len], 20, 16, 128);
+        let mut entry = Entry::new(id, 0, vec![id as u32; prompt_len], 20, 16, 128);
         entry.tokens.extend(std::iter::repeat_n(60 + id as u32, output));
         entry.blocks = vec![id as u32; 2];
         entry

@@ -205,7 +205,7 @@ fn mixed(model: &LoadedModel, options: EngineOptions, what: &str) -> Seen {
             };
             // Three families of prompts that begin alike.
             let prompt = Random(8 + id % 3).tokens(10 + 7 * (id % 6) as usize, vocab);
-            if id.is_multiple_of(2) { greedy(id, prompt, 30) } else { Request { id, prompt, params: drawn } }
+            if id.is_multiple_of(2) { greedy(id, prompt, 30) } else { Request::new(id, prompt, drawn) }
         };
         (base..base + 24).map(request).collect::<Vec<_>>()
     };
@@ -215,11 +215,50 @@ fn mixed(model: &LoadedModel, options: EngineOptions, what: &str) -> Seen {
     seen
 }
 
+/// Clients that hear every token of theirs: one message a step for all of them.
+fn streams(clients: usize) {
+    let model = load("micro", BuildConfig { max_batch_size: clients, ..build(DType::F32) });
+    let engine = Engine::start(started_cpu(), &model, EngineOptions::default()).unwrap();
+    let mut outbox = engine.outbox();
+    let mut random = Random(3);
+    let vocab = model.config.model.vocab_size;
+    let prompts: Vec<Vec<u32>> = (0..clients).map(|_| random.tokens(2, vocab)).collect();
+    let requests = |base: u64| {
+        prompts.iter().zip(base..).map(|(p, id)| greedy(id, p.clone(), 100).streaming()).collect::<Vec<_>>()
+    };
+    warm(&engine, &mut outbox, requests);
+    for round in 0..2000 {
+        let mut heard = vec![0; clients];
+        let mut messages = 0;
+        let mut listen = |until: usize| {
+            while heard.iter().any(|count| *count < until) {
+                // Only a message ends this wait.
+                assert!(engine.wait(&mut outbox, PATIENCE), "the engine stopped");
+                messages += usize::from(!outbox.tokens.is_empty());
+                for event in &outbox.tokens {
+                    heard[event.request as usize % clients] += 1;
+                }
+            }
+        };
+        engine.submit(requests((round * clients) as u64));
+        // All requests are in once all have a token.
+        listen(1);
+        let taken = counted(|| listen(100));
+        assert_eq!(taken, 0, "allocations for {clients} streams");
+        // A busy machine may let many steps pass before this thread looks.
+        if messages > 60 {
+            return;
+        }
+    }
+    panic!("{clients} streams: never saw 60 messages of a round");
+}
+
 // One test: threads of another would be counted too.
 #[test]
 fn steps_allocate_nothing_once_warm() {
     EXEMPT.set(true);
     check_the_counter();
+    streams(64);
     let floats = [
         ("llama", DType::F32),
         ("micro", DType::Bf16),

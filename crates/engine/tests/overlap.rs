@@ -32,7 +32,7 @@ fn requests(model: &LoadedModel, count: u64) -> Vec<Request> {
                 stop_ids,
                 ..SamplingParams::default()
             };
-            Request { id, prompt, params }
+            Request::new(id, prompt, params)
         })
         .collect()
 }
@@ -97,7 +97,7 @@ fn stopped(model: &LoadedModel) -> Request {
     let prompt = Random(3).tokens(7, model.config.model.vocab_size);
     let request = |stop_ids| {
         let params = SamplingParams { max_tokens: 40, stop_ids, ..SamplingParams::default() };
-        Request { id: 0, prompt: prompt.clone(), params }
+        Request::new(0, prompt.clone(), params)
     };
     let free = run(Cpu::new(Tier::detect(), 2), model, EngineOptions::default(), vec![request(Vec::new())]);
     let tokens = &free.tokens[&0];
@@ -146,7 +146,7 @@ fn aborts_in_flight_leave_nothing_behind() {
     for round in 0..20u64 {
         let long = SamplingParams { max_tokens: 300, ..SamplingParams::default() };
         let prompt = random.tokens(5, model.config.model.vocab_size);
-        engine.submit([Request { id: round, prompt, params: long }]);
+        engine.submit([Request::new(round, prompt, long)]);
         listen_until(&engine, &mut heard, |h| h.tokens.contains_key(&round));
         engine.abort(round);
         listen_until(&engine, &mut heard, |h| h.finished.contains_key(&round));
@@ -154,7 +154,7 @@ fn aborts_in_flight_leave_nothing_behind() {
     // A request that needs every block still runs.
     let prompt = random.tokens(500, model.config.model.vocab_size);
     let params = SamplingParams { max_tokens: 8, ..SamplingParams::default() };
-    engine.submit([Request { id: 99, prompt, params }]);
+    engine.submit([Request::new(99, prompt, params)]);
     listen_until(&engine, &mut heard, |h| h.finished.contains_key(&99));
     heard.take(engine.shutdown().unwrap());
     assert_eq!(heard.finished[&99].reason, FinishReason::Length);

@@ -135,9 +135,10 @@ impl LinearArgs {
     }
 }
 
-/// What a kernel does besides multiplying; the rest is the caller's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The kernel that runs a product, and what it does besides multiplying; the rest is the caller's.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Route {
+    kernel: Candidate,
     /// It norms the residual stream itself: give it [`LinearInput::Norm`].
     pub folds_norm: bool,
     /// It wants [`LinearInput::Fp8`].
@@ -317,7 +318,8 @@ impl Linear {
         }
     }
 
-    /// What the caller has to run around [`Linear::run`] with this shape and these rows.
+    /// Which kernel runs this shape and these rows, and what the caller has to run around it. The answer holds for
+    /// [`Linear::run_route`], so that a product is looked up once.
     pub fn route(&self, shape: &LinearShape, m: usize) -> Route {
         self.route_of(shape, m, &self.kernel(shape, m))
     }
@@ -325,7 +327,7 @@ impl Linear {
     /// [`Linear::route`] of a kernel that need not be the planned one.
     pub fn route_of(&self, shape: &LinearShape, m: usize, candidate: &Candidate) -> Route {
         let (fp8_input, silu) = (shape.weights == Weights::Fp8, shape.epilogue == Epilogue::SiluMul);
-        let bare = Route { folds_norm: false, fp8_input, folds_silu: false, maxima: None };
+        let bare = Route { kernel: *candidate, folds_norm: false, fp8_input, folds_silu: false, maxima: None };
         match candidate {
             Candidate::CublasLt { .. } | Candidate::CublasLtScaled { .. } => bare,
             Candidate::Own { variant } => {
@@ -339,13 +341,11 @@ impl Linear {
 
     /// Multiply. Input and output must be as [`Linear::route`] says for this shape and these rows.
     ///
-    /// Before a shape is captured into a graph it must have run once outside of one: libraries load code at first use.
-    ///
     /// # Safety
     /// As for [`Gpu::launch`]: memory has the extents that `args` name.
     pub unsafe fn run(&self, gpu: &Gpu, args: &LinearArgs) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.run_candidate(gpu, args, &self.kernel(&args.shape, args.m)) }
+        // SAFETY: the caller's promise, with the route of this shape and these rows.
+        unsafe { self.run_route(gpu, args, &self.route(&args.shape, args.m)) }
     }
 
     /// What can run `rows` rows of a shape, with names; those that are likely to win come early.
@@ -411,11 +411,14 @@ impl Linear {
         Ok(())
     }
 
-    /// [`Linear::run`] with a given kernel, one of [`Linear::candidates`]; memory it needs must be reserved.
+    /// Multiply as `route` says, which is [`Linear::route`]'s answer for this shape and these rows, or
+    /// [`Linear::route_of`]'s for one of [`Linear::candidates`]; memory that one needs must be reserved.
+    ///
+    /// Before a shape is captured into a graph it must have run once outside of one: libraries load code at first use.
     ///
     /// # Safety
-    /// As for [`Gpu::launch`]: memory has the extents that `args` name.
-    pub unsafe fn run_candidate(&self, gpu: &Gpu, args: &LinearArgs, candidate: &Candidate) -> Result<(), CudaError> {
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name, and `route` is an answer for this shape and these rows.
+    pub unsafe fn run_route(&self, gpu: &Gpu, args: &LinearArgs, route: &Route) -> Result<(), CudaError> {
         if args.m == 0 {
             return Ok(());
         }
@@ -424,10 +427,10 @@ impl Linear {
         }
         // SAFETY: the caller's promise.
         unsafe {
-            match *candidate {
+            match route.kernel {
                 Candidate::CublasLt { algorithm } => self.run_lt(gpu, args, algorithm),
                 Candidate::CublasLtScaled { algorithm } => self.run_lt_scaled(gpu, args, algorithm),
-                Candidate::Own { variant } => self.run_own(gpu, args, variant),
+                Candidate::Own { variant } => self.run_own(gpu, args, variant, route.maxima),
                 Candidate::Skinny { .. } => self.run_skinny(gpu, args),
             }
         }
@@ -440,7 +443,7 @@ impl Linear {
     }
 
     /// # Safety
-    /// As for [`Linear::run_candidate`].
+    /// As for [`Linear::run_route`].
     unsafe fn run_skinny(&self, gpu: &Gpu, args: &LinearArgs) -> Result<(), CudaError> {
         let input = match args.input {
             LinearInput::Plain(x) => SkinnyInput::Plain(x),
@@ -467,13 +470,19 @@ impl Linear {
     }
 
     /// # Safety
-    /// As for [`Linear::run_candidate`].
-    unsafe fn run_own(&self, gpu: &Gpu, args: &LinearArgs, variant: Option<GemmVariant>) -> Result<(), CudaError> {
+    /// As for [`Linear::run_route`].
+    unsafe fn run_own(
+        &self,
+        gpu: &Gpu,
+        args: &LinearArgs,
+        variant: Option<GemmVariant>,
+        maxima: Option<Maxima>,
+    ) -> Result<(), CudaError> {
         let (x, x_scales) = input_pointers(args)?;
-        let maxima = self.maxima_of(&args.shape, args.m, variant).map(|maxima| maxima.kept);
+        let maxima = maxima.map(|maxima| maxima.kept);
         let spared = maxima.and((args.spared != 0).then_some(args.spared));
         let args = GemmArgs { maxima, spared, ..self.gemm_args(args, x, x_scales) };
-        // SAFETY: the caller's promise, and the maxima's buffer is large enough.
+        // SAFETY: the caller's promise; `maxima` have room for these rows, as the route says.
         unsafe { self.own.run_variant(gpu, &args, variant.unwrap_or_else(|| self.own.choose(&args))) }
     }
 
@@ -505,7 +514,7 @@ impl Linear {
     }
 
     /// # Safety
-    /// As for [`Linear::run_candidate`].
+    /// As for [`Linear::run_route`].
     unsafe fn run_lt(&self, gpu: &Gpu, args: &LinearArgs, algorithm: Option<LtAlgo>) -> Result<(), CudaError> {
         let lt = self.lt.as_ref().ok_or_else(|| missing(args))?;
         let (x, x_scales) = input_pointers(args)?;
@@ -521,7 +530,7 @@ impl Linear {
     }
 
     /// # Safety
-    /// As for [`Linear::run_candidate`].
+    /// As for [`Linear::run_route`].
     unsafe fn run_lt_scaled(&self, gpu: &Gpu, args: &LinearArgs, algorithm: Option<LtAlgo>) -> Result<(), CudaError> {
         let (Some(lt), Some(scratch)) = (&self.lt, &self.scratch) else { return Err(missing(args)) };
         let LinearInput::Fp8 { codes, scales } = args.input else { return Err(missing(args)) };

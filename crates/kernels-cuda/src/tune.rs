@@ -475,7 +475,7 @@ impl Bench {
             m: rows,
         };
         // SAFETY: memory of `self`, as large as this size needs and there until `time` has waited.
-        unsafe { linear.run_candidate(gpu, &args, candidate) }?;
+        unsafe { linear.run_route(gpu, &args, &route) }?;
         if !route.folds_silu && shape.epilogue == Epilogue::SiluMul {
             // SAFETY: memory of `self`, as large as this size needs and there until `time` has waited.
             unsafe { ops.silu_mul(gpu, self.out.ptr(), self.act.ptr(), rows, shape.n / 2) }?;

@@ -103,23 +103,24 @@ pub struct Entry {
 pub const PENDING: u32 = u32::MAX;
 
 impl Entry {
-    /// A new request. All the memory it will ever need is reserved here.
+    /// A new request. All the memory it will ever need is reserved here: `prompt` is moved only where it has no room for
+    /// the output behind it and one token more.
     pub fn new(
         id: RequestId,
         slot: u32,
-        prompt: &[u32],
+        prompt: Vec<u32>,
         max_new_tokens: usize,
         tokens_per_block: usize,
         reserve: usize,
     ) -> Entry {
-        let longest = (prompt.len() + max_new_tokens).min(reserve.max(prompt.len()));
-        let mut tokens = Vec::with_capacity(longest + 1);
-        tokens.extend_from_slice(prompt);
+        let (prompt_len, mut tokens) = (prompt.len(), prompt);
+        let longest = (prompt_len + max_new_tokens).min(reserve.max(prompt_len));
+        tokens.reserve_exact(longest + 1 - prompt_len);
         Entry {
             id,
             slot,
             tokens,
-            prompt_len: prompt.len(),
+            prompt_len,
             max_new_tokens,
             computed: 0,
             phase: Phase::Context,

@@ -82,7 +82,7 @@ impl World {
 
     fn arrive(&mut self, id: u64, family: u32, prompt: usize, output: usize) {
         let prompt: Vec<u32> = (0..prompt as u32).map(|i| if i < 20 { family } else { family * 1000 + i }).collect();
-        let entry = Entry::new(id, 0, &prompt, output, self.setup.per_block, 64);
+        let entry = Entry::new(id, 0, prompt, output, self.setup.per_block, 64);
         if self.scheduler.submit(entry).is_ok() {
             self.live.insert(id);
             self.submitted += 1;
@@ -289,7 +289,7 @@ fn reasons(scheduler: &Scheduler) -> Vec<(u64, &'static str)> {
 
 #[test]
 fn every_deferral_has_its_reason() {
-    let entry = |id, prompt: usize, output| Entry::new(id, 0, &vec![1; prompt], output, 4, 64);
+    let entry = |id, prompt: usize, output| Entry::new(id, 0, vec![1; prompt], output, 4, 64);
     let mut s = scheduler(Policy::GuaranteedNoEvict, 6);
     s.submit(entry(0, 8, 9)).unwrap(); // 4 blocks
     s.submit(entry(1, 8, 9)).unwrap(); // does not fit beside it
@@ -315,7 +315,7 @@ fn every_deferral_has_its_reason() {
 #[test]
 fn max_utilization_pauses_the_youngest_and_resumes_it() {
     let mut s = scheduler(Policy::MaxUtilization, 6);
-    let entry = |id| Entry::new(id, 0, &[1; 8], 12, 4, 64);
+    let entry = |id| Entry::new(id, 0, vec![1; 8], 12, 4, 64);
     s.submit(entry(0)).unwrap();
     s.submit(entry(1)).unwrap();
     let mut plan = Plan::default();

@@ -67,7 +67,6 @@ pub struct Replica {
     next_iteration: u64,
     jobs: Vec<Option<Job>>,
     free_slots: Vec<u32>,
-    prompt: Vec<u32>,
     outstanding_tokens: u64,
 }
 
@@ -88,7 +87,6 @@ impl Replica {
             next_iteration: 0,
             jobs: Vec::new(),
             free_slots: Vec::new(),
-            prompt: Vec::new(),
             outstanding_tokens: 0,
         }
     }
@@ -330,20 +328,20 @@ impl Server for Replica {
     fn offer(&mut self, mut job: Job, now_ns: u64) -> Result<(), SimError> {
         let request = &job.request;
         let prompt = (request.input + job.produced) as usize;
-        self.prompt.clear();
-        if self.config.reuse {
-            self.prompt.extend((0..prompt).map(|position| request.content.token(request.id, position)));
-        } else {
-            self.prompt.resize(prompt, 0);
-        }
         let output = if self.config.prefill_only { 1 } else { job.left() as usize };
+        // Few wait for their whole output at once: room for all of it would be the queue's memory many times over.
+        let room = prompt + output.min(RESERVED_OUTPUT);
+        let mut tokens = Vec::with_capacity(room + 1);
+        if self.config.reuse {
+            tokens.extend((0..prompt).map(|position| request.content.token(request.id, position)));
+        } else {
+            tokens.resize(prompt, 0);
+        }
         (job.queued_ns, job.server) = (now_ns, self.number);
         let id: RequestId = request.id;
         let imported = job.imported as usize;
         let slot = self.store(job);
-        // Few wait for their whole output at once: room for all of it would be the queue's memory many times over.
-        let room = prompt + output.min(RESERVED_OUTPUT);
-        let mut entry = Entry::new(id, slot, &self.prompt, output, self.config.tokens_per_block, room);
+        let mut entry = Entry::new(id, slot, tokens, output, self.config.tokens_per_block, room);
         entry.imported = imported;
         let queue_was_empty = self.scheduler.waiting().len() == 0;
         if let Err(reason) = self.scheduler.submit(entry) {

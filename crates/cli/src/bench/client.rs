@@ -80,9 +80,9 @@ pub fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingPar
     let vocab = engine.info().vocab_size as u64;
     let request = |index: usize| {
         let id = |i: u64| ((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocab;
-        let prompt = (0..first.prompt.len() as u64).map(|i| id(i + 1000 * index as u64) as u32).collect();
+        let prompt: Vec<u32> = (0..first.prompt.len() as u64).map(|i| id(i + 1000 * index as u64) as u32).collect();
         let max_tokens = first.output_tokens.min(8);
-        Request { id: index as u64, prompt, params: SamplingParams { max_tokens, min_tokens: 0, ..params.clone() } }
+        Request::new(index as u64, prompt, SamplingParams { max_tokens, min_tokens: 0, ..params.clone() })
     };
     engine.submit((0..count).map(request));
     let mut outbox = engine.outbox();
@@ -152,7 +152,10 @@ pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>, kee
                 seed: load.params.seed.wrapping_add(next as u64),
                 ..load.params.clone()
             };
-            due.push(Request { id: next as u64, prompt: job.prompt.clone(), params });
+            // The only copy, with the room that the engine needs behind it.
+            let mut prompt = Vec::with_capacity(job.prompt.len() + job.output_tokens as usize + 1);
+            prompt.extend_from_slice(&job.prompt);
+            due.push(Request::new(next as u64, prompt, params));
             next += 1;
         }
         if !due.is_empty() {

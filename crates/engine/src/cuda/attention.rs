@@ -7,7 +7,7 @@ use strobe_kernels_cuda::{
 use strobe_model::program::{Node, OpKind};
 use strobe_model::{LayerWeight, ModelConfig, WeightId};
 
-use crate::cpu::qkv_shape;
+use crate::backend::qkv_shape;
 use crate::latent::EPS;
 
 use super::CudaBackend;

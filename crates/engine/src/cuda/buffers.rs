@@ -3,7 +3,7 @@
 use strobe_kernels_cuda::{CudaError, DeviceBuffer, Precision, score_elements};
 use strobe_model::ModelConfig;
 
-use crate::cpu::qkv_shape;
+use crate::backend::qkv_shape;
 use crate::step::StepLimits;
 
 /// Room for forbidden tokens that is made at once.

@@ -512,7 +512,7 @@ mod tests {
                 let prompt = if random.below(3) == 0 { vec![1; length] } else { random.tokens(length, VOCAB) };
                 let output = random.pick(&[1, 2, 7, 30, 90]);
                 let slot = submitted as u32;
-                let entry = Entry::new(submitted, slot, &prompt, output, tokens_per_block, positions);
+                let entry = Entry::new(submitted, slot, prompt, output, tokens_per_block, positions);
                 scheduler.submit(entry).unwrap();
                 submitted += 1;
             }

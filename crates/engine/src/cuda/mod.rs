@@ -6,20 +6,19 @@ mod experts;
 mod inputs;
 mod ops;
 mod start;
+mod step;
 mod weights;
 
 use std::sync::Arc;
 
 use strobe_kernels_cuda::{
-    CacheReport, CapturedGraph, CudaError, DeviceBuffer, DeviceInfo, DevicePtr, Event, GemmChoices, Gpu,
-    KernelTimeline, KvDtype, Linear, NvtxChoice, PinnedBuffer, Profiler, RowOps, SampleArgs, SampleOps,
-    UnfusedAttention,
+    CacheReport, CapturedGraph, CudaError, DeviceBuffer, DeviceInfo, DevicePtr, Event, GemmChoices, Gpu, KvDtype,
+    Linear, Maxima, NvtxChoice, PinnedBuffer, Profiler, RowOps, SampleArgs, SampleOps, UnfusedAttention,
 };
 use strobe_model::ModelConfig;
-use strobe_model::program::{Buf, Cost, Node, OpKind};
+use strobe_model::program::{Buf, Cost, Node, OpKind, StepShape};
 
 use crate::clock::Clock;
-use crate::cpu::MemoryByPool;
 use crate::recorder::{OpEvent, Recorder};
 use crate::step::{StepInputs, StepLimits};
 use attention::{AttentionOps, cache_width};
@@ -113,6 +112,19 @@ struct Stage {
     sampled: usize,
     /// What ran, for errors.
     what: &'static str,
+    /// Of a recorded step, what its costs depend on beside the experts that its tokens were sent to.
+    recorded: Option<StepShape<'static>>,
+    /// Experts that some of its tokens were sent to, layer by layer.
+    experts_used: Vec<u32>,
+}
+
+/// The graph of a decode step.
+struct DecodeGraph {
+    /// Its rows: smaller batches are padded.
+    rows: usize,
+    graph: CapturedGraph,
+    /// What its last product keeps of each row's maximum.
+    maxima: Option<Maxima>,
 }
 
 /// A model on a GPU.
@@ -137,7 +149,7 @@ pub struct CudaBackend {
     /// Stage of the next launch, and of the oldest step that was not waited for.
     next: usize,
     oldest: usize,
-    graphs: Vec<(usize, CapturedGraph)>,
+    graphs: Vec<DecodeGraph>,
     workspace_bytes: u64,
     graph_bytes: u64,
     blocking: bool,
@@ -149,11 +161,6 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// What starting took and gave.
-    pub fn facts(&self) -> &CudaFacts {
-        &self.facts
-    }
-
     /// Blocks of the cache.
     pub fn blocks(&self) -> usize {
         self.kv_layer as usize / self.block_bytes()
@@ -167,53 +174,13 @@ impl CudaBackend {
         cache_width(&self.config) * self.pack.tokens_per_block * element
     }
 
-    /// Things a user should know that came up since the last call.
-    pub fn notes(&mut self) -> Vec<String> {
-        self.notes.drain(..).chain(self.profiler.notes()).collect()
-    }
-
-    /// Make the GPU the calling thread's.
-    pub fn bind(&self) -> Result<(), CudaError> {
-        self.gpu.bind()
-    }
-
-    /// The GPU.
-    pub fn gpu(&self) -> &Gpu {
-        &self.gpu
-    }
-
-    /// Bytes by purpose.
-    pub fn memory(&self) -> MemoryByPool {
-        MemoryByPool {
-            weights_bytes: self.weights.bytes(),
-            kv_cache_bytes: self.kv.bytes() as u64,
-            activation_bytes: self.buffers.bytes() + self.experts.as_ref().map_or(0, Experts::bytes),
-            workspace_bytes: self.workspace_bytes,
-            graph_bytes: self.graph_bytes,
-        }
-    }
-
-    /// Put a step on the GPU: inputs, forward pass, sampling, and the way back of its tokens. Returns before any of it
-    /// has run.
-    pub(crate) fn launch(
-        &mut self,
-        step: &StepInputs,
-        trace: Option<(&mut Recorder, &Clock, u64)>,
-    ) -> Result<(), CudaError> {
-        if let Some((_, _, iteration)) = &trace {
-            self.profiler.begin_iteration(*iteration);
-        }
-        // The step before is to blame, not this launch.
-        self.launch_step(step, trace).map_err(|error| error.during(|| self.stages[self.oldest].what.to_string()))
-    }
-
     fn launch_step(&mut self, step: &StepInputs, trace: Option<(&mut Recorder, &Clock, u64)>) -> Result<(), CudaError> {
         let bucket = if inputs::is_decode(step) {
-            self.graphs.iter().position(|(bucket, _)| *bucket >= step.tokens.len())
+            self.graphs.iter().position(|graph| graph.rows >= step.tokens.len())
         } else {
             None
         };
-        let padded = bucket.map(|index| self.graphs[index].0);
+        let padded = bucket.map(|index| self.graphs[index].rows);
         let last_sampled = self.stages[1 - self.next].sampled;
         let (vocab, blocks, limits) = (self.config.vocab_size, self.blocks(), self.limits);
         let stage = &mut self.stages[self.next];
@@ -241,20 +208,23 @@ impl CudaBackend {
             self.gpu.copy_to_device(self.buffers.banned.ptr(), &stage.banned[..count])?;
         }
         let begun = trace.as_ref().map(|(_, clock, _)| clock.now());
-        match bucket {
+        let maxima = match bucket {
             Some(index) => {
                 stage.what = "a decode step replayed as a graph (--cuda-launch-blocking finds the op)";
-                let graph = &self.graphs[index].1;
+                let DecodeGraph { graph, maxima, .. } = &self.graphs[index];
                 graph.launch(&self.gpu)?;
                 self.profiler.graph_launched(&graph.nodes);
+                *maxima
             }
             None => {
                 stage.what = "a step launched op by op (--cuda-launch-blocking finds the op)";
-                self.run_nodes(&packed)?;
+                self.run_nodes(&packed)?
             }
-        }
+        };
+        // Drawn tokens need all logits.
+        let maxima = maxima.filter(|_| packed.draws.is_none());
         self.profiler.push(format_args!("_sample_async"));
-        let sampled = self.run_sample(&packed);
+        let sampled = self.run_sample(&packed, maxima);
         self.profiler.pop();
         sampled?;
         self.gpu.set_tag(u32::MAX);
@@ -268,7 +238,6 @@ impl CudaBackend {
         if let (Some((recorder, clock, iteration)), Some(start)) = (trace, begun) {
             // What each op costs; when it ran on the GPU is the timeline's business.
             let (shape, end) = (step.shape(), clock.now());
-            let maxima = packed.draws.is_none().then(|| self.kept_maxima(&packed)).flatten();
             let spared = maxima.filter(|_| packed.logits_spared);
             for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.rows(&shape) > 0) {
                 let mut cost = node.cost(&self.config, &shape);
@@ -285,58 +254,8 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Wait for the oldest step on its way and give its tokens.
-    pub fn wait(&mut self) -> Result<&[u32], CudaError> {
-        let stage = &self.stages[self.oldest];
-        stage.done.wait().map_err(|error| error.while_waiting_for(|| stage.what.to_string()))?;
-        self.oldest = 1 - self.oldest;
-        Ok(&stage.tokens[..stage.sampled])
-    }
-
-    /// Tokens sent to each expert in the step that was waited for last, `[layers][experts]`; empty for a model without.
-    pub fn expert_counts(&self) -> &[u32] {
-        &self.stages[1 - self.oldest].expert_counts
-    }
-
-    /// Use balanced logits, where the backend was started with some, or the router's own. No step may be on its way.
-    pub fn use_perfect_router(&self, on: bool) -> Result<(), CudaError> {
-        self.experts.as_ref().map_or(Ok(()), |experts| experts.use_planned(on))
-    }
-
-    /// Logits of the last step's sampled rows, copied back. That step must have had [`StepInputs::keep_logits`].
-    pub fn read_logits(&self, rows: usize) -> Result<Vec<f32>, CudaError> {
-        self.gpu.synchronize()?;
-        let mut logits = vec![0f32; rows * self.config.vocab_size];
-        self.buffers.logits.read(0, &mut logits)?;
-        Ok(logits)
-    }
-
-    /// A profile window opens after `iteration`.
-    pub fn lead_in(&mut self, iteration: u64, clock: &Clock) -> Result<(), CudaError> {
-        self.profiler.lead_in(&self.gpu, iteration, &|| clock.now())
-    }
-
-    /// The window that a lead-in was for does not come.
-    pub fn cancel_lead_in(&mut self, clock: &Clock) -> Result<(), CudaError> {
-        self.profiler.cancel_lead_in(&self.gpu, &|| clock.now())
-    }
-
-    /// A profile window opens. Without a lead-in no step may be on its way.
-    pub fn begin_window(&mut self, clock: &Clock) -> Result<(), CudaError> {
-        self.profiler.begin_window(&self.gpu, &|| clock.now())
-    }
-
-    /// A profile window is over: what the GPU did in it.
-    pub fn end_window(&mut self, clock: &Clock) -> Result<Option<KernelTimeline>, CudaError> {
-        self.profiler.end_window(&self.gpu, &|| clock.now())
-    }
-
-    /// Ranges for Nsight Systems.
-    pub fn profiler(&self) -> &Profiler {
-        &self.profiler
-    }
-
-    fn run_sample(&self, packed: &Packed) -> Result<(), CudaError> {
+    /// `maxima` are what the last product has kept of each row's maximum.
+    fn run_sample(&self, packed: &Packed, maxima: Option<Maxima>) -> Result<(), CudaError> {
         if packed.sampled == 0 {
             return Ok(());
         }
@@ -346,7 +265,7 @@ impl CudaBackend {
         // Kernels write page-locked memory of the host as if it were their own: no copy waits for its turn.
         let host = self.stages[self.next].tokens.as_ptr() as DevicePtr;
         match packed.draws {
-            None => match self.kept_maxima(packed) {
+            None => match maxima {
                 Some(maxima) => self.sample.argmax_tiles(&self.gpu, maxima, rows, out, host)?,
                 None => self.sample.argmax(&self.gpu, logits, vocab, rows, out, host)?,
             },

@@ -2,12 +2,12 @@
 
 use strobe_kernels_cuda::{
     CudaError, DecodeArgs, DeviceBuffer, DevicePtr, EmbedArgs, Epilogue, LinearArgs, LinearInput, LinearShape,
-    LinearSite, Maxima, NormArgs, PrefillArgs, RopeAngles, RopeArgs, UnfusedArgs, Weights,
+    LinearSite, Maxima, NormArgs, PrefillArgs, RopeAngles, RopeArgs, Route, UnfusedArgs, Weights,
 };
 use strobe_model::program::{Buf, Node, OpKind, ProgramOptions, Rows, after_experts_norm, program};
 use strobe_model::{LayerWeight, ModelConfig, WeightId};
 
-use crate::cpu::qkv_shape;
+use crate::backend::qkv_shape;
 use crate::step::StepLimits;
 
 use super::CudaBackend;
@@ -17,12 +17,13 @@ use super::experts::Experts;
 use super::inputs::{Packed, at};
 
 impl CudaBackend {
-    /// Launch every op of the forward pass, up to the logits. Everything is at a place that depends on counts only.
-    pub(super) fn run_nodes(&self, packed: &Packed) -> Result<(), CudaError> {
+    /// Launch every op of the forward pass, up to the logits. Everything is at a place that depends on counts only. Returns
+    /// what the product of the logits keeps of each row's maximum.
+    pub(super) fn run_nodes(&self, packed: &Packed) -> Result<Option<Maxima>, CudaError> {
         let nodes = self.nodes.clone();
         let layout = packed.layout;
         let (m, sampled) = (layout.rows_padded(), layout.sampled_padded());
-        let mut state = State { delta: false, norm: None, codes: false, activated: false };
+        let mut state = State { delta: false, norm: None, codes: false, activated: false, ahead: None, maxima: None };
         let mut index = 0;
         while index + 1 < nodes.len() {
             let node = &nodes[index];
@@ -34,7 +35,7 @@ impl CudaBackend {
             }
             index += took;
         }
-        Ok(())
+        Ok(state.maxima)
     }
 
     /// Run the op at `index` and those that its kernel folds in; returns how many.
@@ -77,8 +78,7 @@ impl CudaBackend {
             OpKind::RmsNorm { weight } | OpKind::AddRmsNorm { weight } => {
                 let w = self.weights.ptr(weight);
                 let add = state.delta && matches!(node.kind, OpKind::AddRmsNorm { .. });
-                let next = self.next_linear(nodes, index, packed);
-                let route = next.map(|(shape, rows)| self.linear.route(&shape, rows));
+                let route = self.next_route(nodes, index, packed, state);
                 state.delta = false;
                 state.codes = false;
                 if !add && route.is_some_and(|route| route.folds_norm) {
@@ -107,7 +107,8 @@ impl CudaBackend {
             OpKind::Linear { x, weight, bias, out } => {
                 let shape = self.shape_of(node, packed).unwrap_or_else(|| unreachable!("a linear op has a shape"));
                 let rows = if x == Buf::Sampled { sampled } else { m };
-                let route = self.linear.route(&shape, rows);
+                let ahead = state.ahead.take().filter(|(place, _)| *place == index);
+                let route = ahead.map_or_else(|| self.linear.route(&shape, rows), |(_, route)| route);
                 let latent = |part: fn(&LatentBuffers) -> &DeviceBuffer| b.latent.as_ref().map_or(0, |l| part(l).ptr());
                 let plain = match x {
                     Buf::QLatentNormed => latent(|l| &l.q_normed),
@@ -140,7 +141,7 @@ impl CudaBackend {
                     (Buf::RouterLogits, _) => self.experts()?.router_logits(),
                     _ => b.proj.ptr(),
                 };
-                self.linear.run(
+                self.linear.run_route(
                     gpu,
                     &LinearArgs {
                         shape,
@@ -152,7 +153,11 @@ impl CudaBackend {
                         spared: if out == Buf::Logits { at(base, layout.logits_spared()) } else { 0 },
                         m: rows,
                     },
+                    &route,
                 )?;
+                if out == Buf::Logits {
+                    state.maxima = route.maxima;
+                }
                 state.delta = out == Buf::Proj && shape.epilogue != Epilogue::AddResidual;
                 state.activated = out == Buf::GateUp && route.folds_silu;
             }
@@ -245,12 +250,11 @@ impl CudaBackend {
             }
             OpKind::SiluMul => {
                 let inter = config.dense_width(layer);
-                let next = self.next_linear(nodes, index, packed);
-                let wants_codes = next.is_some_and(|(shape, rows)| self.linear.route(&shape, rows).fp8_input);
                 if state.activated {
                     state.activated = false;
                     return Ok(1);
                 }
+                let wants_codes = self.next_route(nodes, index, packed, state).is_some_and(|route| route.fp8_input);
                 match (&b.codes, wants_codes) {
                     (Some((codes, scales)), true) => {
                         self.rows.silu_mul_fp8(gpu, b.gate_up.ptr(), codes.ptr(), scales.ptr(), m, inter)?;
@@ -326,28 +330,24 @@ impl CudaBackend {
         self.attention.decode(&self.gpu, &args, angles)
     }
 
-    /// The product that reads what the op at `index` writes, and its rows.
-    fn next_linear(&self, nodes: &[Node], index: usize, packed: &Packed) -> Option<(LinearShape, usize)> {
-        let mut next = nodes.get(index + 1)?;
-        if next.kind == OpKind::Gather {
+    /// How the product runs that reads what the op at `index` writes; the product itself need not ask again.
+    fn next_route(&self, nodes: &[Node], index: usize, packed: &Packed, state: &mut State) -> Option<Route> {
+        let mut place = index + 1;
+        if nodes.get(place)?.kind == OpKind::Gather {
             // The rows that are gathered must be there; where all are taken, gathering does nothing.
             if !packed.all_sampled {
                 return None;
             }
-            next = nodes.get(index + 2)?;
+            place += 1;
         }
+        let next = nodes.get(place)?;
         let rows = match next.kind {
             OpKind::Linear { x: Buf::Sampled, .. } => packed.layout.sampled_padded(),
             _ => packed.layout.rows_padded(),
         };
-        self.shape_of(next, packed).map(|shape| (shape, rows))
-    }
-
-    /// What the product of the logits keeps of each row's maximum.
-    pub(super) fn kept_maxima(&self, packed: &Packed) -> Option<Maxima> {
-        let lm_head = self.nodes.iter().rev().find(|node| matches!(node.kind, OpKind::Linear { .. }))?;
-        let shape = self.shape_of(lm_head, packed)?;
-        self.linear.route(&shape, packed.layout.sampled_padded()).maxima
+        let route = self.linear.route(&self.shape_of(next, packed)?, rows);
+        state.ahead = Some((place, route));
+        Some(route)
     }
 
     fn shape_of(&self, node: &Node, packed: &Packed) -> Option<LinearShape> {
@@ -366,6 +366,10 @@ struct State {
     codes: bool,
     /// The product before has applied the activation.
     activated: bool,
+    /// The route of the product at this place, where an op before it had to know.
+    ahead: Option<(usize, Route)>,
+    /// What the product of the logits keeps of each row's maximum.
+    maxima: Option<Maxima>,
 }
 
 fn linear_shape(

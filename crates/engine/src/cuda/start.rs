@@ -10,7 +10,7 @@ use strobe_kernels_cuda::{
 use strobe_model::program::Node;
 use strobe_model::{ModelConfig, PerfectRouter};
 
-use crate::cpu::qkv_shape;
+use crate::backend::qkv_shape;
 use crate::engine::CacheSize;
 use crate::engine_config::{BuildConfig, EngineConfig};
 use crate::engine_dir::LoadedModel;
@@ -24,7 +24,7 @@ use super::experts::Experts;
 use super::inputs::{self, Layout, PackOptions, Packed};
 use super::ops::sites;
 use super::weights::{self, DeviceWeights, device_bytes};
-use super::{CudaBackend, CudaDevice, CudaFacts, Stage};
+use super::{CudaBackend, CudaDevice, CudaFacts, DecodeGraph, Stage};
 
 /// How a backend is set up.
 pub struct CudaBackendOptions<'a> {
@@ -120,7 +120,17 @@ impl CudaBackend {
             let expert_counts = PinnedBuffer::new(counts)?;
             let (packed, tokens) = (PinnedBuffer::new(words)?, PinnedBuffer::new(limits.sampled)?);
             let banned = PinnedBuffer::new(FEW_BANNED)?;
-            Ok(Stage { packed, banned, tokens, expert_counts, done: Event::new(false)?, sampled: 0, what: "nothing" })
+            Ok(Stage {
+                packed,
+                banned,
+                tokens,
+                expert_counts,
+                done: Event::new(false)?,
+                sampled: 0,
+                what: "nothing",
+                recorded: None,
+                experts_used: Vec::with_capacity(config.num_hidden_layers),
+            })
         };
         let stages = [stage()?, stage()?];
         lap("buffers");
@@ -233,13 +243,17 @@ impl CudaBackend {
             self.gpu
                 .synchronize()
                 .map_err(|error| error.while_waiting_for(|| format!("the first decode step of {bucket} rows")))?;
-            let graph = CapturedGraph::capture(&self.gpu, || self.run_nodes(&packed))?;
-            self.graphs.push((bucket, graph));
+            let mut maxima = None;
+            let graph = CapturedGraph::capture(&self.gpu, || {
+                maxima = self.run_nodes(&packed)?;
+                Ok(())
+            })?;
+            self.graphs.push(DecodeGraph { rows: bucket, graph, maxima });
         }
         self.graphs.reverse();
         self.gpu.synchronize()?;
         self.graph_bytes = before.saturating_sub(self.gpu.memory()?.0);
-        self.facts.graph_buckets = self.graphs.iter().map(|(bucket, _)| *bucket).collect();
+        self.facts.graph_buckets = self.graphs.iter().map(|graph| graph.rows).collect();
         Ok(())
     }
 }

@@ -189,10 +189,7 @@ impl Case {
             spared: 0,
             m,
         };
-        let ran = match candidate {
-            Some(candidate) => linear.run_candidate(gpu, &args, candidate),
-            None => linear.run(gpu, &args),
-        };
+        let ran = linear.run_route(gpu, &args, &route);
         let dtype = match (route.fp8_input, shape.weights) {
             (true, _) => format!("fp8 to {}", out_type.suffix()),
             (false, Weights::Fp8) => format!("{} x fp8", self.precision.suffix()),

@@ -122,7 +122,7 @@ fn visitors(random: &mut Random, requests: u64, vocab: usize) -> Vec<Visitor> {
 
 fn greedy(id: RequestId, prompt: Vec<u32>, max_tokens: usize) -> Request {
     let params = SamplingParams { max_tokens: max_tokens as u32, ignore_eos: true, ..SamplingParams::default() };
-    Request { id, prompt, params }
+    Request::new(id, prompt, params)
 }
 
 /// What came of each request.

@@ -120,7 +120,7 @@ impl Random {
 
 /// A greedy request.
 pub fn greedy(id: RequestId, prompt: Vec<u32>, max_tokens: u32) -> Request {
-    Request { id, prompt, params: SamplingParams { max_tokens, ..SamplingParams::default() } }
+    Request::new(id, prompt, SamplingParams { max_tokens, ..SamplingParams::default() })
 }
 
 /// All that an engine said over several looks.

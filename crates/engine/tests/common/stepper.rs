@@ -1,10 +1,12 @@
 //! Single steps by hand: any mix of spans, logits of every row.
 
 use strobe_engine::LoadedModel;
+use strobe_engine::backend::Backend;
+use strobe_engine::clock::Clock;
 use strobe_engine::cpu::{CpuBackend, CpuBackendOptions};
-use strobe_engine::step::{Backend, StepInputs, StepLimits};
+use strobe_engine::step::{StepInputs, StepLimits};
 use strobe_kernels_cpu::{Cpu, KvType};
-use strobe_model::program::{Node, program};
+use strobe_model::program::program;
 
 /// Positions `start..start + tokens.len()` of a sequence that holds `blocks`.
 pub struct Span<'a> {
@@ -17,7 +19,6 @@ pub struct Span<'a> {
 /// A backend without a scheduler.
 pub struct Stepper {
     backend: CpuBackend,
-    nodes: Vec<Node>,
     inputs: StepInputs,
     vocab: usize,
 }
@@ -36,11 +37,11 @@ impl Stepper {
             program: build.program_options(Some(cpu.tier())),
         };
         let config = model.config.model.clone();
+        let nodes = program(&config, options.program).into();
         Stepper {
-            nodes: program(&config, options.program),
             inputs: StepInputs::new(limits, options.tokens_per_block, build.cpu_operands()),
             vocab: config.vocab_size,
-            backend: CpuBackend::new(cpu, config, model.weights.clone(), &options).unwrap(),
+            backend: CpuBackend::new(cpu, config, nodes, model.weights.clone(), &options).unwrap(),
         }
     }
 
@@ -51,10 +52,10 @@ impl Stepper {
             self.inputs.push(span.tokens, span.start, span.blocks, span.context);
         }
         self.inputs.sampled.extend(0..self.inputs.tokens.len() as u32);
-        for node in self.nodes.iter().filter(|n| n.rows(&self.inputs.shape()) > 0) {
-            self.backend.run(node, &self.inputs);
-        }
-        let mut rows = self.backend.logits().chunks(self.vocab).map(<[f32]>::to_vec);
+        self.backend.launch(&mut self.inputs, &Clock::start(), None).unwrap();
+        self.backend.land(None).unwrap();
+        let logits = self.backend.logits().unwrap();
+        let mut rows = logits.chunks(self.vocab).map(<[f32]>::to_vec);
         spans.iter().map(|span| rows.by_ref().take(span.tokens.len()).collect()).collect()
     }
 }
