@@ -1,5 +1,7 @@
 //! Fused attention over the paged cache: tiles of rows for prompts, split keys for single rows.
 
+use bytemuck::NoUninit;
+
 use crate::dtype::{KvDtype, Precision};
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
@@ -114,6 +116,7 @@ pub struct RopeAngles {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct PrefillParams {
     qkv: u64,
     kv: u64,
@@ -136,6 +139,7 @@ struct PrefillParams {
 
 /// What the kernels without tensor cores take.
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct PlainParams {
     rows: PrefillParams,
     partials: u64,
@@ -145,6 +149,7 @@ struct PlainParams {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct DecodeParams {
     qkv: u64,
     kv: u64,

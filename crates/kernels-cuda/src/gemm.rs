@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use bytemuck::NoUninit;
+
 use crate::dtype::Precision;
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
@@ -256,6 +258,7 @@ fn instance(args: &GemmArgs) -> usize {
 
 /// What the Hopper kernels take, beside the three maps.
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct HopperParams {
     bias: DevicePtr,
     x_scales: DevicePtr,
@@ -276,6 +279,7 @@ struct HopperParams {
 
 /// What the other kernels take.
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct AnyParams {
     x: DevicePtr,
     w: DevicePtr,

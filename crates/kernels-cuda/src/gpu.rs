@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, OnceLock};
 
-use bytemuck::Pod;
+use bytemuck::{NoUninit, Pod};
 use cudarc::driver::sys;
 
 use crate::compile::{Arch, CacheReport, load_modules};
@@ -488,10 +488,16 @@ impl Drop for Event {
 }
 
 /// Pointers to a kernel's arguments, in order: `gpu.launch(f, shape, kernel_args![a, b])`. Arguments are variables and fields, never
-/// values that are gone when the kernel is launched.
+/// values that are gone when the kernel is launched, and have no padding: the same call launches the same bytes.
 #[macro_export]
 macro_rules! kernel_args {
     ($($argument:expr),* $(,)?) => {
-        &mut [$((&raw const $argument).cast_mut().cast::<std::ffi::c_void>()),*]
+        &mut [$($crate::pointer_to_argument(&raw const $argument)),*]
     };
+}
+
+/// For [`kernel_args`].
+#[doc(hidden)]
+pub fn pointer_to_argument<T: NoUninit>(argument: *const T) -> *mut c_void {
+    argument.cast_mut().cast()
 }

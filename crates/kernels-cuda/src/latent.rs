@@ -1,5 +1,7 @@
 //! Multi-head latent attention: one short cache row per token, which all query heads share and which is the value too.
 
+use bytemuck::NoUninit;
+
 use crate::attention::{DecodeArgs, PrefillArgs};
 use crate::dtype::Precision;
 use crate::error::CudaError;
@@ -87,6 +89,7 @@ pub struct LatentKeysArgs {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct KeysParams {
     kv_latent: u64,
     norm: u64,
@@ -109,6 +112,7 @@ struct KeysParams {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct ProductParams {
     x: u64,
     w: u64,
@@ -124,6 +128,7 @@ struct ProductParams {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct AttentionParams {
     q: u64,
     kv: u64,

@@ -48,6 +48,8 @@ pub use cupti::Recorder;
 pub use dtype::{KvDtype, Precision};
 pub use error::CudaError;
 pub use gemm::{GemmArgs, GemmCluster, GemmEpilogue, GemmInput, GemmVariant, OwnGemm, Scales};
+#[doc(hidden)]
+pub use gpu::pointer_to_argument;
 pub use gpu::{DeviceInfo, Event, Gpu, Launch, devices};
 pub use graph::{CapturedGraph, GraphNode};
 pub use latent::{LatentConfig, LatentKeysArgs, LatentOps};

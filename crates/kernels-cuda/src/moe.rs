@@ -3,6 +3,8 @@
 //!
 //! What was chosen stays on the device: grids follow from the number of tokens alone.
 
+use bytemuck::NoUninit;
+
 use crate::dtype::Precision;
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
@@ -170,6 +172,7 @@ pub struct MoeOps {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct RouteTask {
     logits: DevicePtr,
     planned: DevicePtr,
@@ -189,6 +192,7 @@ struct RouteTask {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct PlanTask {
     chosen: DevicePtr,
     order: DevicePtr,
@@ -203,6 +207,7 @@ struct PlanTask {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct ExpertTask {
     x: DevicePtr,
     w: DevicePtr,
@@ -222,6 +227,7 @@ struct ExpertTask {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct SumTask {
     x: DevicePtr,
     chosen: DevicePtr,
@@ -233,6 +239,7 @@ struct SumTask {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct ExpertParams {
     tiles: DevicePtr,
     tile_count: DevicePtr,

@@ -1,6 +1,8 @@
 //! Products of few rows with a large weight matrix, with the work before and after them: what decoding spends its time
 //! on.
 
+use bytemuck::NoUninit;
+
 use crate::dtype::Precision;
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
@@ -98,7 +100,7 @@ impl Default for SkinnyTuning {
 /// What the kernels take, in the layout of the kernel file. Arguments have no hidden padding: what is launched is the same
 /// bytes every time.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct Arguments {
     x: DevicePtr,
     norm_weight: DevicePtr,

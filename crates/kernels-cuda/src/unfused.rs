@@ -1,5 +1,7 @@
 //! Attention as three kernels that pass their results through memory: the baseline that fusing is measured against.
 
+use bytemuck::NoUninit;
+
 use crate::dtype::{KvDtype, Precision};
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
@@ -74,7 +76,7 @@ pub fn score_elements(heads: usize, q_len: usize, kv_len: usize) -> usize {
 
 /// What the kernels take; laid out as their `Unfused`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct Parameters {
     qkv: DevicePtr,
     kv: DevicePtr,

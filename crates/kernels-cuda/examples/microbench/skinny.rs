@@ -126,9 +126,10 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
         unsafe { random.random_normal(gpu, floats.ptr(), Precision::F32, key as u64 + 2, 0, count, 0.1) }?;
     }
     // SAFETY: all of it was made for the most rows, and lives until the times are taken.
-    unsafe { random.random_normal(gpu, bench.x.ptr(), PRECISION, 9, 0, (most * HIDDEN) as u64, 1.0) }?;
-    // SAFETY: all of it was made for the most rows, and lives until the times are taken.
-    unsafe { random.random_normal(gpu, bench.act.ptr(), PRECISION, 10, 0, (most * INTER) as u64, 1.0) }?;
+    unsafe {
+        random.random_normal(gpu, bench.x.ptr(), PRECISION, 9, 0, (most * HIDDEN) as u64, 1.0)?;
+        random.random_normal(gpu, bench.act.ptr(), PRECISION, 10, 0, (most * INTER) as u64, 1.0)?;
+    }
     gpu.synchronize()?;
 
     for fp8 in [false, true] {
