@@ -34,7 +34,7 @@ impl Case {
 /// Steps of prompts, of both and of answers; one prompt is longer than a step.
 const FEW: &[(usize, usize)] = &[(150, 6), (40, 9), (300, 5), (7, 12), (90, 4), (33, 3), (1, 8), (64, 2)];
 const SMALL: &str = "--max-batch-size 16 --max-num-tokens 256 --max-seq-len 512";
-/// Steps of more than a thousand rows, long keys, and more requests than graphs of single steps of 8.
+/// Steps of more than a thousand rows, and more requests than fit into the graphs of small batches.
 const MANY: &[(usize, usize)] = &[
     (1500, 3),
     (900, 4),
@@ -62,7 +62,10 @@ const MANY: &[(usize, usize)] = &[
     (12, 11),
     (13, 10),
 ];
-const LARGE: &str = "--max-batch-size 160 --max-num-tokens 2048 --max-seq-len 8192";
+const LARGE: &str = "--max-batch-size 160 --max-num-tokens 2048 --max-seq-len 2048";
+/// Keys of one request that are shared out to many blocks.
+const LONG: &[(usize, usize)] = &[(6000, 3), (5, 12)];
+const FEW_LONG: &str = "--max-batch-size 4 --max-num-tokens 1024 --max-seq-len 8192";
 /// A cache that does not hold all of them.
 const TIGHT: &str = "--max-batch-size 16 --max-num-tokens 256 --max-seq-len 512 --kv-cache-blocks 16";
 
@@ -129,5 +132,6 @@ cases! {
     preempted, "micro --dtype bfloat16 --scheduler-policy max_utilization", TIGHT, FEW, [];
     reused, "micro --dtype bfloat16 --kv-cache-reuse enable", SMALL, FEW, [];
     large, "tinyllama-1.1b", LARGE, MANY, ["HOLLOW_SEED" = "4"];
+    long, "qwen3-0.6b", FEW_LONG, LONG, [];
     peaks, "micro --dtype bfloat16", SMALL, FEW, [];
 }
