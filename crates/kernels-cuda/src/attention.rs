@@ -1,5 +1,7 @@
 //! Fused attention over the paged cache: tiles of rows for prompts, split keys for single rows.
 
+use bytemuck::NoUninit;
+
 use crate::dtype::{KvDtype, Precision};
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
@@ -114,6 +116,7 @@ pub struct RopeAngles {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct PrefillParams {
     qkv: u64,
     kv: u64,
@@ -136,6 +139,7 @@ struct PrefillParams {
 
 /// What the kernels without tensor cores take.
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct PlainParams {
     rows: PrefillParams,
     partials: u64,
@@ -145,6 +149,7 @@ struct PlainParams {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct DecodeParams {
     qkv: u64,
     kv: u64,
@@ -309,7 +314,10 @@ impl Attention {
 
     /// What is in these places when `decode` begins is never read again. So L2 need not write it to memory while keys and
     /// values stream through.
-    pub fn set_spent(&mut self, places: [Spent; 2]) {
+    ///
+    /// # Safety
+    /// Until other places are set, each is allocated while a `decode` runs, and nobody reads what it held before.
+    pub unsafe fn set_spent(&mut self, places: [Spent; 2]) {
         self.spent = places.map(|one| if one.memory.is_multiple_of(LINE as u64) { one } else { Spent::default() });
     }
 
@@ -363,7 +371,10 @@ impl Attention {
     }
 
     /// Attention of packed rows of any number for each span.
-    pub fn prefill(&self, gpu: &Gpu, args: &PrefillArgs) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` and its spans name, and blocks of the tables are in the cache.
+    pub unsafe fn prefill(&self, gpu: &Gpu, args: &PrefillArgs) -> Result<(), CudaError> {
         if args.tile_count == 0 {
             return Ok(());
         }
@@ -390,29 +401,42 @@ impl Attention {
             Kernels::Tensor { prefill, .. } => {
                 let launch = Launch::grid(args.tile_count * self.config.kv_heads, 128);
                 let launch = launch.shared(self.shape.prefill_shared()).overlapping();
-                gpu.launch(*prefill, launch, kernel_args![params])
+                // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+                unsafe { gpu.launch(*prefill, launch, kernel_args![params]) }
             }
-            Kernels::Plain(function) => self.plain(gpu, *function, args.tile_count, 1, params),
+            // SAFETY: the caller's promise.
+            Kernels::Plain(function) => unsafe { self.plain(gpu, *function, args.tile_count, 1, params) },
         }
     }
 
     /// Attention of spans of one row each; q is rotated, and k and v are in the cache.
-    pub fn decode(&self, gpu: &Gpu, args: &DecodeArgs) -> Result<(), CudaError> {
-        self.decode_with(gpu, args, RopeAngles { cosines: 0, sines: 0 })
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` and its spans name, blocks of the tables are in the cache, and it is as
+    /// settled as `args` say.
+    pub unsafe fn decode(&self, gpu: &Gpu, args: &DecodeArgs) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.decode_with(gpu, args, RopeAngles { cosines: 0, sines: 0 }) }
     }
 
     /// Rotates q and k of each span's row, writes its k and v to the cache, and does its attention. `qkv` is only read.
-    pub fn decode_rope(&self, gpu: &Gpu, args: &DecodeArgs, angles: RopeAngles) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Attention::decode`]; besides, each span's last position is in the table of angles.
+    pub unsafe fn decode_rope(&self, gpu: &Gpu, args: &DecodeArgs, angles: RopeAngles) -> Result<(), CudaError> {
         if !self.fuses_rope() {
             return Err(CudaError::Unsupported(format!(
                 "rotation inside of attention needs 16 bits and heads of a multiple of 16, found {:?}",
                 self.config
             )));
         }
-        self.decode_with(gpu, args, angles)
+        // SAFETY: the caller's promise.
+        unsafe { self.decode_with(gpu, args, angles) }
     }
 
-    fn decode_with(&self, gpu: &Gpu, args: &DecodeArgs, angles: RopeAngles) -> Result<(), CudaError> {
+    /// # Safety
+    /// As for [`Attention::decode`].
+    unsafe fn decode_with(&self, gpu: &Gpu, args: &DecodeArgs, angles: RopeAngles) -> Result<(), CudaError> {
         if args.span_count == 0 {
             return Ok(());
         }
@@ -449,7 +473,8 @@ impl Attention {
                     scale: self.scale(),
                     padding: 0,
                 };
-                return self.plain(gpu, *function, args.span_count, splits, params);
+                // SAFETY: the caller's promise.
+                return unsafe { self.plain(gpu, *function, args.span_count, splits, params) };
             }
         };
         let warps = self.warps.unwrap_or_else(|| warps_for(pairs, self.multiprocessors, self.shape.max_warps));
@@ -487,10 +512,13 @@ impl Attention {
         let launch = Launch { grid, ..Launch::grid(1, 32 * warps as u32) };
         let launch = launch.shared(self.shape.decode_shared(warps));
         let early = at_once && args.settled;
-        gpu.launch(decode, if early { launch.overlapping() } else { launch }, kernel_args![params])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { gpu.launch(decode, if early { launch.overlapping() } else { launch }, kernel_args![params]) }
     }
 
-    fn plain(
+    /// # Safety
+    /// As for [`Gpu::launch`].
+    unsafe fn plain(
         &self,
         gpu: &Gpu,
         function: Function,
@@ -502,7 +530,8 @@ impl Attention {
         let params = PlainParams { rows, partials, counters, splits: splits as u32, padding: 0 };
         let launch = Launch::grid(tiles * self.blocks_per_span(), 128);
         let launch = Launch { grid: (launch.grid.0, splits as u32, 1), ..launch };
-        gpu.launch(function, launch.overlapping(), kernel_args![params])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { gpu.launch(function, launch.overlapping(), kernel_args![params]) }
     }
 
     /// Of scores, for powers of two.

@@ -9,6 +9,7 @@ use std::time::Instant;
 use cudarc::{driver::sys, nvrtc::sys as nvrtc};
 
 use crate::code_cache::CodeCache;
+use crate::driver;
 use crate::error::{CudaError, check};
 use crate::gpu::DeviceInfo;
 use crate::library;
@@ -67,20 +68,24 @@ pub struct CacheReport {
 /// Files that were compiled by this process, and the milliseconds of the loads that did.
 static COMPILED: Mutex<(usize, f64)> = Mutex::new((0, 0.0));
 
+/// What the compiler's functions return. A newer one may return numbers that no header has yet, so it is no enumeration here.
+type Status = u32;
+const SUCCESS: Status = nvrtc::nvrtcResult::NVRTC_SUCCESS as Status;
+
 library::functions! {
     /// What is called of NVRTC.
     Functions of Nvrtc {
-        version: fn(*mut c_int, *mut c_int) -> nvrtc::nvrtcResult = "nvrtcVersion";
+        version: fn(*mut c_int, *mut c_int) -> Status = "nvrtcVersion";
         create_program: fn(
             *mut nvrtc::nvrtcProgram, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char
-        ) -> nvrtc::nvrtcResult = "nvrtcCreateProgram";
-        compile_program: fn(nvrtc::nvrtcProgram, c_int, *const *const c_char) -> nvrtc::nvrtcResult
+        ) -> Status = "nvrtcCreateProgram";
+        compile_program: fn(nvrtc::nvrtcProgram, c_int, *const *const c_char) -> Status
             = "nvrtcCompileProgram";
-        destroy_program: fn(*mut nvrtc::nvrtcProgram) -> nvrtc::nvrtcResult = "nvrtcDestroyProgram";
-        get_cubin_size: fn(nvrtc::nvrtcProgram, *mut usize) -> nvrtc::nvrtcResult = "nvrtcGetCUBINSize";
-        get_cubin: fn(nvrtc::nvrtcProgram, *mut c_char) -> nvrtc::nvrtcResult = "nvrtcGetCUBIN";
-        get_program_log_size: fn(nvrtc::nvrtcProgram, *mut usize) -> nvrtc::nvrtcResult = "nvrtcGetProgramLogSize";
-        get_program_log: fn(nvrtc::nvrtcProgram, *mut c_char) -> nvrtc::nvrtcResult = "nvrtcGetProgramLog";
+        destroy_program: fn(*mut nvrtc::nvrtcProgram) -> Status = "nvrtcDestroyProgram";
+        get_cubin_size: fn(nvrtc::nvrtcProgram, *mut usize) -> Status = "nvrtcGetCUBINSize";
+        get_cubin: fn(nvrtc::nvrtcProgram, *mut c_char) -> Status = "nvrtcGetCUBIN";
+        get_program_log_size: fn(nvrtc::nvrtcProgram, *mut usize) -> Status = "nvrtcGetProgramLogSize";
+        get_program_log: fn(nvrtc::nvrtcProgram, *mut c_char) -> Status = "nvrtcGetProgramLog";
     }
 }
 
@@ -93,11 +98,12 @@ pub fn nvrtc_version() -> Result<(i32, i32), CudaError> {
     Ok((major, minor))
 }
 
-fn check_nvrtc(status: nvrtc::nvrtcResult, action: &str) -> Result<(), CudaError> {
-    if status == nvrtc::nvrtcResult::NVRTC_SUCCESS {
+fn check_nvrtc(status: Status, action: &str) -> Result<(), CudaError> {
+    if status == SUCCESS {
         return Ok(());
     }
-    Err(CudaError::Library { library: "libnvrtc", action: action.into(), code: format!("{status:?}") })
+    let code = library::status_name(library::open(library::Lib::Nvrtc)?, "nvrtcGetErrorString", status);
+    Err(CudaError::Library { library: "libnvrtc", action: action.into(), code })
 }
 
 fn options(arch: Arch) -> Vec<String> {
@@ -127,7 +133,7 @@ pub fn compile_cubin(source: &KernelSource, arch: Arch) -> Result<Vec<u8>, CudaE
         let made = (api.create_program)(&mut program, text.as_ptr(), name.as_ptr(), 0, null(), null());
         check_nvrtc(made, "making a program")?;
         let compiled = (api.compile_program)(program, pointers.len() as i32, pointers.as_ptr());
-        let result = if compiled == nvrtc::nvrtcResult::NVRTC_SUCCESS {
+        let result = if compiled == SUCCESS {
             read_cubin(api, program)
         } else {
             Err(CudaError::Compile {
@@ -162,11 +168,11 @@ unsafe fn read_log(api: &Functions, program: nvrtc::nvrtcProgram) -> String {
     let mut size = 0;
     // SAFETY: the buffer has the size that the library names.
     unsafe {
-        if (api.get_program_log_size)(program, &mut size) != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+        if (api.get_program_log_size)(program, &mut size) != SUCCESS {
             return "no log".into();
         }
         let mut log = vec![0u8; size];
-        if (api.get_program_log)(program, log.as_mut_ptr().cast()) != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+        if (api.get_program_log)(program, log.as_mut_ptr().cast()) != SUCCESS {
             return "no log".into();
         }
         String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_string()
@@ -262,12 +268,14 @@ fn newer_than(driver_cuda: i32) -> String {
     }
 }
 
-/// Load every kernel file into the current context, compiling in parallel what the cache does not hold.
+/// Load every kernel file into the current context, compiling in parallel what the cache does not hold. `modules` gets what was
+/// loaded, also where a file could not be.
 pub(crate) fn load_modules(
+    modules: &mut HashMap<&'static str, sys::CUmodule>,
     arch: Arch,
     driver_cuda: i32,
     go_on: &(dyn Fn() -> bool + Sync),
-) -> Result<(HashMap<&'static str, sys::CUmodule>, CacheReport), CudaError> {
+) -> Result<CacheReport, CudaError> {
     let begin = Instant::now();
     let (directory, mut not_kept) = match cache_dir() {
         Ok(directory) => (Some(directory), None),
@@ -296,7 +304,7 @@ pub(crate) fn load_modules(
             });
         }
     });
-    let (mut modules, mut compiled, mut cached) = (HashMap::new(), 0, 0);
+    let (mut compiled, mut cached) = (0, 0);
     for (file, result) in results.into_inner().unwrap_or_else(|e| e.into_inner()) {
         let (bytes, origin) = result?;
         match origin {
@@ -308,8 +316,9 @@ pub(crate) fn load_modules(
             }
         }
         let mut module = std::ptr::null_mut();
-        // SAFETY: the image is whole machine code, as compiled or with the right fingerprint; the context is current.
-        check(unsafe { sys::cuModuleLoadData(&mut module, bytes.as_ptr().cast()) }, || {
+        // SAFETY: the image is whole machine code, as it was compiled, or with the fingerprint that this user's cache gave it; the
+        // context is current.
+        check(unsafe { driver::cuModuleLoadData(&mut module, bytes.as_ptr().cast()) }, || {
             format!("loading {file}{}", newer_than(driver_cuda))
         })?;
         modules.insert(file, module);
@@ -323,5 +332,5 @@ pub(crate) fn load_modules(
     let total = compiled + cached;
     let compiled = before.0.min(total);
     let cached = total - compiled;
-    Ok((modules, CacheReport { directory, compiled, cached, milliseconds, earlier_milliseconds, not_kept }))
+    Ok(CacheReport { directory, compiled, cached, milliseconds, earlier_milliseconds, not_kept })
 }

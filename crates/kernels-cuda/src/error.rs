@@ -2,6 +2,8 @@
 
 use cudarc::driver::sys;
 
+use crate::driver::{self, Status};
+
 /// A failure of the GPU, of a CUDA library, or of a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
@@ -191,7 +193,7 @@ fn gib(bytes: u64) -> String {
 }
 
 /// Turn a driver status into a result; `action` says what was tried.
-pub(crate) fn check(status: sys::CUresult, action: impl FnOnce() -> String) -> Result<(), CudaError> {
+pub(crate) fn check(status: Status, action: impl FnOnce() -> String) -> Result<(), CudaError> {
     if status == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
     }
@@ -206,8 +208,8 @@ pub(crate) fn check(status: sys::CUresult, action: impl FnOnce() -> String) -> R
 }
 
 /// The driver's name and words for a status.
-pub(crate) fn describe(status: sys::CUresult) -> (String, String) {
-    let text = |get: unsafe fn(sys::CUresult, *mut *const std::ffi::c_char) -> sys::CUresult| {
+pub(crate) fn describe(status: Status) -> (String, String) {
+    let text = |get: unsafe fn(Status, *mut *const std::ffi::c_char) -> Status| {
         let mut pointer = std::ptr::null();
         // SAFETY: the driver answers with a static C string or leaves the pointer null.
         unsafe {
@@ -217,8 +219,8 @@ pub(crate) fn describe(status: sys::CUresult) -> (String, String) {
             Some(std::ffi::CStr::from_ptr(pointer).to_string_lossy().into_owned())
         }
     };
-    let code = text(sys::cuGetErrorName).unwrap_or_else(|| format!("{status:?}"));
-    (code, text(sys::cuGetErrorString).unwrap_or_else(|| "no description".into()))
+    let code = text(driver::cuGetErrorName).unwrap_or_else(|| format!("status {}", status.0));
+    (code, text(driver::cuGetErrorString).unwrap_or_else(|| "no description".into()))
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use bytemuck::NoUninit;
+
 use crate::dtype::Precision;
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
@@ -256,6 +258,7 @@ fn instance(args: &GemmArgs) -> usize {
 
 /// What the Hopper kernels take, beside the three maps.
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct HopperParams {
     bias: DevicePtr,
     x_scales: DevicePtr,
@@ -276,6 +279,7 @@ struct HopperParams {
 
 /// What the other kernels take.
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct AnyParams {
     x: DevicePtr,
     w: DevicePtr,
@@ -442,12 +446,19 @@ impl OwnGemm {
     }
 
     /// Compute it in the way that should be fastest.
-    pub fn run(&self, gpu: &Gpu, args: &GemmArgs) -> Result<(), CudaError> {
-        self.run_variant(gpu, args, self.choose(args))
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name.
+    pub unsafe fn run(&self, gpu: &Gpu, args: &GemmArgs) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_variant(gpu, args, self.choose(args)) }
     }
 
     /// Compute it in a given way, one of [`OwnGemm::variants`].
-    pub fn run_variant(&self, gpu: &Gpu, args: &GemmArgs, variant: GemmVariant) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name.
+    pub unsafe fn run_variant(&self, gpu: &Gpu, args: &GemmArgs, variant: GemmVariant) -> Result<(), CudaError> {
         if !self.supports(args) {
             return Err(CudaError::Unsupported(format!(
                 "no own GEMM of {} x {} x {} ({:?})",
@@ -458,7 +469,8 @@ impl OwnGemm {
         if (args.maxima.is_some() || args.spared.is_some()) && !maxima {
             return Err(no_variant(args, variant));
         }
-        if variant.hopper { self.run_hopper(gpu, args, variant) } else { self.run_any(gpu, args, variant) }
+        // SAFETY: the caller's promise.
+        unsafe { if variant.hopper { self.run_hopper(gpu, args, variant) } else { self.run_any(gpu, args, variant) } }
     }
 
     fn hopper_fits(&self, args: &GemmArgs) -> bool {
@@ -469,7 +481,9 @@ impl OwnGemm {
             && (args.width() * args.out_type().bytes()).is_multiple_of(16)
     }
 
-    fn run_hopper(&self, gpu: &Gpu, args: &GemmArgs, variant: GemmVariant) -> Result<(), CudaError> {
+    /// # Safety
+    /// As for [`Gpu::launch`].
+    unsafe fn run_hopper(&self, gpu: &Gpu, args: &GemmArgs, variant: GemmVariant) -> Result<(), CudaError> {
         let found = HOPPER_TILES.iter().zip(&self.hopper).find(|(tile, _)| is_tile(tile, variant));
         let split = if let GemmCluster::Split(parts) = variant.cluster { parts as usize } else { 1 };
         let usable = self.hopper_fits(args) && (1..=8).contains(&split) && split <= k_steps(args);
@@ -532,10 +546,13 @@ impl OwnGemm {
         // Where a block computes several tiles its first weights are little of its time, and waiting for the kernel before takes
         // power: begun early, batches of 1024 decode 0.3 to 0.6 % slower (docs/cuda.md).
         let shape = if tile.turns { shape } else { shape.overlapping() };
-        gpu.launch(functions[instance(args).min(2)], shape, kernel_args![x, w, out, params])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { gpu.launch(functions[instance(args).min(2)], shape, kernel_args![x, w, out, params]) }
     }
 
-    fn run_any(&self, gpu: &Gpu, args: &GemmArgs, variant: GemmVariant) -> Result<(), CudaError> {
+    /// # Safety
+    /// As for [`Gpu::launch`].
+    unsafe fn run_any(&self, gpu: &Gpu, args: &GemmArgs, variant: GemmVariant) -> Result<(), CudaError> {
         let is = |rows: usize, columns: usize| (rows as u32, columns as u32) == (variant.rows, variant.columns);
         let found = ANY_TILES.iter().zip(&self.any).find(|((rows, columns, _), _)| is(*rows, *columns));
         let Some(((rows, columns, _), functions)) = found else { return Err(no_variant(args, variant)) };
@@ -561,7 +578,8 @@ impl OwnGemm {
         let shared = if which == 3 { 0 } else { 4 * (rows + columns) * 64 };
         let mut shape = Launch::grid(args.m.div_ceil(*rows), 256).shared(shared).overlapping();
         shape.grid.1 = args.n.div_ceil(*columns) as u32;
-        gpu.launch(functions[which], shape, kernel_args![params])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { gpu.launch(functions[which], shape, kernel_args![params]) }
     }
 }
 

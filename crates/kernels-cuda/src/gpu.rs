@@ -3,14 +3,17 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use bytemuck::{NoUninit, Pod};
 use cudarc::driver::sys;
 
 use crate::compile::{Arch, CacheReport, load_modules};
+use crate::context::Context;
+use crate::driver::{self, Status};
 use crate::error::{CudaError, check, describe};
 use crate::library::{self, Lib};
-use crate::memory::{DevicePtr, free_and_total};
+use crate::memory::{DevicePtr, PinnedBuffer, free_and_total};
 use crate::module::Function;
 
 /// What a GPU is.
@@ -49,14 +52,14 @@ pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     library::open(Lib::Driver)?;
     library::check_named_path()?;
     // SAFETY: the library is open; init may be called repeatedly.
-    let status = unsafe { sys::cuInit(0) };
+    let status = unsafe { driver::cuInit(0) };
     if status != sys::CUresult::CUDA_SUCCESS {
         let (code, meaning) = describe(status);
         return Err(CudaError::NoDevice { problem: format!("{code} ({meaning})") });
     }
     let (mut version, mut count) = (0, 0);
     // SAFETY: locals.
-    check(unsafe { sys::cuDriverGetVersion(&mut version) }, || "asking for the driver's version".into())?;
+    check(unsafe { driver::cuDriverGetVersion(&mut version) }, || "asking for the driver's version".into())?;
     if version < OLDEST_DRIVER {
         let text = |v: i32| format!("for CUDA {}.{}", v / 1000, v % 1000 / 10);
         return Err(CudaError::TooOld {
@@ -67,7 +70,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
         });
     }
     // SAFETY: a local.
-    check(unsafe { sys::cuDeviceGetCount(&mut count) }, || "counting GPUs".into())?;
+    check(unsafe { driver::cuDeviceGetCount(&mut count) }, || "counting GPUs".into())?;
     (0..count).map(|index| device_info(index, version)).collect()
 }
 
@@ -75,22 +78,22 @@ fn device_info(index: i32, driver_cuda: i32) -> Result<DeviceInfo, CudaError> {
     use sys::CUdevice_attribute as A;
     let mut device = 0;
     // SAFETY: a local; the index is below the count.
-    check(unsafe { sys::cuDeviceGet(&mut device, index) }, || format!("opening GPU {index}"))?;
+    check(unsafe { driver::cuDeviceGet(&mut device, index) }, || format!("opening GPU {index}"))?;
     let attribute = |which: A| {
         let mut value = 0;
         // SAFETY: a local.
-        check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) }, || format!("reading {which:?}"))?;
+        check(unsafe { driver::cuDeviceGetAttribute(&mut value, which, device) }, || format!("reading {which:?}"))?;
         Ok::<i32, CudaError>(value)
     };
     let mut name = [0; 128];
     // SAFETY: the length is the buffer's.
-    check(unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 128, device) }, || "reading a GPU's name".into())?;
+    check(unsafe { driver::cuDeviceGetName(name.as_mut_ptr(), 128, device) }, || "reading a GPU's name".into())?;
     let mut bus = [0; 32];
     // SAFETY: the length is the buffer's.
-    check(unsafe { sys::cuDeviceGetPCIBusId(bus.as_mut_ptr(), 32, device) }, || "reading a PCI address".into())?;
+    check(unsafe { driver::cuDeviceGetPCIBusId(bus.as_mut_ptr(), 32, device) }, || "reading a PCI address".into())?;
     let mut memory = 0;
     // SAFETY: a local.
-    check(unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) }, || "reading a GPU's memory".into())?;
+    check(unsafe { driver::cuDeviceTotalMem_v2(&mut memory, device) }, || "reading a GPU's memory".into())?;
     let text = |bytes: &[std::ffi::c_char]| {
         bytes.iter().take_while(|b| **b != 0).map(|b| *b as u8 as char).collect::<String>()
     };
@@ -113,7 +116,7 @@ fn device_info(index: i32, driver_cuda: i32) -> Result<DeviceInfo, CudaError> {
 }
 
 fn uuid(device: sys::CUdevice) -> Option<String> {
-    type Ask = unsafe extern "C" fn(*mut [u8; 16], sys::CUdevice) -> sys::CUresult;
+    type Ask = unsafe extern "C" fn(*mut [u8; 16], sys::CUdevice) -> Status;
     // SAFETY: the type is that of the function in NVIDIA's headers.
     let ask: Ask = unsafe { library::open(Lib::Driver).ok()?.symbol("cuDeviceGetUuid_v2")? };
     let mut bytes = [0; 16];
@@ -176,19 +179,13 @@ const RESIDUAL_SHARE: usize = 3;
 pub struct Gpu {
     info: DeviceInfo,
     arch: Arch,
-    device: sys::CUdevice,
-    context: sys::CUcontext,
-    stream: sys::CUstream,
-    modules: HashMap<&'static str, sys::CUmodule>,
+    context: Arc<Context>,
     cache: CacheReport,
     shared_limits: RefCell<HashMap<usize, u32>>,
     tag: Cell<u32>,
     tags: RefCell<Option<Vec<u32>>>,
     on_tag: Cell<Option<fn(u32)>>,
 }
-
-// SAFETY: driver handles may be used from any thread; the cells are only reached through `&self` of one owner.
-unsafe impl Send for Gpu {}
 
 impl Gpu {
     /// Open GPU `index`: its context, one stream, and all kernels, compiled or taken from the cache.
@@ -203,24 +200,14 @@ impl Gpu {
             problem: format!("there is no GPU {index}, the driver lists {}", all.len()),
         })?;
         let arch = Arch::of(&info)?;
-        let (mut device, mut context, mut stream) = (0, std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: locals, and handles made right before.
-        unsafe {
-            check(sys::cuDeviceGet(&mut device, index as i32), || format!("opening GPU {index}"))?;
-            check(sys::cuDevicePrimaryCtxRetain(&mut context, device), || format!("making a context on GPU {index}"))?;
-            check(sys::cuCtxSetCurrent(context), || "binding the context".into())?;
-            check(sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32), || {
-                "making a stream".into()
-            })?;
-        }
-        let (modules, cache) = load_modules(arch, info.driver_cuda, go_on)?;
+        let mut context = Context::open(index)?;
+        let cache = load_modules(&mut context.modules, arch, info.driver_cuda, go_on)?;
+        let context = Arc::new(context);
+        context.bind()?;
         Ok(Gpu {
             info,
             arch,
-            device,
             context,
-            stream,
-            modules,
             cache,
             shared_limits: RefCell::default(),
             tag: Cell::new(u32::MAX),
@@ -229,10 +216,13 @@ impl Gpu {
         })
     }
 
-    /// Make this GPU the calling thread's.
+    /// Make this GPU the calling thread's: the one on which it takes memory.
     pub fn bind(&self) -> Result<(), CudaError> {
-        // SAFETY: the context is live.
-        check(unsafe { sys::cuCtxSetCurrent(self.context) }, || "binding the context".into())
+        self.context.bind()
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
     }
 
     /// What it is.
@@ -251,8 +241,8 @@ impl Gpu {
     }
 
     /// The compute stream, for libraries.
-    pub fn stream(&self) -> sys::CUstream {
-        self.stream
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        self.context.stream
     }
 
     /// Free and total bytes.
@@ -268,19 +258,27 @@ impl Gpu {
     /// A kernel by name.
     pub fn function(&self, file: &'static str, name: &'static str) -> Result<Function, CudaError> {
         let missing = || CudaError::NoKernel { name: name.to_string(), file };
-        let module = *self.modules.get(file).ok_or_else(missing)?;
+        let module = *self.context.modules.get(file).ok_or_else(missing)?;
         let text = CString::new(name).map_err(|_| missing())?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the module is live, the name ends in a zero.
-        let status = unsafe { sys::cuModuleGetFunction(&mut raw, module, text.as_ptr()) };
+        // SAFETY: the module lives as long as the context, and the name ends in a zero.
+        let status = unsafe { driver::cuModuleGetFunction(&mut raw, module, text.as_ptr()) };
         if status != sys::CUresult::CUDA_SUCCESS {
             return Err(missing());
         }
         Ok(Function { raw, name })
     }
 
-    /// Launch on the compute stream. `args` are pointers to the kernel's arguments, see [`crate::kernel_args`].
-    pub fn launch(&self, function: Function, shape: Launch, args: &mut [*mut c_void]) -> Result<(), CudaError> {
+    /// Launch on the compute stream. `args` are pointers to the kernel's arguments, see [`crate::kernel_args`]. Ops do this for
+    /// their callers, who promise the same:
+    ///
+    /// # Safety
+    /// - The kernel (the op) was found on this GPU, and `args` are its arguments: as many, of their types.
+    /// - Until it has run, and in a graph until the graph has run for the last time, all memory that it reads or writes is
+    ///   allocated and as large as it takes for granted. That follows from addresses and sizes among the arguments, and from
+    ///   indices in memory that it reads: tokens, positions, slots, block tables, spans.
+    /// - Meanwhile the host neither writes what of its own memory the kernel reads, nor reads or writes what it writes.
+    pub unsafe fn launch(&self, function: Function, shape: Launch, args: &mut [*mut c_void]) -> Result<(), CudaError> {
         // Static shared memory counts too, and only the driver knows how much of it there is.
         if shape.shared > 32 * 1024 {
             self.raise_shared_limit(function, shape.shared)?;
@@ -307,12 +305,13 @@ impl Gpu {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shape.shared,
-            hStream: self.stream,
+            hStream: self.stream(),
             attrs: attributes.as_mut_ptr(),
             numAttrs: count as u32,
         };
-        // SAFETY: function and stream are live; that `args` fit the kernel is the promise of each op's wrapper.
-        let status = unsafe { sys::cuLaunchKernelEx(&config, function.raw, args.as_mut_ptr(), std::ptr::null_mut()) };
+        // SAFETY: the stream lives as long as `self`; function, arguments and memory are the caller's promise.
+        let status =
+            unsafe { driver::cuLaunchKernelEx(&config, function.raw, args.as_mut_ptr(), std::ptr::null_mut()) };
         check(status, || format!("launching {} {:?}", function.name, shape))?;
         self.note_launch()
     }
@@ -322,8 +321,8 @@ impl Gpu {
         let limit = limits.entry(function.raw as usize).or_insert(0);
         if *limit < bytes {
             let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function is live.
-            check(unsafe { sys::cuFuncSetAttribute(function.raw, which, bytes as i32) }, || {
+            // SAFETY: a kernel of this GPU, by the promise made to `launch`, which alone calls this.
+            check(unsafe { driver::cuFuncSetAttribute(function.raw, which, bytes as i32) }, || {
                 format!("giving {} {bytes} bytes of shared memory", function.name)
             })?;
             *limit = bytes;
@@ -331,28 +330,41 @@ impl Gpu {
         Ok(())
     }
 
-    /// Copy from page-locked host memory, in stream order. The host must not write it before the copy has run.
-    pub fn copy_to_device<T: Copy>(&self, to: DevicePtr, from: &[T]) -> Result<(), CudaError> {
-        let bytes = size_of_val(from);
-        // SAFETY: the caller's buffers; the source is read when the stream gets there.
-        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, self.stream) };
+    /// Copy the first `count` elements of `from`, in stream order.
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: there are `count` elements' bytes at `to`, and until the copy has run both stay allocated and
+    /// nobody writes `from`.
+    pub unsafe fn copy_to_device<T: Pod>(
+        &self,
+        to: DevicePtr,
+        from: &PinnedBuffer<T>,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        let bytes = size_of_val(&from[..count]);
+        // SAFETY: the source is in bounds, as the slice above has checked; the rest is the caller's promise.
+        let status = unsafe { driver::cuMemcpyHtoDAsync_v2(to, from.address().cast(), bytes, self.stream()) };
         check(status, || format!("copying {bytes} bytes to the GPU"))?;
         self.note_launch()
     }
 
-    /// Copy into page-locked host memory, in stream order.
-    pub fn copy_to_host<T: Copy>(&self, to: &mut [T], from: DevicePtr) -> Result<(), CudaError> {
-        let bytes = size_of_val(to);
-        // SAFETY: the caller's buffers; the target is written when the stream gets there.
-        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, bytes, self.stream) };
+    /// Fill `to` from the device, in stream order.
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: there are as many bytes at `from`, and until the copy has run both stay allocated and nobody
+    /// reads or writes `to`.
+    pub unsafe fn copy_to_host<T: Pod>(&self, to: &mut PinnedBuffer<T>, from: DevicePtr) -> Result<(), CudaError> {
+        let bytes = size_of_val(&to[..]);
+        // SAFETY: the length is the target's; the rest is the caller's promise.
+        let status = unsafe { driver::cuMemcpyDtoHAsync_v2(to.address().cast(), from, bytes, self.stream()) };
         check(status, || format!("copying {bytes} bytes from the GPU"))?;
         self.note_launch()
     }
 
     /// Wait for the compute stream.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        // SAFETY: the stream is live.
-        check(unsafe { sys::cuStreamSynchronize(self.stream) }, || "waiting for the GPU".into())
+        // SAFETY: the stream lives as long as `self`.
+        check(unsafe { driver::cuStreamSynchronize(self.stream()) }, || "waiting for the GPU".into())
     }
 
     /// What the launches from here on belong to: the index of an op. In a profile window the recorder hears of it too.
@@ -364,7 +376,7 @@ impl Gpu {
     }
 
     /// Call `hook` with every tag, until `None` is set; how the recorder ties launches to ops outside graphs.
-    pub fn on_tag(&self, hook: Option<fn(u32)>) {
+    pub(crate) fn on_tag(&self, hook: Option<fn(u32)>) {
         self.on_tag.set(hook);
     }
 
@@ -378,7 +390,7 @@ impl Gpu {
 
     /// During a capture: give the graph nodes that appeared since the last call the current tag. Libraries that launch
     /// by themselves are followed by a call of this.
-    pub fn note_launch(&self) -> Result<(), CudaError> {
+    pub(crate) fn note_launch(&self) -> Result<(), CudaError> {
         let mut tags = self.tags.borrow_mut();
         let Some(tags) = tags.as_mut() else { return Ok(()) };
         let (mut state, mut graph, mut count) =
@@ -386,73 +398,58 @@ impl Gpu {
         use std::ptr::null_mut as no;
         // SAFETY: locals; what is not wanted is null.
         unsafe {
-            check(sys::cuStreamGetCaptureInfo_v3(self.stream, &mut state, no(), &mut graph, no(), no(), no()), || {
-                "asking for a capture's graph".into()
-            })?;
+            check(
+                driver::cuStreamGetCaptureInfo_v3(self.stream(), &mut state, no(), &mut graph, no(), no(), no()),
+                || "asking for a capture's graph".into(),
+            )?;
             if graph.is_null() {
                 return Ok(());
             }
-            check(sys::cuGraphGetNodes(graph, no(), &mut count), || "counting a graph's nodes".into())?;
+            check(driver::cuGraphGetNodes(graph, no(), &mut count), || "counting a graph's nodes".into())?;
         }
         tags.resize(count.max(tags.len()), self.tag.get());
         Ok(())
     }
 }
 
-impl Drop for Gpu {
-    fn drop(&mut self) {
-        // Failures at this point have nobody left to tell. The thread may be another one than that which ran steps.
-        let _ = self.bind();
-        // SAFETY: retained, loaded and made by `open`.
-        unsafe {
-            let _ = sys::cuStreamSynchronize(self.stream);
-            // A library may keep the context alive. Kernels of the next `Gpu` there start later, 7 % of a step of a
-            // millisecond in all, when they are loaded beside these.
-            for module in self.modules.values() {
-                let _ = sys::cuModuleUnload(*module);
-            }
-            let _ = sys::cuStreamDestroy_v2(self.stream);
-            let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
-        }
-    }
-}
-
 /// A point in the compute stream, with the time it was passed.
 pub struct Event {
     raw: sys::CUevent,
+    context: Arc<Context>,
 }
 
-// SAFETY: a handle that the driver allows on any thread.
+// SAFETY: a handle that the driver allows on any thread; it belongs to one owner, who may be on any.
 unsafe impl Send for Event {}
 
 impl Event {
-    /// `timed` events can be subtracted; others are cheaper.
+    /// Of the calling thread's GPU. `timed` events can be subtracted; others are cheaper.
     pub fn new(timed: bool) -> Result<Event, CudaError> {
+        let context = Context::current(|| "making an event".into())?;
         let mut raw = std::ptr::null_mut();
         let flags =
             if timed { sys::CUevent_flags::CU_EVENT_DEFAULT } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING };
-        // SAFETY: a local.
-        check(unsafe { sys::cuEventCreate(&mut raw, flags as u32) }, || "making an event".into())?;
-        Ok(Event { raw })
+        // SAFETY: a local; the context is the thread's.
+        check(unsafe { driver::cuEventCreate(&mut raw, flags as u32) }, || "making an event".into())?;
+        Ok(Event { raw, context })
     }
 
-    /// Put it into the stream.
+    /// Put it into the stream. The driver refuses that of another GPU.
     pub fn record(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        // SAFETY: both are live.
-        check(unsafe { sys::cuEventRecord(self.raw, gpu.stream) }, || "recording an event".into())
+        // SAFETY: both live as long as their contexts, which `self` and `gpu` hold.
+        check(unsafe { driver::cuEventRecord(self.raw, gpu.stream()) }, || "recording an event".into())
     }
 
     /// Wait until the stream has passed it.
     pub fn wait(&self) -> Result<(), CudaError> {
-        // SAFETY: live.
-        check(unsafe { sys::cuEventSynchronize(self.raw) }, || "waiting for the GPU".into())
+        // SAFETY: it lives as long as its context, which it holds.
+        check(unsafe { driver::cuEventSynchronize(self.raw) }, || "waiting for the GPU".into())
     }
 
     /// Whether the stream has passed it.
     pub fn passed(&self) -> Result<bool, CudaError> {
-        // SAFETY: live.
-        match unsafe { sys::cuEventQuery(self.raw) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        // SAFETY: as in `wait`.
+        match unsafe { driver::cuEventQuery(self.raw) } {
+            status if status == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             status => check(status, || "asking the GPU".into()).map(|()| true),
         }
     }
@@ -460,14 +457,14 @@ impl Event {
     /// Milliseconds from `earlier` to this; both must have passed.
     pub fn since(&self, earlier: &Event) -> Result<f32, CudaError> {
         let mut milliseconds = 0.0;
-        // SAFETY: both are live.
+        // SAFETY: as in `wait`, and the rest is a local; the driver refuses events that are not timed or have not passed.
         let status = unsafe { elapsed_time()?(&mut milliseconds, earlier.raw, self.raw) };
         check(status, || "reading an event's time".into())?;
         Ok(milliseconds)
     }
 }
 
-type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> Status;
 
 /// How the time between events is asked for: drivers before CUDA 12.8 have only the older function.
 fn elapsed_time() -> Result<ElapsedTime, CudaError> {
@@ -485,15 +482,22 @@ fn elapsed_time() -> Result<ElapsedTime, CudaError> {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, destroyed once.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+        // SAFETY: made by `new` in a context that is still there, destroyed once.
+        let _ = self.context.within(|| unsafe { driver::cuEventDestroy_v2(self.raw) });
     }
 }
 
-/// Pointers to a kernel's arguments, in order: `gpu.launch(f, shape, kernel_args![a, b])`.
+/// Pointers to a kernel's arguments, in order: `gpu.launch(f, shape, kernel_args![a, b])`. Arguments are variables and fields, never
+/// values that are gone when the kernel is launched, and have no padding: the same call launches the same bytes.
 #[macro_export]
 macro_rules! kernel_args {
     ($($argument:expr),* $(,)?) => {
-        &mut [$((&raw const *&$argument).cast_mut().cast::<std::ffi::c_void>()),*]
+        &mut [$($crate::pointer_to_argument(&raw const $argument)),*]
     };
+}
+
+/// For [`kernel_args`].
+#[doc(hidden)]
+pub fn pointer_to_argument<T: NoUninit>(argument: *const T) -> *mut c_void {
+    argument.cast_mut().cast()
 }

@@ -1,7 +1,11 @@
 //! CUDA graphs: a step's launches recorded once and replayed with one call.
 
+use std::sync::Arc;
+
 use cudarc::driver::sys;
 
+use crate::context::Context;
+use crate::driver;
 use crate::error::{CudaError, check};
 use crate::gpu::Gpu;
 
@@ -16,6 +20,7 @@ pub struct GraphNode {
 pub struct CapturedGraph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
+    context: Arc<Context>,
     /// Kernel, copy and memset nodes in capture order.
     pub nodes: Vec<GraphNode>,
 }
@@ -27,43 +32,48 @@ impl CapturedGraph {
     /// Run `work` while the GPU's stream captures instead of executing, and instantiate what it launched.
     pub fn capture(gpu: &Gpu, work: impl FnOnce() -> Result<(), CudaError>) -> Result<CapturedGraph, CudaError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is live and not capturing.
-        check(unsafe { sys::cuStreamBeginCapture_v2(gpu.stream(), mode) }, || "beginning a graph capture".into())?;
+        // SAFETY: the stream is live; the driver refuses one that captures already.
+        check(unsafe { driver::cuStreamBeginCapture_v2(gpu.stream(), mode) }, || "beginning a graph capture".into())?;
         gpu.begin_tagging();
         let worked = work();
-        let tags = gpu.end_tagging();
-        let mut graph = std::ptr::null_mut();
+        let nodes = gpu.end_tagging().into_iter().map(|tag| GraphNode { tag }).collect();
+        use std::ptr::null_mut as none;
+        // Dropped, and its handles with it, when something below has failed.
+        let mut captured = CapturedGraph { graph: none(), exec: none(), context: gpu.context().clone(), nodes };
         // SAFETY: ends the capture begun above, whatever happened between.
-        let ended =
-            check(unsafe { sys::cuStreamEndCapture(gpu.stream(), &mut graph) }, || "ending a graph capture".into());
+        let ended = unsafe { driver::cuStreamEndCapture(gpu.stream(), &mut captured.graph) };
         worked?;
-        ended?;
-        let mut exec = std::ptr::null_mut();
-        // SAFETY: `graph` was just captured.
-        let status = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) };
-        if let Err(error) = check(status, || "instantiating a graph".into()) {
-            // SAFETY: not used again.
-            let _ = unsafe { sys::cuGraphDestroy(graph) };
-            return Err(error);
-        }
+        check(ended, || "ending a graph capture".into())?;
+        // SAFETY: the graph was just captured, the rest are fields of our own.
+        let made = unsafe { driver::cuGraphInstantiateWithFlags(&mut captured.exec, captured.graph, 0) };
+        check(made, || "instantiating a graph".into())?;
         // SAFETY: both handles are live.
-        check(unsafe { sys::cuGraphUpload(exec, gpu.stream()) }, || "uploading a graph".into())?;
-        Ok(CapturedGraph { graph, exec, nodes: tags.into_iter().map(|tag| GraphNode { tag }).collect() })
+        check(unsafe { driver::cuGraphUpload(captured.exec, gpu.stream()) }, || "uploading a graph".into())?;
+        Ok(captured)
     }
 
     /// Replay it.
-    pub fn launch(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        // SAFETY: the executable graph is live, and its buffers are owned by the caller.
-        check(unsafe { sys::cuGraphLaunch(self.exec, gpu.stream()) }, || "launching a graph".into())
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`], of everything that was captured: what its kernels read and write is still there and in their order.
+    pub unsafe fn launch(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        // SAFETY: the graph lives as long as `self`; the rest is the caller's promise.
+        check(unsafe { driver::cuGraphLaunch(self.exec, gpu.stream()) }, || "launching a graph".into())
     }
 }
 
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
-        // SAFETY: made by `capture`, destroyed once.
-        unsafe {
-            let _ = sys::cuGraphExecDestroy(self.exec);
-            let _ = sys::cuGraphDestroy(self.graph);
-        }
+        self.context.within(|| {
+            // SAFETY: made by `capture` in a context that is still there, destroyed once; those that were never made are null.
+            unsafe {
+                if !self.exec.is_null() {
+                    let _ = driver::cuGraphExecDestroy(self.exec);
+                }
+                if !self.graph.is_null() {
+                    let _ = driver::cuGraphDestroy(self.graph);
+                }
+            }
+        });
     }
 }

@@ -1,5 +1,7 @@
 //! Multi-head latent attention: one short cache row per token, which all query heads share and which is the value too.
 
+use bytemuck::NoUninit;
+
 use crate::attention::{DecodeArgs, PrefillArgs};
 use crate::dtype::Precision;
 use crate::error::CudaError;
@@ -87,6 +89,7 @@ pub struct LatentKeysArgs {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct KeysParams {
     kv_latent: u64,
     norm: u64,
@@ -109,6 +112,7 @@ struct KeysParams {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct ProductParams {
     x: u64,
     w: u64,
@@ -124,6 +128,7 @@ struct ProductParams {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct AttentionParams {
     q: u64,
     kv: u64,
@@ -260,7 +265,10 @@ impl LatentOps {
     }
 
     /// `out = norm(x)`, rows of `width` elements.
-    pub fn norm(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn norm(
         &self,
         gpu: &Gpu,
         x: DevicePtr,
@@ -273,11 +281,17 @@ impl LatentOps {
             return Ok(());
         }
         let (width, eps) = (width as u32, self.config.eps);
-        gpu.launch(self.norm, Launch::grid(rows, 256).overlapping(), kernel_args![x, weight, out, width, eps])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe {
+            gpu.launch(self.norm, Launch::grid(rows, 256).overlapping(), kernel_args![x, weight, out, width, eps])
+        }
     }
 
     /// Norms and rotates each row's latent key and writes it to the cache; rotates the queries of all heads.
-    pub fn keys(&self, gpu: &Gpu, args: &LatentKeysArgs) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name, positions are in the tables and slots in the cache.
+    pub unsafe fn keys(&self, gpu: &Gpu, args: &LatentKeysArgs) -> Result<(), CudaError> {
         if args.rows == 0 {
             return Ok(());
         }
@@ -301,12 +315,16 @@ impl LatentOps {
             eps: self.config.eps,
             padding: 0,
         };
-        gpu.launch(self.keys, Launch::grid(args.rows, 256).overlapping(), kernel_args![params])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { gpu.launch(self.keys, Launch::grid(args.rows, 256).overlapping(), kernel_args![params]) }
     }
 
     /// Brings what is not rotated of `projected`, `[row][head][nope + rotated]`, into the latent space by `weight`,
     /// `[head][latent][nope]`: the first part of `q`, `[row][head][latent + rotated]`, whose rows are `q_stride` apart.
-    pub fn queries(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn queries(
         &self,
         gpu: &Gpu,
         projected: DevicePtr,
@@ -329,12 +347,16 @@ impl LatentOps {
             k: nope as u32,
             padding: 0,
         };
-        self.product(gpu, 0, params)
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { self.product(gpu, 0, params) }
     }
 
     /// Brings `attention`, `[row][head][latent]`, to each head's values by `weight`, `[head][values][latent]`: `out`,
     /// `[row][head][values]`.
-    pub fn values(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn values(
         &self,
         gpu: &Gpu,
         attention: DevicePtr,
@@ -356,21 +378,28 @@ impl LatentOps {
             k: latent as u32,
             padding: 0,
         };
-        self.product(gpu, 1, params)
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { self.product(gpu, 1, params) }
     }
 
-    fn product(&self, gpu: &Gpu, which: usize, params: ProductParams) -> Result<(), CudaError> {
+    /// # Safety
+    /// As for [`Gpu::launch`].
+    unsafe fn product(&self, gpu: &Gpu, which: usize, params: ProductParams) -> Result<(), CudaError> {
         if params.rows == 0 {
             return Ok(());
         }
         let (function, tensor) = self.products[which];
         let (tile, threads) = if tensor { (64, 128) } else { (32, 256) };
         let grid = (params.n.div_ceil(tile), self.config.heads as u32, params.rows.div_ceil(tile));
-        gpu.launch(function, Launch { grid, ..Launch::grid(1, threads) }.overlapping(), kernel_args![params])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { gpu.launch(function, Launch { grid, ..Launch::grid(1, threads) }.overlapping(), kernel_args![params]) }
     }
 
     /// Attention of packed rows of any number for each span: `out` is `[row][head][latent]`. Windows and sinks are none.
-    pub fn prefill(&self, gpu: &Gpu, args: &PrefillArgs) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` and its spans name, and blocks of the tables are in the cache.
+    pub unsafe fn prefill(&self, gpu: &Gpu, args: &PrefillArgs) -> Result<(), CudaError> {
         check_pattern(args.window, args.sinks)?;
         if args.tile_count == 0 {
             return Ok(());
@@ -381,11 +410,15 @@ impl LatentOps {
             tokens: tokens as u32,
             ..self.params(args.qkv, args.q_stride, args.kv, args.spans, args.block_tables, args.out, args.out_stride)
         };
-        self.attend(gpu, args.tile_count, 1, params)
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { self.attend(gpu, args.tile_count, 1, params) }
     }
 
     /// Attention of spans of one row each.
-    pub fn decode(&self, gpu: &Gpu, args: &DecodeArgs) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` and its spans name, and blocks of the tables are in the cache.
+    pub unsafe fn decode(&self, gpu: &Gpu, args: &DecodeArgs) -> Result<(), CudaError> {
         check_pattern(args.window, args.sinks)?;
         if args.span_count == 0 {
             return Ok(());
@@ -404,24 +437,32 @@ impl LatentOps {
             splits: splits as u32,
             ..self.params(args.qkv, args.q_stride, args.kv, args.spans, args.block_tables, args.out, args.out_stride)
         };
-        self.attend(gpu, args.span_count, splits, params)
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { self.attend(gpu, args.span_count, splits, params) }
     }
 
-    fn attend(&self, gpu: &Gpu, tiles: usize, splits: usize, params: AttentionParams) -> Result<(), CudaError> {
+    /// # Safety
+    /// As for [`Gpu::launch`].
+    unsafe fn attend(&self, gpu: &Gpu, tiles: usize, splits: usize, params: AttentionParams) -> Result<(), CudaError> {
         let blocks = tiles * self.chunks();
         match &self.kernels {
             Kernels::Plain(function) => {
-                gpu.launch(*function, Launch::grid(blocks, 128).overlapping(), kernel_args![params])
+                // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+                unsafe { gpu.launch(*function, Launch::grid(blocks, 128).overlapping(), kernel_args![params]) }
             }
             Kernels::Tensor { attention, merge, .. } => {
                 let launch = Launch::grid(blocks, 4 * self.shape.rows as u32).shared(self.shape.shared());
                 let launch = Launch { grid: (blocks as u32, splits as u32, 1), ..launch };
-                gpu.launch(*attention, launch.overlapping(), kernel_args![params])?;
+                // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+                unsafe { gpu.launch(*attention, launch.overlapping(), kernel_args![params]) }?;
                 if splits == 1 {
                     return Ok(());
                 }
                 let grid = (self.config.heads as u32, tiles as u32, 1);
-                gpu.launch(*merge, Launch { grid, ..Launch::grid(1, 128) }.overlapping(), kernel_args![params])
+                // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+                unsafe {
+                    gpu.launch(*merge, Launch { grid, ..Launch::grid(1, 128) }.overlapping(), kernel_args![params])
+                }
             }
         }
     }

@@ -3,11 +3,18 @@
 //! Kernels are `.cu` files compiled at run time by NVRTC for the device that is there, and kept in a cache on disk. No
 //! CUDA toolkit is needed to build this crate, and no CUDA library to run what does not touch a GPU: every library is
 //! opened when it is first wanted.
+//!
+//! What launches is unsafe: kernels follow addresses, sizes and indices wherever they lead, and no type can check what lies in a
+//! GPU's memory. [`Gpu::launch`] says what a caller promises; every op asks for the same. Everything else is safe: buffers,
+//! events and graphs keep their GPU's context, only plain data is copied to and from it, and what a file names (kernels,
+//! algorithms of cuBLASLt) is looked up before it runs.
 
 mod attention;
 mod code_cache;
 mod compile;
+mod context;
 mod cupti;
+mod driver;
 mod dtype;
 mod error;
 mod gemm;
@@ -41,6 +48,8 @@ pub use cupti::Recorder;
 pub use dtype::{KvDtype, Precision};
 pub use error::CudaError;
 pub use gemm::{GemmArgs, GemmCluster, GemmEpilogue, GemmInput, GemmVariant, OwnGemm, Scales};
+#[doc(hidden)]
+pub use gpu::pointer_to_argument;
 pub use gpu::{DeviceInfo, Event, Gpu, Launch, devices};
 pub use graph::{CapturedGraph, GraphNode};
 pub use latent::{LatentConfig, LatentKeysArgs, LatentOps};

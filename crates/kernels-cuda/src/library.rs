@@ -1,5 +1,6 @@
 //! Finding CUDA's libraries: on the loader's path, or in the places where toolkits and Python packages put them.
 
+use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -155,6 +156,17 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
+/// The library's own name of a status, as its function `namer` tells it.
+pub(crate) fn status_name(found: &Found, namer: &str, status: u32) -> String {
+    type Name = unsafe extern "C" fn(u32) -> *const c_char;
+    // SAFETY: NVIDIA's functions that name a status have this type, and answer any number with a static text or null.
+    let text = unsafe {
+        let name: Option<Name> = found.symbol(namer);
+        name.map(|name| name(status)).filter(|text| !text.is_null()).map(|text| CStr::from_ptr(text))
+    };
+    text.map_or_else(|| format!("status {status}"), |text| text.to_string_lossy().into_owned())
+}
+
 /// The version of a library, in words; `None` where it can't be asked or is not there.
 pub fn version(lib: Lib) -> Option<String> {
     let found = open(lib).ok()?;
@@ -218,7 +230,7 @@ pub(crate) fn check_named_path() -> Result<(), CudaError> {
 /// Variables that name a CUDA toolkit.
 const TOOLKIT_VARIABLES: [&str; 3] = [CUDA_PATH_VARIABLE, "CUDA_HOME", "CUDA_PATH"];
 
-/// Open `lib` once for the whole process. Symbols become global, so that bindings which open it by its bare name find
+/// Open `lib` once for the whole process. Symbols become global, so that libraries which open it by its bare name find
 /// the same copy.
 pub fn open(lib: Lib) -> Result<&'static Found, CudaError> {
     static OPENED: [OnceLock<Result<Found, Vec<String>>>; Lib::ALL.len()] = [const { OnceLock::new() }; Lib::ALL.len()];
@@ -250,7 +262,8 @@ fn search(lib: Lib) -> Result<Found, Vec<String>> {
     let named = named_path();
     let driver_major = || if lib == Lib::Driver { None } else { driver_major() };
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
-    // SAFETY: NVIDIA's libraries run no code of ours when they are opened.
+    // SAFETY: opening a library runs its code. Whoever sets the loader's path or names a directory vouches for the libraries in it,
+    // as for those of any program; strobe searches nowhere else but where CUDA and Python install theirs.
     let try_open = |path: &Path| unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) };
     let mut broken = Vec::new();
     let mut try_open = |path: &Path| {

@@ -19,7 +19,7 @@ use crate::module::Function;
 use crate::rows::RowOps;
 use crate::sample::Maxima;
 use crate::skinny::{Skinny, SkinnyArgs, SkinnyInput, SkinnyOutput};
-use crate::tune::{BUCKETS, bucket_index};
+use crate::tune::{BUCKETS, GemmChoice, bucket_index};
 
 /// Whether cuBLASLt may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -353,8 +353,12 @@ impl Linear {
     }
 
     /// Multiply. Input and output must be as [`Linear::route`] says for this shape and these rows.
-    pub fn run(&self, gpu: &Gpu, args: &LinearArgs) -> Result<(), CudaError> {
-        self.run_route(gpu, args, &self.route(&args.shape, args.m))
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name.
+    pub unsafe fn run(&self, gpu: &Gpu, args: &LinearArgs) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise, with the route of this shape and these rows.
+        unsafe { self.run_route(gpu, args, &self.route(&args.shape, args.m)) }
     }
 
     /// What can run `rows` rows of a shape, with names; those that are likely to win come early.
@@ -392,12 +396,18 @@ impl Linear {
         Ok(found)
     }
 
-    /// Whether it can run a shape at this number of rows: what is read from a file may come from a version with other
-    /// kernels. Algorithms of cuBLASLt are checked by the library itself.
-    pub(crate) fn can_run(&self, shape: &LinearShape, rows: usize, candidate: &Candidate) -> bool {
-        match *candidate {
-            Candidate::CublasLt { .. } => self.lt.is_some(),
-            Candidate::CublasLtScaled { .. } => self.lt.is_some() && shape.weights == Weights::Fp8,
+    /// Whether the winner of a choice can run `rows` rows: what is read from a file may come from a version with other kernels,
+    /// and name algorithms of cuBLASLt that the library does not.
+    pub(crate) fn can_run(&self, choice: &GemmChoice, rows: usize) -> bool {
+        let shape = &choice.shape;
+        let named = |bare_codes, algorithm: Option<LtAlgo>| {
+            let shape = self.lt_shape(shape, bare_codes);
+            let of = |lt: &Lt| algorithm.is_none_or(|algo| lt.names(&shape, choice.rows.max(1), ALGORITHMS, &algo));
+            self.lt.as_ref().is_some_and(of)
+        };
+        match choice.winner {
+            Candidate::CublasLt { algorithm } => named(false, algorithm),
+            Candidate::CublasLtScaled { algorithm } => shape.weights == Weights::Fp8 && named(true, algorithm),
             Candidate::Own { variant } => {
                 let able = self.own.variants(&self.gemm_args(&LinearArgs::unbound(*shape, rows), 0, 0));
                 variant.map_or(!able.is_empty(), |variant| able.contains(&variant))
@@ -418,18 +428,24 @@ impl Linear {
     /// [`Linear::route_of`]'s for one of [`Linear::candidates`]; memory that one needs must be reserved.
     ///
     /// Before a shape is captured into a graph it must have run once outside of one: libraries load code at first use.
-    pub fn run_route(&self, gpu: &Gpu, args: &LinearArgs, route: &Route) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name, and `route` is an answer for this shape and these rows.
+    pub unsafe fn run_route(&self, gpu: &Gpu, args: &LinearArgs, route: &Route) -> Result<(), CudaError> {
         if args.m == 0 {
             return Ok(());
         }
         if args.shape.bias && args.shape.epilogue != Epilogue::Store {
             return Err(CudaError::Unsupported(format!("a bias with {:?}", args.shape.epilogue)));
         }
-        match route.kernel {
-            Candidate::CublasLt { algorithm } => self.run_lt(gpu, args, algorithm),
-            Candidate::CublasLtScaled { algorithm } => self.run_lt_scaled(gpu, args, algorithm),
-            Candidate::Own { variant } => self.run_own(gpu, args, variant, route.maxima),
-            Candidate::Skinny { .. } => self.run_skinny(gpu, args),
+        // SAFETY: the caller's promise.
+        unsafe {
+            match route.kernel {
+                Candidate::CublasLt { algorithm } => self.run_lt(gpu, args, algorithm),
+                Candidate::CublasLtScaled { algorithm } => self.run_lt_scaled(gpu, args, algorithm),
+                Candidate::Own { variant } => self.run_own(gpu, args, variant, route.maxima),
+                Candidate::Skinny { .. } => self.run_skinny(gpu, args),
+            }
         }
     }
 
@@ -439,13 +455,16 @@ impl Linear {
             && self.skinny.supports(&skinny_args(&LinearArgs::unbound(*shape, m), input), self.precision)
     }
 
-    fn run_skinny(&self, gpu: &Gpu, args: &LinearArgs) -> Result<(), CudaError> {
+    /// # Safety
+    /// As for [`Linear::run_route`].
+    unsafe fn run_skinny(&self, gpu: &Gpu, args: &LinearArgs) -> Result<(), CudaError> {
         let input = match args.input {
             LinearInput::Plain(x) => SkinnyInput::Plain(x),
             LinearInput::Norm { hidden, weight, eps } => SkinnyInput::Norm { hidden, weight, eps },
             LinearInput::Fp8 { .. } => return Err(missing(args)),
         };
-        self.skinny.run(gpu, &skinny_args(args, input), self.precision)
+        // SAFETY: the caller's promise.
+        unsafe { self.skinny.run(gpu, &skinny_args(args, input), self.precision) }
     }
 
     fn lt_shape(&self, shape: &LinearShape, bare_codes: bool) -> LtShape {
@@ -463,7 +482,9 @@ impl Linear {
         LtShape { n: shape.n, k: shape.k, input, output, accumulate }
     }
 
-    fn run_own(
+    /// # Safety
+    /// As for [`Linear::run_route`].
+    unsafe fn run_own(
         &self,
         gpu: &Gpu,
         args: &LinearArgs,
@@ -474,7 +495,8 @@ impl Linear {
         let maxima = maxima.map(|maxima| maxima.kept);
         let spared = maxima.and((args.spared != 0).then_some(args.spared));
         let args = GemmArgs { maxima, spared, ..self.gemm_args(args, x, x_scales) };
-        self.own.run_variant(gpu, &args, variant.unwrap_or_else(|| self.own.choose(&args)))
+        // SAFETY: the caller's promise; `maxima` have room for these rows, as the route says.
+        unsafe { self.own.run_variant(gpu, &args, variant.unwrap_or_else(|| self.own.choose(&args))) }
     }
 
     fn gemm_args(&self, args: &LinearArgs, x: DevicePtr, x_scales: DevicePtr) -> GemmArgs {
@@ -504,18 +526,25 @@ impl Linear {
         }
     }
 
-    fn run_lt(&self, gpu: &Gpu, args: &LinearArgs, algorithm: Option<LtAlgo>) -> Result<(), CudaError> {
+    /// # Safety
+    /// As for [`Linear::run_route`].
+    unsafe fn run_lt(&self, gpu: &Gpu, args: &LinearArgs, algorithm: Option<LtAlgo>) -> Result<(), CudaError> {
         let lt = self.lt.as_ref().ok_or_else(|| missing(args))?;
         let (x, x_scales) = input_pointers(args)?;
         let LinearArgs { shape, w, w_scales, out, bias, m, .. } = *args;
-        lt.run(gpu, &self.lt_shape(&shape, false), &LtArgs { x, x_scales, w, w_scales, out, m }, algorithm)?;
-        if shape.bias {
-            self.rows.add_bias(gpu, out, bias, m, shape.n)?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            lt.run(gpu, &self.lt_shape(&shape, false), &LtArgs { x, x_scales, w, w_scales, out, m }, algorithm)?;
+            if shape.bias {
+                self.rows.add_bias(gpu, out, bias, m, shape.n)?;
+            }
         }
         Ok(())
     }
 
-    fn run_lt_scaled(&self, gpu: &Gpu, args: &LinearArgs, algorithm: Option<LtAlgo>) -> Result<(), CudaError> {
+    /// # Safety
+    /// As for [`Linear::run_route`].
+    unsafe fn run_lt_scaled(&self, gpu: &Gpu, args: &LinearArgs, algorithm: Option<LtAlgo>) -> Result<(), CudaError> {
         let (Some(lt), Some(scratch)) = (&self.lt, &self.scratch) else { return Err(missing(args)) };
         let LinearInput::Fp8 { codes, scales } = args.input else { return Err(missing(args)) };
         let LinearArgs { shape, w, w_scales, m, .. } = *args;
@@ -533,12 +562,14 @@ impl Linear {
             let rows = at_once.min(m - start);
             let x = codes + (start * shape.k) as u64;
             let product = LtArgs { x, x_scales: 0, w, w_scales: 0, out: scratch.ptr(), m: rows };
-            lt.run(gpu, &self.lt_shape(&shape, true), &product, algorithm)?;
+            // SAFETY: the caller's promise, and so many rows fit into `scratch`.
+            unsafe { lt.run(gpu, &self.lt_shape(&shape, true), &product, algorithm) }?;
             let (sums, x_scales) = (scratch.ptr(), scales + (start * 4) as u64);
             let (out, columns) = (args.out + (start * n * element) as u64, n as u32);
             let grid = (n.div_ceil(4 * SCALE_THREADS) as u32, rows as u32, 1);
             let launch = Launch { grid, ..Launch::grid(1, SCALE_THREADS as u32) }.overlapping();
-            gpu.launch(kernel, launch, kernel_args![sums, x_scales, w_scales, bias, out, columns])?;
+            // SAFETY: the sums of so many rows were just made, and `out` has place for them by the caller's promise.
+            unsafe { gpu.launch(kernel, launch, kernel_args![sums, x_scales, w_scales, bias, out, columns]) }?;
         }
         Ok(())
     }

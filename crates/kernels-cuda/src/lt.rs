@@ -4,10 +4,10 @@
 //! `D[n x m] = op(A)[n x k] . B[k x m]` with `A` = the weights (transposed, leading dimension k), `B` = the input.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{c_int, c_void};
 
-use cudarc::cublaslt::sys;
+use cudarc::cublaslt::sys::{self, cublasStatus_t as S};
 
 use crate::dtype::Precision;
 use crate::error::CudaError;
@@ -58,7 +58,8 @@ pub struct LtArgs {
     pub m: usize,
 }
 
-/// An algorithm, opaque but for its bytes. Only good for the library version and GPU that named it.
+/// An algorithm, opaque but for its bytes. Only good for the library version and GPU that named it; where another is asked for,
+/// such as one that a file made up, [`Lt`] runs the library's favourite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LtAlgo([u64; 8]);
@@ -106,44 +107,44 @@ const ALIGNMENT: u32 = 16;
 library::functions! {
     /// What is called of cuBLASLt.
     Functions of CublasLt {
-        create: fn(*mut sys::cublasLtHandle_t) -> sys::cublasStatus_t = "cublasLtCreate";
-        destroy: fn(sys::cublasLtHandle_t) -> sys::cublasStatus_t = "cublasLtDestroy";
+        create: fn(*mut sys::cublasLtHandle_t) -> Status = "cublasLtCreate";
+        destroy: fn(sys::cublasLtHandle_t) -> Status = "cublasLtDestroy";
         get_version: fn() -> usize = "cublasLtGetVersion";
         matmul: fn(
             sys::cublasLtHandle_t, sys::cublasLtMatmulDesc_t, *const c_void,
             *const c_void, sys::cublasLtMatrixLayout_t, *const c_void, sys::cublasLtMatrixLayout_t, *const c_void,
             *const c_void, sys::cublasLtMatrixLayout_t, *mut c_void, sys::cublasLtMatrixLayout_t,
             *const sys::cublasLtMatmulAlgo_t, *mut c_void, usize, sys::cudaStream_t
-        ) -> sys::cublasStatus_t = "cublasLtMatmul";
+        ) -> Status = "cublasLtMatmul";
         matmul_algo_check: fn(
             sys::cublasLtHandle_t, sys::cublasLtMatmulDesc_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t,
             sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t, *const sys::cublasLtMatmulAlgo_t,
-            *mut sys::cublasLtMatmulHeuristicResult_t
-        ) -> sys::cublasStatus_t = "cublasLtMatmulAlgoCheck";
+            *mut Heuristic
+        ) -> Status = "cublasLtMatmulAlgoCheck";
         matmul_algo_get_heuristic: fn(
             sys::cublasLtHandle_t, sys::cublasLtMatmulDesc_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t,
             sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatmulPreference_t, c_int,
-            *mut sys::cublasLtMatmulHeuristicResult_t, *mut c_int
-        ) -> sys::cublasStatus_t = "cublasLtMatmulAlgoGetHeuristic";
+            *mut Heuristic, *mut c_int
+        ) -> Status = "cublasLtMatmulAlgoGetHeuristic";
         matmul_desc_create: fn(*mut sys::cublasLtMatmulDesc_t, sys::cublasComputeType_t, sys::cudaDataType_t)
-            -> sys::cublasStatus_t = "cublasLtMatmulDescCreate";
-        matmul_desc_destroy: fn(sys::cublasLtMatmulDesc_t) -> sys::cublasStatus_t = "cublasLtMatmulDescDestroy";
+            -> Status = "cublasLtMatmulDescCreate";
+        matmul_desc_destroy: fn(sys::cublasLtMatmulDesc_t) -> Status = "cublasLtMatmulDescDestroy";
         matmul_desc_set_attribute: fn(
             sys::cublasLtMatmulDesc_t, sys::cublasLtMatmulDescAttributes_t, *const c_void, usize
-        ) -> sys::cublasStatus_t = "cublasLtMatmulDescSetAttribute";
-        matmul_preference_create: fn(*mut sys::cublasLtMatmulPreference_t) -> sys::cublasStatus_t
+        ) -> Status = "cublasLtMatmulDescSetAttribute";
+        matmul_preference_create: fn(*mut sys::cublasLtMatmulPreference_t) -> Status
             = "cublasLtMatmulPreferenceCreate";
-        matmul_preference_destroy: fn(sys::cublasLtMatmulPreference_t) -> sys::cublasStatus_t
+        matmul_preference_destroy: fn(sys::cublasLtMatmulPreference_t) -> Status
             = "cublasLtMatmulPreferenceDestroy";
         matmul_preference_set_attribute: fn(
             sys::cublasLtMatmulPreference_t, sys::cublasLtMatmulPreferenceAttributes_t, *const c_void, usize
-        ) -> sys::cublasStatus_t = "cublasLtMatmulPreferenceSetAttribute";
+        ) -> Status = "cublasLtMatmulPreferenceSetAttribute";
         matrix_layout_create: fn(*mut sys::cublasLtMatrixLayout_t, sys::cudaDataType, u64, u64, i64)
-            -> sys::cublasStatus_t = "cublasLtMatrixLayoutCreate";
-        matrix_layout_destroy: fn(sys::cublasLtMatrixLayout_t) -> sys::cublasStatus_t = "cublasLtMatrixLayoutDestroy";
+            -> Status = "cublasLtMatrixLayoutCreate";
+        matrix_layout_destroy: fn(sys::cublasLtMatrixLayout_t) -> Status = "cublasLtMatrixLayoutDestroy";
         matrix_layout_set_attribute: fn(
             sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayoutAttribute_t, *const c_void, usize
-        ) -> sys::cublasStatus_t = "cublasLtMatrixLayoutSetAttribute";
+        ) -> Status = "cublasLtMatrixLayoutSetAttribute";
     }
 }
 
@@ -159,11 +160,13 @@ pub struct Lt {
     hopper: bool,
     fp8: bool,
     products: RefCell<HashMap<LtShape, Product>>,
+    /// What the library has named so far. Nothing else is handed back to it: it trusts the bytes.
+    named: RefCell<HashSet<LtAlgo>>,
     /// What really runs.
     resolved: RefCell<HashMap<Wanted, LtAlgo>>,
 }
 
-// SAFETY: the handle is not bound to a thread, and its owner uses it from one at a time.
+// SAFETY: handle and descriptors are not bound to a thread, and their owner uses them from one at a time.
 unsafe impl Send for Lt {}
 
 impl Lt {
@@ -179,8 +182,8 @@ impl Lt {
         let workspace = DeviceBuffer::new(if arch >= 90 { 64 << 20 } else { 32 << 20 }, "cuBLASLt's workspace")?;
         // Scales per row came with 12.9 and exist on Hopper only.
         let hopper = arch == 90 && version >= 120_900;
-        let (products, resolved) = Default::default();
-        Ok(Lt { api, handle, workspace, version, hopper, fp8: arch >= 89, products, resolved })
+        let (products, named, resolved) = Default::default();
+        Ok(Lt { api, handle, workspace, version, hopper, fp8: arch >= 89, products, named, resolved })
     }
 
     /// The library's version, as 130001 for 13.0.1.
@@ -217,7 +220,14 @@ impl Lt {
         // The heuristic looks at whether scales are there, never at what they point to.
         let somewhere = self.workspace.ptr();
         product.set_scales(somewhere, somewhere)?;
-        self.heuristic(product, most)
+        let found = self.heuristic(product, most)?;
+        self.named.borrow_mut().extend(&found);
+        Ok(found)
+    }
+
+    /// Whether the library names this algorithm among the first `most` for `m` rows.
+    pub(crate) fn names(&self, shape: &LtShape, m: usize, most: usize, algo: &LtAlgo) -> bool {
+        self.named.borrow().contains(algo) || self.algorithms(shape, m, most).is_ok_and(|found| found.contains(algo))
     }
 
     fn heuristic(&self, product: &Product, most: usize) -> Result<Vec<LtAlgo>, CudaError> {
@@ -229,7 +239,7 @@ impl Lt {
         let workspace = self.workspace.bytes();
         // Partial sums stay in 32 bits: sums in the output's type would lose what the accumulator kept.
         let reductions = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-        let mut found = vec![NO_RESULT; most];
+        let mut found = vec![Heuristic::default(); most];
         let mut count = 0;
         // SAFETY: live handles; attributes of the sizes that the library documents; room for `most` results.
         let status = unsafe {
@@ -268,13 +278,13 @@ impl Lt {
             let _ = (api.matmul_preference_destroy)(preference);
             status
         };
-        use sys::cublasStatus_t::{CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
-        if matches!(status, CUBLAS_STATUS_NOT_SUPPORTED | CUBLAS_STATUS_INVALID_VALUE) {
+        if [S::CUBLAS_STATUS_NOT_SUPPORTED, S::CUBLAS_STATUS_INVALID_VALUE].iter().any(|none| *none as Status == status)
+        {
             return Ok(Vec::new());
         }
         check(status, || "asking for algorithms".into())?;
-        let good = |r: &&sys::cublasLtMatmulHeuristicResult_t| r.state == SUCCESS && r.workspaceSize <= workspace;
-        Ok(found.iter().take(count as usize).filter(good).map(|r| LtAlgo(r.algo.data)).collect())
+        let good = |r: &&Heuristic| r.state == SUCCESS && r.workspace <= workspace;
+        Ok(found.iter().take(count as usize).filter(good).map(|r| LtAlgo(r.algo)).collect())
     }
 
     /// Whether [`Lt::run`] could multiply so many rows.
@@ -284,7 +294,10 @@ impl Lt {
 
     /// Multiply. `algo` was tuned for about as many rows; where it does not fit this many, or none is given, the
     /// library's favourite runs.
-    pub fn run(&self, gpu: &Gpu, shape: &LtShape, args: &LtArgs, algo: Option<LtAlgo>) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `shape` and `args` name and starts on multiples of 16 bytes.
+    pub unsafe fn run(&self, gpu: &Gpu, shape: &LtShape, args: &LtArgs, algo: Option<LtAlgo>) -> Result<(), CudaError> {
         if args.m == 0 {
             return Ok(());
         }
@@ -294,8 +307,8 @@ impl Lt {
         product.set_rows(args.m)?;
         product.set_scales(args.w_scales, args.x_scales)?;
         let (alpha, beta) = (1.0f32, if shape.accumulate { 1.0f32 } else { 0.0 });
-        // SAFETY: live handles; the buffers are the caller's and of the sizes that `shape` and `m` name; the scalars
-        // are read before the call returns.
+        // SAFETY: handles live as long as `self`, the algorithm is the library's own, and the scalars are read before the call
+        // returns; memory of the sizes that `shape` and `m` name is the caller's promise.
         let status = unsafe {
             (self.api.matmul)(
                 self.handle,
@@ -326,15 +339,16 @@ impl Lt {
         }
         let favourite = self.algorithms(shape, m, 1)?.first().copied();
         let fits = |algo: LtAlgo| {
+            self.named.borrow().get(&algo)?;
             let products = self.products.borrow();
             let product = products.get(shape)?;
-            let mut result = NO_RESULT;
+            let mut result = Heuristic::default();
             // SAFETY: live handles with the rows set by `algorithms`; locals.
             let status = unsafe {
                 let Product { operation, a, b, d, .. } = *product;
                 (self.api.matmul_algo_check)(self.handle, operation, a, b, d, d, &algo.raw(), &mut result)
             };
-            (status == SUCCESS && result.workspaceSize <= self.workspace.bytes()).then_some(algo)
+            (status == SUCCESS && result.workspace <= self.workspace.bytes()).then_some(algo)
         };
         let algo = wanted.and_then(fits).or(favourite).ok_or_else(|| refused(shape, m))?;
         self.resolved.borrow_mut().insert((*shape, m, wanted), algo);
@@ -353,21 +367,27 @@ fn refused(shape: &LtShape, m: usize) -> CudaError {
     CudaError::Unsupported(format!("cuBLASLt has no algorithm for {m} rows of {shape:?}"))
 }
 
-const SUCCESS: sys::cublasStatus_t = sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
+/// What the library's functions return. A newer one may return numbers that no header has yet, so it is no enumeration here.
+type Status = u32;
+const SUCCESS: Status = S::CUBLAS_STATUS_SUCCESS as Status;
 
-const NO_RESULT: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulHeuristicResult_t {
-    algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
-    workspaceSize: 0,
-    state: sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
-    wavesCount: 0.0,
-    reserved: [0; 4],
-};
+/// What the library says of an algorithm, laid out as `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Heuristic {
+    algo: [u64; 8],
+    workspace: usize,
+    state: Status,
+    _waves: f32,
+    _reserved: [c_int; 4],
+}
 
-fn check(status: sys::cublasStatus_t, action: impl FnOnce() -> String) -> Result<(), CudaError> {
+fn check(status: Status, action: impl FnOnce() -> String) -> Result<(), CudaError> {
     if status == SUCCESS {
         return Ok(());
     }
-    Err(CudaError::Library { library: "libcublasLt", action: action(), code: format!("{status:?}") })
+    let code = library::status_name(library::open(library::Lib::CublasLt)?, "cublasLtGetStatusName", status);
+    Err(CudaError::Library { library: "libcublasLt", action: action(), code })
 }
 
 fn data_type(precision: Precision) -> sys::cudaDataType {
@@ -495,6 +515,16 @@ mod tests {
         assert_eq!(LtAlgo::from_hex(&good[1..]), None);
         assert_eq!(LtAlgo::from_hex(&format!("g{}", &good[1..])), None);
         assert_eq!(LtAlgo::from_hex(&"é".repeat(64)), None);
+    }
+
+    #[test]
+    fn heuristics_have_the_layout_of_the_library() {
+        use std::mem::offset_of;
+        type Theirs = sys::cublasLtMatmulHeuristicResult_t;
+        let ours = [offset_of!(Heuristic, workspace), offset_of!(Heuristic, state), size_of::<Heuristic>()];
+        let theirs = [offset_of!(Theirs, workspaceSize), offset_of!(Theirs, state), size_of::<Theirs>()];
+        assert_eq!((ours, align_of::<Heuristic>()), (theirs, align_of::<Theirs>()));
+        assert_eq!(size_of::<Status>(), size_of::<S>());
     }
 
     #[test]

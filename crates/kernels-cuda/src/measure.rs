@@ -1,5 +1,6 @@
 //! What a GPU can do at most: the denominators of its utilisation.
 
+use crate::driver;
 use crate::dtype::Precision;
 use crate::error::CudaError;
 use crate::gpu::{Event, Gpu};
@@ -8,7 +9,6 @@ use crate::memory::DeviceBuffer;
 use crate::rows::RowOps;
 use crate::tune::{LinearSite, running, tune};
 use crate::weights::WeightOps;
-use cudarc::driver::sys;
 
 /// Measured ceilings.
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ fn copy(gpu: &Gpu) -> Result<f64, CudaError> {
     let what = || format!("the copy of {bytes} bytes that memory's peak is measured with");
     let ms = best_ms(gpu, what, || {
         // SAFETY: both buffers have `bytes` bytes and outlive the copy.
-        let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to.ptr(), from.ptr(), bytes, gpu.stream()) };
+        let status = unsafe { driver::cuMemcpyDtoDAsync_v2(to.ptr(), from.ptr(), bytes, gpu.stream()) };
         crate::error::check(status, || "copying device memory".into())
     })?;
     Ok(2.0 * bytes as f64 / (ms / 1e3))
@@ -85,7 +85,8 @@ fn product(gpu: &Gpu, mut linear: Linear, precision: Precision, fp8: bool) -> Re
     let random = |key| {
         let buffer = DeviceBuffer::new(SIDE * SIDE * precision.bytes(), "a matrix")?;
         // Never zeroes: they multiply faster than numbers.
-        ops.random_normal(gpu, buffer.ptr(), precision, key, 0, count, 1.0)?;
+        // SAFETY: the buffer has so many elements, and lives until the product has been measured.
+        unsafe { ops.random_normal(gpu, buffer.ptr(), precision, key, 0, count, 1.0)? };
         Ok::<_, CudaError>(buffer)
     };
     let (x, w) = (random(1)?, random(2)?);
@@ -93,8 +94,12 @@ fn product(gpu: &Gpu, mut linear: Linear, precision: Precision, fp8: bool) -> Re
     let codes = [DeviceBuffer::new(SIDE * SIDE, "codes")?, DeviceBuffer::new(SIDE * SIDE, "codes")?];
     let scales = [DeviceBuffer::new(SIDE * 4, "scales")?, DeviceBuffer::new(SIDE * 4, "scales")?];
     if fp8 {
-        RowOps::new(gpu, precision)?.quantize_rows(gpu, x.ptr(), codes[0].ptr(), scales[0].ptr(), SIDE, SIDE)?;
-        ops.quantize_weight(gpu, w.ptr(), codes[1].ptr(), scales[1].ptr(), SIDE, SIDE)?;
+        let rows = RowOps::new(gpu, precision)?;
+        // SAFETY: matrices and codes have `SIDE` rows and columns, scales as many rows, and all live until the end.
+        unsafe {
+            rows.quantize_rows(gpu, x.ptr(), codes[0].ptr(), scales[0].ptr(), SIDE, SIDE)?;
+            ops.quantize_weight(gpu, w.ptr(), codes[1].ptr(), scales[1].ptr(), SIDE, SIDE)?;
+        }
     }
     let args = LinearArgs {
         shape,
@@ -112,7 +117,8 @@ fn product(gpu: &Gpu, mut linear: Linear, precision: Precision, fp8: bool) -> Re
     let kernel = tuned.choices.choices.iter().find(|choice| choice.rows == SIDE);
     let kernel = kernel.and_then(|choice| choice.candidates.first()).map_or("the likeliest", |timing| &timing.kernel);
     let what = || format!("the peak's {}", running(kernel, &shape, SIDE));
-    let ms = best_ms(gpu, what, || linear.run(gpu, &args))?;
+    // SAFETY: operands and result have `SIDE` rows and columns and live until `best_ms` has waited for the last product.
+    let ms = best_ms(gpu, what, || unsafe { linear.run(gpu, &args) })?;
     // Choosing has warmed the GPU up, and at its power limit it may be slower now than it was for a kernel that won, perhaps
     // with fewer rows.
     let chosen = tuned.choices.choices.iter().map(|choice| choice.tflops * 1e12).fold(0.0, f64::max);

@@ -3,11 +3,13 @@
 //!
 //! What was chosen stays on the device: grids follow from the number of tokens alone.
 
+use bytemuck::NoUninit;
+
 use crate::dtype::Precision;
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
 use crate::kernel_args;
-use crate::memory::{DeviceBuffer, DevicePtr};
+use crate::memory::{DeviceBuffer, DevicePtr, PinnedBuffer};
 use crate::module::Function;
 use crate::rows::typed_function;
 use crate::tensor_map::{MapElement, MapKey, TensorMaps};
@@ -170,6 +172,7 @@ pub struct MoeOps {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct RouteTask {
     logits: DevicePtr,
     planned: DevicePtr,
@@ -189,6 +192,7 @@ struct RouteTask {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct PlanTask {
     chosen: DevicePtr,
     order: DevicePtr,
@@ -203,6 +207,7 @@ struct PlanTask {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct ExpertTask {
     x: DevicePtr,
     w: DevicePtr,
@@ -222,6 +227,7 @@ struct ExpertTask {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct SumTask {
     x: DevicePtr,
     chosen: DevicePtr,
@@ -233,6 +239,7 @@ struct SumTask {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
 struct ExpertParams {
     tiles: DevicePtr,
     tile_count: DevicePtr,
@@ -427,7 +434,10 @@ impl MoeOps {
     }
 
     /// Choose experts and sort the pairs of token and expert by expert, for products in `tiles`.
-    pub fn route(&self, gpu: &Gpu, args: &RouteArgs, tiles: ExpertTiles) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name.
+    pub unsafe fn route(&self, gpu: &Gpu, args: &RouteArgs, tiles: ExpertTiles) -> Result<(), CudaError> {
         let MoeShape { experts, per_token, .. } = self.shape;
         if args.tokens == 0 {
             return Ok(());
@@ -475,17 +485,25 @@ impl MoeOps {
         let shared = (warps + 1) * experts * 4;
         if pairs <= FEW_PAIRS && args.tokens <= FEW_TOKENS && shared <= MOST_SHARED {
             let launch = Launch::grid(1, 32 * warps as u32).shared(shared).overlapping();
-            return gpu.launch(self.route_and_plan, launch, kernel_args![route, plan]);
+            // SAFETY: these are the kernel's arguments, and the buffers of `self` are for as many tokens; the rest is the caller's promise.
+            return unsafe { gpu.launch(self.route_and_plan, launch, kernel_args![route, plan]) };
         }
         let warps = ROUTE_WARPS.min(args.tokens);
         let launch = Launch::grid(args.tokens.div_ceil(warps), 32 * warps as u32);
-        gpu.launch(self.route, launch.shared(warps * experts * 4).overlapping(), kernel_args![route])?;
+        // SAFETY: these are the kernel's arguments, and the buffers of `self` are for as many tokens; the rest is the caller's promise.
+        unsafe { gpu.launch(self.route, launch.shared(warps * experts * 4).overlapping(), kernel_args![route]) }?;
         let threads = pairs.next_multiple_of(32).clamp(64, 1024) as u32;
-        gpu.launch(self.plan, Launch::grid(experts, threads).shared(experts * 4).overlapping(), kernel_args![plan])
+        // SAFETY: these are the kernel's arguments, and the buffers of `self` are for as many tokens; the rest is the caller's promise.
+        unsafe {
+            gpu.launch(self.plan, Launch::grid(experts, threads).shared(experts * 4).overlapping(), kernel_args![plan])
+        }
     }
 
     /// One of the experts' products, after [`MoeOps::route`] with the same tokens and tiles.
-    pub fn experts(&self, gpu: &Gpu, args: &ExpertArgs, tiles: ExpertTiles) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name, and `tiles` are those of the route before.
+    pub unsafe fn experts(&self, gpu: &Gpu, args: &ExpertArgs, tiles: ExpertTiles) -> Result<(), CudaError> {
         let MoeShape { experts, per_token, hidden, inter, activation, .. } = self.shape;
         if args.tokens == 0 {
             return Ok(());
@@ -503,7 +521,8 @@ impl MoeOps {
         };
         if tiles.hopper {
             let task = HopperTask { function: *function, tiles, n, k, activation, alpha, limit };
-            return self.hopper_experts(gpu, args, task);
+            // SAFETY: the caller's promise.
+            return unsafe { self.hopper_experts(gpu, args, task) };
         }
         let aligned =
             (k * self.precision.bytes()).is_multiple_of(16) && args.x.is_multiple_of(16) && args.w.is_multiple_of(16);
@@ -529,17 +548,21 @@ impl MoeOps {
             let (chosen, places) = (self.chosen.ptr(), self.places.ptr());
             // Four rows of w for each of four warps.
             let launch = Launch { grid: (n.div_ceil(tiles.columns) as u32, slots as u32, 1), ..Launch::grid(1, 128) };
-            return gpu.launch(*function, launch.overlapping(), kernel_args![task, chosen, places]);
+            // SAFETY: these are the kernel's arguments, and the buffers of `self` are for as many tokens; the rest is the caller's promise.
+            return unsafe { gpu.launch(*function, launch.overlapping(), kernel_args![task, chosen, places]) };
         }
         let blocks = slots * n.div_ceil(tiles.columns);
         if blocks >= 1 << 31 {
             return Err(CudaError::Unsupported(format!("{blocks} blocks for the GEMMs of {experts} experts")));
         }
         let launch = Launch::grid(blocks, tiles.threads).shared(tiles.shared_bytes()).overlapping();
-        gpu.launch(*function, launch, kernel_args![task])
+        // SAFETY: these are the kernel's arguments, and the buffers of `self` are for as many tokens; the rest is the caller's promise.
+        unsafe { gpu.launch(*function, launch, kernel_args![task]) }
     }
 
-    fn hopper_experts(&self, gpu: &Gpu, args: &ExpertArgs, task: HopperTask) -> Result<(), CudaError> {
+    /// # Safety
+    /// As for [`MoeOps::experts`].
+    unsafe fn hopper_experts(&self, gpu: &Gpu, args: &ExpertArgs, task: HopperTask) -> Result<(), CudaError> {
         let HopperTask { function, tiles, n, k, activation, alpha, limit } = task;
         let MoeShape { experts, per_token, .. } = self.shape;
         let pairs = args.tokens * per_token;
@@ -550,7 +573,8 @@ impl MoeOps {
                 let (order, count, per_token) = (self.order.ptr(), self.tile_count.ptr(), per_token as u32);
                 let list = kernel_args![args.x, args.gathered, order, count, per_token, parts];
                 let threads = parts.next_multiple_of(32).clamp(32, 256);
-                gpu.launch(self.gather, Launch::grid(pairs, threads).overlapping(), list)?;
+                // SAFETY: these are the kernel's arguments, and the buffers of `self` are for as many tokens; the rest is the caller's promise.
+                unsafe { gpu.launch(self.gather, Launch::grid(pairs, threads).overlapping(), list) }?;
                 args.gathered
             }
         };
@@ -573,12 +597,16 @@ impl MoeOps {
         };
         let blocks = tiles.most(pairs, experts) * n.div_ceil(tiles.columns);
         let launch = Launch::grid(blocks.min(gpu.info().multiprocessors as usize), tiles.threads);
-        gpu.launch(function, launch.shared(tiles.shared_bytes()).overlapping(), kernel_args![x, w, params])
+        // SAFETY: these are the kernel's arguments, and the buffers of `self` are for as many tokens; the rest is the caller's promise.
+        unsafe { gpu.launch(function, launch.shared(tiles.shared_bytes()).overlapping(), kernel_args![x, w, params]) }
     }
 
     /// Add each token's sum of `weight * x[pair]` to the residual stream, the best expert first. `x` is what
     /// [`ExpertProduct::Down`] wrote.
-    pub fn sum(&self, gpu: &Gpu, x: DevicePtr, hidden: DevicePtr, tokens: usize) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: `x` has a row for each pair and `hidden` one for each of the `tokens`, which are those of the route before.
+    pub unsafe fn sum(&self, gpu: &Gpu, x: DevicePtr, hidden: DevicePtr, tokens: usize) -> Result<(), CudaError> {
         if tokens == 0 {
             return Ok(());
         }
@@ -597,17 +625,22 @@ impl MoeOps {
         let threads = groups.next_multiple_of(32).clamp(32, 256);
         let parts = groups.div_ceil(threads);
         let grid = Launch { grid: (tokens as u32, parts as u32, 1), ..Launch::grid(1, threads as u32) };
-        gpu.launch(self.sum, grid.overlapping(), kernel_args![task])
+        // SAFETY: these are the kernel's arguments, and the buffers of `self` are for as many tokens; the rest is the caller's promise.
+        unsafe { gpu.launch(self.sum, grid.overlapping(), kernel_args![task]) }
     }
 
-    /// Write `count` counts into page-locked memory of the host.
-    pub fn copy_counts(&self, gpu: &Gpu, counts: DevicePtr, host: &[u32], count: usize) -> Result<(), CudaError> {
-        let (to, words) = (host.as_ptr() as DevicePtr, count.min(host.len()) as u32);
+    /// Fill `host` with counts.
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: there are as many counts, and nobody reads or writes `host` before the kernel has run.
+    pub unsafe fn copy_counts(&self, gpu: &Gpu, counts: DevicePtr, host: &PinnedBuffer<u32>) -> Result<(), CudaError> {
+        let (to, words) = (host.ptr(), host.len() as u32);
         if words == 0 {
             return Ok(());
         }
-        let launch = Launch::grid(count.div_ceil(128), 128).overlapping();
-        gpu.launch(self.copy_counts, launch, kernel_args![counts, to, words])
+        let launch = Launch::grid(host.len().div_ceil(128), 128).overlapping();
+        // SAFETY: these are the kernel's arguments, and the buffers of `self` are for as many tokens; the rest is the caller's promise.
+        unsafe { gpu.launch(self.copy_counts, launch, kernel_args![counts, to, words]) }
     }
 
     /// What was chosen: experts and weights of each token, and the place of each pair. For tests.

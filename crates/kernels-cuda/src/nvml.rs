@@ -1,6 +1,6 @@
 //! Memory, power, clocks and utilisation of a GPU while something runs on it, through NVML.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -371,13 +371,7 @@ fn checked(found: &Found, status: Status, action: impl FnOnce() -> String) -> Re
     if status == SUCCESS {
         return Ok(());
     }
-    type ErrorString = unsafe extern "C" fn(Status) -> *const c_char;
-    // SAFETY: NVML answers every status with a static text.
-    let text = unsafe {
-        let describe: Option<ErrorString> = found.symbol("nvmlErrorString");
-        describe.map(|describe| describe(status)).filter(|text| !text.is_null()).map(|text| CStr::from_ptr(text))
-    };
-    let code = text.map_or_else(|| format!("error {status}"), |text| text.to_string_lossy().into_owned());
+    let code = library::status_name(found, "nvmlErrorString", status as u32);
     Err(CudaError::Library { library: "libnvidia-ml", action: action(), code })
 }
 

@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use cudarc::driver::sys;
-
 use crate::cupti::Recorder;
+use crate::driver::{self, Status};
 use crate::error::{CudaError, check};
 use crate::gpu::Gpu;
 use crate::graph::GraphNode;
@@ -112,7 +111,7 @@ impl Profiler {
             gpu.synchronize()?;
         }
         // SAFETY: no preconditions; without a tool it does nothing.
-        self.mark(unsafe { sys::cuProfilerStart() }, "start");
+        self.mark(unsafe { driver::cuProfilerStart() }, "start");
         match &mut self.recorder {
             Some(recorder) if leading_in => recorder.skip_lead_in(now),
             _ => self.start_recorder(gpu, now),
@@ -121,7 +120,7 @@ impl Profiler {
     }
 
     /// A mark that no tool takes is worth a word, and not the run.
-    fn mark(&mut self, status: sys::CUresult, edge: &str) {
+    fn mark(&mut self, status: Status, edge: &str) {
         if let Err(error) = check(status, || format!("marking the {edge} of a profile window")) {
             self.notes.push(format!("a profiler can't see the {edge} of a window: {error}"));
         }
@@ -170,7 +169,7 @@ impl Profiler {
         let alive = waited.is_ok();
         let timeline = self.recorder.as_mut().filter(|_| alive).map(|recorder| recorder.stop(gpu, now));
         // SAFETY: no preconditions; without a tool it does nothing.
-        let status = unsafe { sys::cuProfilerStop() };
+        let status = unsafe { driver::cuProfilerStop() };
         waited?;
         self.mark(status, "end");
         match timeline {

@@ -6,7 +6,7 @@ use crate::dtype::{KvDtype, Precision};
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
 use crate::kernel_args;
-use crate::memory::DevicePtr;
+use crate::memory::{DevicePtr, PinnedBuffer};
 use crate::module::Function;
 
 /// The kernel `name_<precision>` of a file; the name may come in several pieces.
@@ -37,6 +37,8 @@ const TEAM_WARPS: usize = 8;
 const THREADS: usize = 256;
 /// Threads of a block that copies inputs: few, so that many multiprocessors ask the host.
 const COPY_THREADS: usize = 128;
+/// Words that each of them copies.
+const COPY_GROUP: usize = 4;
 
 /// An op's kernels for rows of different widths.
 #[derive(Clone, Copy)]
@@ -70,7 +72,9 @@ impl RowShape {
 }
 
 impl RowKernels {
-    pub(crate) fn launch(
+    /// # Safety
+    /// As for [`Gpu::launch`].
+    pub(crate) unsafe fn launch(
         &self,
         gpu: &Gpu,
         rows: usize,
@@ -82,12 +86,16 @@ impl RowKernels {
             RowShape::Wide(threads) => (self.wide, threads),
             RowShape::Any(threads) => (self.any, threads),
         };
-        launch(gpu, function, rows, threads, args)
+        // SAFETY: the caller's promise.
+        unsafe { launch(gpu, function, rows, threads, args) }
     }
 }
 
 /// Nothing is launched for no blocks.
-fn launch(
+///
+/// # Safety
+/// As for [`Gpu::launch`].
+unsafe fn launch(
     gpu: &Gpu,
     function: Function,
     blocks: usize,
@@ -97,7 +105,8 @@ fn launch(
     if blocks == 0 {
         return Ok(());
     }
-    gpu.launch(function, Launch::grid(blocks, threads).overlapping(), args)
+    // SAFETY: the caller's promise.
+    unsafe { gpu.launch(function, Launch::grid(blocks, threads).overlapping(), args) }
 }
 
 /// The three kernels of a row op.
@@ -258,18 +267,25 @@ impl RowOps {
     }
 
     /// Rows of the table, as f32.
-    pub fn embed(&self, gpu: &Gpu, args: &EmbedArgs) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name, tokens are in the table and places among the last ones.
+    pub unsafe fn embed(&self, gpu: &Gpu, args: &EmbedArgs) -> Result<(), CudaError> {
         let width = args.width as u32;
         let grouped = args.width.is_multiple_of(GROUP);
         let function = if grouped { self.embed } else { self.embed_any };
         let threads = if grouped { args.width / GROUP } else { args.width }.next_multiple_of(32).clamp(32, THREADS);
         let keep = u32::from(gpu.keeps_residual(args.rows, args.width));
         let list = kernel_args![args.tokens, args.from_sampled, args.last_tokens, args.table, args.hidden, width, keep];
-        launch(gpu, function, args.rows, threads as u32, list)
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { launch(gpu, function, args.rows, threads as u32, list) }
     }
 
     /// `out = hidden / rms(hidden) * weight` for each row, after `hidden += delta` where there is a delta.
-    pub fn rms_norm(&self, gpu: &Gpu, args: &NormArgs) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name.
+    pub unsafe fn rms_norm(&self, gpu: &Gpu, args: &NormArgs) -> Result<(), CudaError> {
         let kernels = match (args.delta, args.scales) {
             (None, None) => &self.rms_norm,
             (Some(_), None) => &self.add_rms_norm,
@@ -285,18 +301,24 @@ impl RowOps {
         let function = match warps {
             1 => kernels.in_warps,
             2 => kernels.in_pairs,
-            _ => return kernels.each.launch(gpu, args.rows, args.width, list),
+            // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+            _ => return unsafe { kernels.each.launch(gpu, args.rows, args.width, list) },
         };
         if args.rows < 2 * multiprocessors || !args.width.is_multiple_of(GROUP) {
-            return kernels.each.launch(gpu, args.rows, args.width, list);
+            // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+            return unsafe { kernels.each.launch(gpu, args.rows, args.width, list) };
         }
         let per_block = args.rows.div_ceil(multiprocessors).min(TEAM_WARPS / warps);
-        launch(gpu, function, args.rows.div_ceil(per_block), (WARP * warps * per_block) as u32, list)
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { launch(gpu, function, args.rows.div_ceil(per_block), (WARP * warps * per_block) as u32, list) }
     }
 
     /// `rms_norm` of each query head with `q_weight` and of each key head with `k_weight`, in place.
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
     #[allow(clippy::too_many_arguments)]
-    pub fn qk_norm(
+    pub unsafe fn qk_norm(
         &self,
         gpu: &Gpu,
         qkv: DevicePtr,
@@ -316,11 +338,17 @@ impl RowOps {
         let function = if head_dim.is_multiple_of(4) { self.qk_norm } else { self.qk_norm_any };
         let blocks = (rows * (heads + kv_heads)).div_ceil(THREADS / 32);
         let (n, q, kv, d) = (rows as u32, heads as u32, kv_heads as u32, head_dim as u32);
-        launch(gpu, function, blocks, THREADS as u32, kernel_args![qkv, q_weight, k_weight, eps, n, q, kv, d])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe {
+            launch(gpu, function, blocks, THREADS as u32, kernel_args![qkv, q_weight, k_weight, eps, n, q, kv, d])
+        }
     }
 
     /// Turn q and k, write k and v.
-    pub fn rope_kv_write(&self, gpu: &Gpu, args: &RopeArgs) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name, positions are in the tables and slots in the cache.
+    pub unsafe fn rope_kv_write(&self, gpu: &Gpu, args: &RopeArgs) -> Result<(), CudaError> {
         let half = args.head_dim / 2;
         let per_thread = [8, 4, 1].into_iter().find(|part| half.is_multiple_of(*part)).unwrap_or(1);
         let threads = args.rows * (args.heads + 2 * args.kv_heads) * (half / per_thread);
@@ -357,11 +385,15 @@ impl RowOps {
             shift
         ];
         // Small blocks spread a few rows over more multiprocessors.
-        launch(gpu, function, threads.div_ceil(128), 128, list)
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { launch(gpu, function, threads.div_ceil(128), 128, list) }
     }
 
     /// `act = silu(gate) * up` for rows `[gate | up]`, each `inter` wide.
-    pub fn silu_mul(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn silu_mul(
         &self,
         gpu: &Gpu,
         gate_up: DevicePtr,
@@ -373,11 +405,15 @@ impl RowOps {
         let (function, per_thread) = if grouped { (self.silu_mul, GROUP) } else { (self.silu_mul_any, 1) };
         let parts = inter.div_ceil(per_thread * THREADS);
         let (columns, row_parts) = (inter as u32, parts as u32);
-        launch(gpu, function, rows * parts, THREADS as u32, kernel_args![gate_up, act, columns, row_parts])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { launch(gpu, function, rows * parts, THREADS as u32, kernel_args![gate_up, act, columns, row_parts]) }
     }
 
     /// [`RowOps::silu_mul`] into e4m3 codes with one scale per row.
-    pub fn silu_mul_fp8(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn silu_mul_fp8(
         &self,
         gpu: &Gpu,
         gate_up: DevicePtr,
@@ -387,11 +423,15 @@ impl RowOps {
         inter: usize,
     ) -> Result<(), CudaError> {
         let columns = inter as u32;
-        self.silu_mul_fp8.launch(gpu, rows, inter, kernel_args![gate_up, codes, scales, columns])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { self.silu_mul_fp8.launch(gpu, rows, inter, kernel_args![gate_up, codes, scales, columns]) }
     }
 
     /// Rows into e4m3 codes with one scale per row.
-    pub fn quantize_rows(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn quantize_rows(
         &self,
         gpu: &Gpu,
         x: DevicePtr,
@@ -401,11 +441,15 @@ impl RowOps {
         width: usize,
     ) -> Result<(), CudaError> {
         let columns = width as u32;
-        self.quantize_rows.launch(gpu, rows, width, kernel_args![x, codes, scales, columns])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { self.quantize_rows.launch(gpu, rows, width, kernel_args![x, codes, scales, columns]) }
     }
 
     /// `out[i] = x[index[i]]` for `rows` indices (u32).
-    pub fn gather_rows(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name, and every index is a row of `x`.
+    pub unsafe fn gather_rows(
         &self,
         gpu: &Gpu,
         x: DevicePtr,
@@ -415,19 +459,44 @@ impl RowOps {
         width: usize,
     ) -> Result<(), CudaError> {
         let (columns, threads) = (width as u32, (width / GROUP).next_multiple_of(32).clamp(32, THREADS) as u32);
-        launch(gpu, self.gather_rows, rows, threads, kernel_args![x, index, out, columns])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { launch(gpu, self.gather_rows, rows, threads, kernel_args![x, index, out, columns]) }
     }
 
-    /// Copy `words` words, rounded up to whole groups of four, out of page-locked host memory: sooner there than with the copy
-    /// engine, which begins when kernels have ended and ends before they begin.
-    pub fn copy_inputs(&self, gpu: &Gpu, from: &[u32], to: DevicePtr) -> Result<(), CudaError> {
-        let (groups, host) = (from.len().div_ceil(4), from.as_ptr() as DevicePtr);
-        let count = groups as u32;
-        launch(gpu, self.copy_inputs, groups.div_ceil(COPY_THREADS), COPY_THREADS as u32, kernel_args![host, to, count])
+    /// Copy the first `words` words of `from`, rounded up to whole groups of four: sooner there than with the copy engine, which
+    /// begins when kernels have ended and ends before they begin.
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: there are as many bytes at `to`, and nobody writes `from` before the kernel has run.
+    pub unsafe fn copy_inputs(
+        &self,
+        gpu: &Gpu,
+        from: &PinnedBuffer<u32>,
+        words: usize,
+        to: DevicePtr,
+    ) -> Result<(), CudaError> {
+        let groups = words.div_ceil(COPY_GROUP);
+        if groups * COPY_GROUP > from.len() {
+            return Err(CudaError::Unsupported(format!("copying {words} words out of {}", from.len())));
+        }
+        let (count, host) = (groups as u32, from.ptr());
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe {
+            launch(
+                gpu,
+                self.copy_inputs,
+                groups.div_ceil(COPY_THREADS),
+                COPY_THREADS as u32,
+                kernel_args![host, to, count],
+            )
+        }
     }
 
     /// `out += bias` (f32) for each row.
-    pub fn add_bias(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn add_bias(
         &self,
         gpu: &Gpu,
         out: DevicePtr,
@@ -437,7 +506,8 @@ impl RowOps {
     ) -> Result<(), CudaError> {
         let parts = width.div_ceil(THREADS);
         let (columns, row_parts) = (width as u32, parts as u32);
-        launch(gpu, self.add_bias, rows * parts, THREADS as u32, kernel_args![out, bias, columns, row_parts])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { launch(gpu, self.add_bias, rows * parts, THREADS as u32, kernel_args![out, bias, columns, row_parts]) }
     }
 }
 

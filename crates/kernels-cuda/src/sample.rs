@@ -6,8 +6,7 @@ use crate::kernel_args;
 use crate::memory::{DeviceBuffer, DevicePtr};
 use crate::module::Function;
 
-/// How one row's token is drawn; what the kernel reads.
-#[repr(C)]
+/// How one row's token is drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Draw {
     /// 0 is greedy.
@@ -24,6 +23,29 @@ pub struct Draw {
     pub banned_start: u32,
     /// How many they are.
     pub banned_len: u32,
+}
+
+impl Draw {
+    /// Words of one that a kernel reads.
+    pub const WORDS: usize = 10;
+
+    /// As the kernel finds it in memory, on eight bytes.
+    pub fn words(&self) -> [u32; Draw::WORDS] {
+        let halves = |value: u64| [value as u32, (value >> 32) as u32];
+        let ([s0, s1], [i0, i1]) = (halves(self.seed), halves(self.index));
+        [
+            self.temperature.to_bits(),
+            self.top_k,
+            self.top_p.to_bits(),
+            0, // the seed starts on eight bytes
+            s0,
+            s1,
+            i0,
+            i1,
+            self.banned_start,
+            self.banned_len,
+        ]
+    }
 }
 
 /// Rows of logits and how their tokens are drawn.
@@ -90,7 +112,10 @@ impl SampleOps {
     }
 
     /// The first maximum of each row (u32); NaN never wins, and a row of nothing else gives 0.
-    pub fn argmax(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn argmax(
         &self,
         gpu: &Gpu,
         logits: DevicePtr,
@@ -102,11 +127,15 @@ impl SampleOps {
         let Some(shape) = self.shape(gpu, vocab, rows)? else { return Ok(()) };
         let (columns, partials, counters) = (vocab as u32, self.scratch.ptr(), self.counters());
         let shape = Launch { block: ARGMAX_THREADS, ..shape };
-        gpu.launch(self.argmax, shape, kernel_args![logits, columns, out, host, partials, counters])
+        // SAFETY: these are the kernel's arguments, and the scratch is for as many rows; the rest is the caller's promise.
+        unsafe { gpu.launch(self.argmax, shape, kernel_args![logits, columns, out, host, partials, counters]) }
     }
 
     /// [`SampleOps::argmax`] of rows whose product has kept the maxima of its tiles, see [`Maxima`].
-    pub fn argmax_tiles(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn argmax_tiles(
         &self,
         gpu: &Gpu,
         maxima: Maxima,
@@ -119,16 +148,21 @@ impl SampleOps {
         }
         let shape = Launch::grid(rows.div_ceil(ARGMAX_THREADS as usize / 32), ARGMAX_THREADS).overlapping();
         let (kept, tiles, rows) = (maxima.kept, maxima.tiles as u32, rows as u32);
-        gpu.launch(self.argmax_tiles, shape, kernel_args![kept, tiles, rows, out, host])
+        // SAFETY: these are the kernel's arguments, and the scratch is for as many rows; the rest is the caller's promise.
+        unsafe { gpu.launch(self.argmax_tiles, shape, kernel_args![kept, tiles, rows, out, host]) }
     }
 
     /// A token for each row, as its [`Draw`] says.
-    pub fn sample(&self, gpu: &Gpu, args: &SampleArgs) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name, and tokens that a row may not draw are among those given.
+    pub unsafe fn sample(&self, gpu: &Gpu, args: &SampleArgs) -> Result<(), CudaError> {
         let Some(shape) = self.shape(gpu, args.vocab, args.rows)? else { return Ok(()) };
         let shape = shape.shared(SCRATCH_BYTES + args.vocab.div_ceil(32) * 4);
         let (columns, partials, counters) = (args.vocab as u32, self.scratch.ptr(), self.counters());
         let list = kernel_args![args.logits, columns, args.draws, args.banned, args.out, args.host, partials, counters];
-        gpu.launch(self.sample, shape, list)
+        // SAFETY: these are the kernel's arguments, and the scratch is for as many rows; the rest is the caller's promise.
+        unsafe { gpu.launch(self.sample, shape, list) }
     }
 
     fn counters(&self) -> DevicePtr {
@@ -162,9 +196,12 @@ mod tests {
 
     #[test]
     fn a_draw_has_the_layout_of_the_kernel() {
-        assert_eq!(size_of::<Draw>(), 40);
-        let offsets = [std::mem::offset_of!(Draw, seed), std::mem::offset_of!(Draw, banned_start)];
-        assert_eq!(offsets, [16, 32]);
+        let (seed, index) = (0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908);
+        let draw = Draw { temperature: 0.5, top_k: 7, top_p: 0.25, seed, index, banned_start: 11, banned_len: 13 };
+        let bytes: Vec<u8> = draw.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        let float = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        assert_eq!((float(0), bytes[4], float(8), bytes[32], bytes[36]), (0.5, 7, 0.25, 11, 13));
+        assert!(bytes[16..32].iter().enumerate().all(|(at, byte)| *byte as usize == at));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Products of few rows with a large weight matrix, with the work before and after them: what decoding spends its time
 //! on.
 
+use bytemuck::NoUninit;
+
 use crate::dtype::Precision;
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
@@ -98,7 +100,7 @@ impl Default for SkinnyTuning {
 /// What the kernels take, in the layout of the kernel file. Arguments have no hidden padding: what is launched is the same
 /// bytes every time.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct Arguments {
     x: DevicePtr,
     norm_weight: DevicePtr,
@@ -286,7 +288,10 @@ impl Skinny {
     }
 
     /// Launch it.
-    pub fn run(&self, gpu: &Gpu, args: &SkinnyArgs, precision: Precision) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` name.
+    pub unsafe fn run(&self, gpu: &Gpu, args: &SkinnyArgs, precision: Precision) -> Result<(), CudaError> {
         let unsupported = || {
             CudaError::Unsupported(format!(
                 "the skinny GEMM can't do {} rows with {} x {} weights of {}{}",
@@ -303,7 +308,8 @@ impl Skinny {
                     return Err(unsupported());
                 }
                 let blocks = shape(args, 4).units().div_ceil(WARPS);
-                return self.launch(gpu, self.f32, Launch::grid(blocks, THREADS), arguments(args));
+                // SAFETY: the caller's promise.
+                return unsafe { self.launch(gpu, self.f32, Launch::grid(blocks, THREADS), arguments(args)) };
             }
             (Precision::Bf16, None) => &self.bf16,
             (Precision::Bf16, Some(_)) => &self.fp8_bf16,
@@ -322,12 +328,16 @@ impl Skinny {
             ..arguments(args)
         };
         let launch = Launch::grid(plan.blocks, THREADS).shared(plan.shared);
-        self.launch(gpu, family.choose(args.m, plan.place), launch, arguments)
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(gpu, family.choose(args.m, plan.place), launch, arguments) }
     }
 
-    fn launch(&self, gpu: &Gpu, function: Function, shape: Launch, args: Arguments) -> Result<(), CudaError> {
+    /// # Safety
+    /// As for [`Skinny::run`].
+    unsafe fn launch(&self, gpu: &Gpu, function: Function, shape: Launch, args: Arguments) -> Result<(), CudaError> {
         let shape = if self.tuning.overlap { shape.overlapping() } else { shape };
-        gpu.launch(function, shape, kernel_args![args])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { gpu.launch(function, shape, kernel_args![args]) }
     }
 }
 

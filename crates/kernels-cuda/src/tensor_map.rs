@@ -3,8 +3,10 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use bytemuck::NoUninit;
 use cudarc::driver::sys;
 
+use crate::driver;
 use crate::error::{CudaError, check};
 use crate::memory::DevicePtr;
 
@@ -52,13 +54,22 @@ const MAPS_KEPT: usize = 8192;
 /// Rows that one warp writes at once; no operand comes in boxes this low.
 pub(crate) const OUT_BOX_ROWS: u32 = 16;
 
+/// A matrix as the copy engine reads of it: an argument of kernels.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(crate) struct TensorMap(sys::CUtensorMap);
+
+// SAFETY: words and nothing else, as is asserted right below.
+unsafe impl NoUninit for TensorMap {}
+const _: () = assert!(size_of::<TensorMap>() == size_of::<[u64; 16]>());
+
 /// The maps made so far.
 #[derive(Default)]
-pub(crate) struct TensorMaps(RefCell<HashMap<MapKey, sys::CUtensorMap>>);
+pub(crate) struct TensorMaps(RefCell<HashMap<MapKey, TensorMap>>);
 
 impl TensorMaps {
     /// The copy engine's view of a matrix: operands in boxes of 128 bytes of k, outputs in boxes of 32 columns.
-    pub fn get(&self, key: MapKey) -> Result<sys::CUtensorMap, CudaError> {
+    pub fn get(&self, key: MapKey) -> Result<TensorMap, CudaError> {
         let mut maps = self.0.borrow_mut();
         if let Some(map) = maps.get(&key) {
             return Ok(*map);
@@ -77,7 +88,7 @@ impl TensorMaps {
         let (shape, step) = ([box_columns, key.box_rows], [1u32, 1]);
         // SAFETY: arrays of the rank given; the address is only written down.
         let status = unsafe {
-            sys::cuTensorMapEncodeTiled(
+            driver::cuTensorMapEncodeTiled(
                 &mut map,
                 key.element.raw(),
                 2,
@@ -96,6 +107,7 @@ impl TensorMaps {
         if maps.len() >= MAPS_KEPT {
             maps.clear();
         }
+        let map = TensorMap(map);
         maps.insert(key, map);
         Ok(map)
     }

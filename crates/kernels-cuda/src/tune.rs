@@ -196,7 +196,7 @@ pub fn tune(
     let mut missing = Vec::new();
     for (shape, bucket, rows) in wanted {
         match known.iter().find(|c| c.shape == shape && c.bucket == bucket) {
-            Some(choice) if linear.can_run(&shape, rows, &choice.winner) => choices.push(choice.clone()),
+            Some(choice) if linear.can_run(choice, rows) => choices.push(choice.clone()),
             _ => missing.push((shape, bucket, rows)),
         }
     }
@@ -398,11 +398,13 @@ impl Bench {
         let graph = CapturedGraph::capture(gpu, || {
             (0..repeats).try_for_each(|turn| self.product(gpu, linear, shape, rows, candidate, turn))
         })?;
-        graph.launch(gpu)?;
+        // SAFETY: it was captured right above, with memory of `self`; nothing else is on its way.
+        unsafe { graph.launch(gpu) }?;
         let mut times = Vec::with_capacity(REPLAYS);
         for _ in 0..REPLAYS {
             begin.record(gpu)?;
-            graph.launch(gpu)?;
+            // SAFETY: it was captured right above, with memory of `self`; nothing else is on its way.
+            unsafe { graph.launch(gpu) }?;
             end.record(gpu)?;
             end.wait()?;
             let microseconds = f64::from(end.since(&begin)?) * 1e3 / repeats as f64;
@@ -416,7 +418,7 @@ impl Bench {
         Ok(times[times.len() / 2])
     }
 
-    /// What an engine would launch for this product.
+    /// What an engine would launch for this product, of a size that the bench was made for.
     fn product(
         &self,
         gpu: &Gpu,
@@ -444,14 +446,17 @@ impl Bench {
         } else if route.fp8_input {
             let codes = self.codes.ptr();
             if shape.norm {
-                ops.rms_norm(gpu, &norm(codes, Some(scales)))?;
+                // SAFETY: memory of `self`, as large as this size needs and there until `time` has waited.
+                unsafe { ops.rms_norm(gpu, &norm(codes, Some(scales))) }?;
             } else {
-                ops.quantize_rows(gpu, self.x.ptr(), codes, scales, rows, shape.k)?;
+                // SAFETY: memory of `self`, as large as this size needs and there until `time` has waited.
+                unsafe { ops.quantize_rows(gpu, self.x.ptr(), codes, scales, rows, shape.k) }?;
             }
             LinearInput::Fp8 { codes, scales }
         } else {
             if shape.norm {
-                ops.rms_norm(gpu, &norm(self.x.ptr(), None))?;
+                // SAFETY: memory of `self`, as large as this size needs and there until `time` has waited.
+                unsafe { ops.rms_norm(gpu, &norm(self.x.ptr(), None)) }?;
             }
             LinearInput::Plain(self.x.ptr())
         };
@@ -469,16 +474,20 @@ impl Bench {
             spared: constants,
             m: rows,
         };
-        linear.run_route(gpu, &args, &route)?;
+        // SAFETY: memory of `self`, as large as this size needs and there until `time` has waited.
+        unsafe { linear.run_route(gpu, &args, &route) }?;
         if !route.folds_silu && shape.epilogue == Epilogue::SiluMul {
-            ops.silu_mul(gpu, self.out.ptr(), self.act.ptr(), rows, shape.n / 2)?;
+            // SAFETY: memory of `self`, as large as this size needs and there until `time` has waited.
+            unsafe { ops.silu_mul(gpu, self.out.ptr(), self.act.ptr(), rows, shape.n / 2) }?;
         }
         // Whoever wants logits looks for the largest, which costs less after some kernels.
         let tokens = self.x_scales.ptr();
         match route.maxima {
-            Some(maxima) => self.sample.argmax_tiles(gpu, maxima, rows, tokens, 0)?,
+            // SAFETY: memory of `self`, as large as this size needs and there until `time` has waited.
+            Some(maxima) => unsafe { self.sample.argmax_tiles(gpu, maxima, rows, tokens, 0) }?,
             None if shape.epilogue == Epilogue::Logits => {
-                self.sample.argmax(gpu, self.out.ptr(), shape.n, rows, tokens, 0)?;
+                // SAFETY: memory of `self`, as large as this size needs and there until `time` has waited.
+                unsafe { self.sample.argmax(gpu, self.out.ptr(), shape.n, rows, tokens, 0) }?;
             }
             None => {}
         }

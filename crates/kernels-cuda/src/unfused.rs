@@ -1,5 +1,7 @@
 //! Attention as three kernels that pass their results through memory: the baseline that fusing is measured against.
 
+use bytemuck::NoUninit;
+
 use crate::dtype::{KvDtype, Precision};
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Launch};
@@ -74,7 +76,7 @@ pub fn score_elements(heads: usize, q_len: usize, kv_len: usize) -> usize {
 
 /// What the kernels take; laid out as their `Unfused`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct Parameters {
     qkv: DevicePtr,
     kv: DevicePtr,
@@ -137,25 +139,46 @@ impl UnfusedAttention {
     }
 
     /// Scaled scores of every row and key that it sees.
-    pub fn scores(&self, gpu: &Gpu, args: &UnfusedArgs) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` and its spans name, and blocks of the tables are in the cache.
+    pub unsafe fn scores(&self, gpu: &Gpu, args: &UnfusedArgs) -> Result<(), CudaError> {
         let key_tiles = args.max_kv.div_ceil(self.tile);
         let (parameters, tiles) = (self.parameters(args), key_tiles as u32);
         let blocks = args.max_q.div_ceil(self.tile) * key_tiles;
-        self.launch(gpu, self.scores, args, (blocks, self.config.heads), self.threads, kernel_args![parameters, tiles])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe {
+            self.launch(
+                gpu,
+                self.scores,
+                args,
+                (blocks, self.config.heads),
+                self.threads,
+                kernel_args![parameters, tiles],
+            )
+        }
     }
 
     /// Scores to probabilities, in place.
-    pub fn softmax(&self, gpu: &Gpu, args: &UnfusedArgs) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` and its spans name, and blocks of the tables are in the cache.
+    pub unsafe fn softmax(&self, gpu: &Gpu, args: &UnfusedArgs) -> Result<(), CudaError> {
         let parameters = self.parameters(args);
-        self.launch(gpu, self.softmax, args, (args.max_q, self.config.heads), 128, kernel_args![parameters])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { self.launch(gpu, self.softmax, args, (args.max_q, self.config.heads), 128, kernel_args![parameters]) }
     }
 
     /// Values summed up with the probabilities.
-    pub fn values(&self, gpu: &Gpu, args: &UnfusedArgs) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that `args` and its spans name, and blocks of the tables are in the cache.
+    pub unsafe fn values(&self, gpu: &Gpu, args: &UnfusedArgs) -> Result<(), CudaError> {
         let parameters = self.parameters(args);
         let pieces = self.config.heads * self.config.value_dim().div_ceil(self.tile);
         let grid = (args.max_q.div_ceil(self.tile), pieces);
-        self.launch(gpu, self.values, args, grid, self.threads, kernel_args![parameters])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { self.launch(gpu, self.values, args, grid, self.threads, kernel_args![parameters]) }
     }
 
     fn parameters(&self, args: &UnfusedArgs) -> Parameters {
@@ -180,7 +203,9 @@ impl UnfusedAttention {
         }
     }
 
-    fn launch(
+    /// # Safety
+    /// As for [`Gpu::launch`].
+    unsafe fn launch(
         &self,
         gpu: &Gpu,
         function: Function,
@@ -194,7 +219,8 @@ impl UnfusedAttention {
         }
         let mut shape = Launch::grid(x, threads).overlapping();
         (shape.grid.1, shape.grid.2) = (y as u32, args.span_count as u32);
-        gpu.launch(function, shape, list)
+        // SAFETY: the caller's promise.
+        unsafe { gpu.launch(function, shape, list) }
     }
 }
 

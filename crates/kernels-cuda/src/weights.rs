@@ -39,8 +39,11 @@ impl WeightOps {
 
     /// Elements `start..start + count` of the random tensor `key`, in type `precision`: those that the model crate's
     /// generator makes, rounded.
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
     #[allow(clippy::too_many_arguments)]
-    pub fn random_normal(
+    pub unsafe fn random_normal(
         &self,
         gpu: &Gpu,
         out: DevicePtr,
@@ -57,11 +60,15 @@ impl WeightOps {
             Precision::Bf16 => bf16,
         };
         let scale = (f64::from(std) / SUM_STD) as f32;
-        launch_over(gpu, function, count, kernel_args![out, key, start, count, scale])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { launch_over(gpu, function, count, kernel_args![out, key, start, count, scale]) }
     }
 
     /// From `[ceil(n / 32)][k][32]`, zero padded, to `[n][k]`.
-    pub fn unpack_panels(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn unpack_panels(
         &self,
         gpu: &Gpu,
         packed: DevicePtr,
@@ -75,11 +82,17 @@ impl WeightOps {
             return Ok(());
         }
         let (rows, columns, parts) = (n as u32, k as u32, parts as u32);
-        gpu.launch(self.unpack_panels, Launch::grid(blocks, 256), kernel_args![packed, out, rows, columns, parts])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe {
+            gpu.launch(self.unpack_panels, Launch::grid(blocks, 256), kernel_args![packed, out, rows, columns, parts])
+        }
     }
 
     /// A matrix of `n` rows and `k` columns into e4m3 codes `[n][k]` and one f32 scale per row.
-    pub fn quantize_weight(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn quantize_weight(
         &self,
         gpu: &Gpu,
         weight: DevicePtr,
@@ -89,20 +102,34 @@ impl WeightOps {
         k: usize,
     ) -> Result<(), CudaError> {
         let columns = k as u32;
-        self.quantize.launch(gpu, n, k, kernel_args![weight, codes, scales, columns])
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { self.quantize.launch(gpu, n, k, kernel_args![weight, codes, scales, columns]) }
     }
 
     /// `count` times `value`.
-    pub fn fill_f32(&self, gpu: &Gpu, out: DevicePtr, value: f32, count: u64) -> Result<(), CudaError> {
-        launch_over(gpu, self.fill_f32, count, kernel_args![out, value, count])
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory has the extents that the arguments name.
+    pub unsafe fn fill_f32(&self, gpu: &Gpu, out: DevicePtr, value: f32, count: u64) -> Result<(), CudaError> {
+        // SAFETY: these are the kernel's arguments; the rest is the caller's promise.
+        unsafe { launch_over(gpu, self.fill_f32, count, kernel_args![out, value, count]) }
     }
 }
 
 /// Enough blocks to fill any GPU; each takes many elements when there are more.
-fn launch_over(gpu: &Gpu, function: Function, count: u64, args: &mut [*mut std::ffi::c_void]) -> Result<(), CudaError> {
+///
+/// # Safety
+/// As for [`Gpu::launch`].
+unsafe fn launch_over(
+    gpu: &Gpu,
+    function: Function,
+    count: u64,
+    args: &mut [*mut std::ffi::c_void],
+) -> Result<(), CudaError> {
     if count == 0 {
         return Ok(());
     }
     let blocks = count.div_ceil(256).min(16 * u64::from(gpu.info().multiprocessors));
-    gpu.launch(function, Launch::grid(blocks as usize, 256), args)
+    // SAFETY: the caller's promise.
+    unsafe { gpu.launch(function, Launch::grid(blocks as usize, 256), args) }
 }

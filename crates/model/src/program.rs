@@ -166,6 +166,35 @@ pub enum OpKind {
     Sample,
 }
 
+impl OpKind {
+    /// The weights that it reads.
+    pub fn weights(&self) -> impl Iterator<Item = WeightId> + use<> {
+        let found = match *self {
+            OpKind::Embed { table: weight }
+            | OpKind::RmsNorm { weight }
+            | OpKind::AddRmsNorm { weight }
+            | OpKind::LatentNorm { weight }
+            | OpKind::LatentValues { weight } => [Some(weight), None],
+            OpKind::Linear { weight, bias, .. } | OpKind::ExpertLinear { weight, bias, .. } => [Some(weight), bias],
+            OpKind::QkNorm { q: first, k: second } | OpKind::LatentQueries { norm: first, weight: second } => {
+                [Some(first), Some(second)]
+            }
+            OpKind::Attention { sinks: weight, .. }
+            | OpKind::AttnSoftmax { sinks: weight }
+            | OpKind::Route { bias: weight } => [weight, None],
+            OpKind::RopeKvWrite
+            | OpKind::AttnScores
+            | OpKind::AttnValues
+            | OpKind::SiluMul
+            | OpKind::ExpertSiluMul
+            | OpKind::ExpertSum { .. }
+            | OpKind::Gather
+            | OpKind::Sample => [None, None],
+        };
+        found.into_iter().flatten()
+    }
+}
+
 /// One op of a model's list.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Node {

@@ -48,9 +48,13 @@ impl AttentionOps {
     }
 
     /// See [`Attention::set_spent`]; latent attention reads too little for it to matter.
-    pub fn set_spent(&mut self, places: [Spent; 2]) {
+    ///
+    /// # Safety
+    /// As for [`Attention::set_spent`].
+    pub unsafe fn set_spent(&mut self, places: [Spent; 2]) {
         if let AttentionOps::Heads(ops) = self {
-            ops.set_spent(places);
+            // SAFETY: the caller's promise.
+            unsafe { ops.set_spent(places) };
         }
     }
 
@@ -76,19 +80,31 @@ impl AttentionOps {
     }
 
     /// Attention of spans of several rows.
-    pub fn prefill(&self, gpu: &Gpu, args: &PrefillArgs) -> Result<(), CudaError> {
-        match self {
-            AttentionOps::Heads(ops) => ops.prefill(gpu, args),
-            AttentionOps::Latent(ops) => ops.prefill(gpu, args),
+    ///
+    /// # Safety
+    /// As for [`Attention::prefill`].
+    pub unsafe fn prefill(&self, gpu: &Gpu, args: &PrefillArgs) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                AttentionOps::Heads(ops) => ops.prefill(gpu, args),
+                AttentionOps::Latent(ops) => ops.prefill(gpu, args),
+            }
         }
     }
 
     /// Attention of spans of one row; with `angles` rows are rotated and written first.
-    pub fn decode(&self, gpu: &Gpu, args: &DecodeArgs, angles: Option<RopeAngles>) -> Result<(), CudaError> {
-        match (self, angles) {
-            (AttentionOps::Heads(ops), Some(angles)) => ops.decode_rope(gpu, args, angles),
-            (AttentionOps::Heads(ops), None) => ops.decode(gpu, args),
-            (AttentionOps::Latent(ops), _) => ops.decode(gpu, args),
+    ///
+    /// # Safety
+    /// As for [`Attention::decode_rope`].
+    pub unsafe fn decode(&self, gpu: &Gpu, args: &DecodeArgs, angles: Option<RopeAngles>) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (self, angles) {
+                (AttentionOps::Heads(ops), Some(angles)) => ops.decode_rope(gpu, args, angles),
+                (AttentionOps::Heads(ops), None) => ops.decode(gpu, args),
+                (AttentionOps::Latent(ops), _) => ops.decode(gpu, args),
+            }
         }
     }
 }
@@ -143,7 +159,17 @@ pub fn unfused_config(
 
 impl CudaBackend {
     /// Launch an op of latent attention other than the attention itself; `rows` rows, `kv` is the layer's cache.
-    pub(super) fn run_latent(&self, node: &Node, rows: usize, packed: &Packed, kv: DevicePtr) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As for [`CudaBackend::run_nodes`].
+    #[expect(unsafe_op_in_unsafe_fn, reason = "nearly every line launches, each on the promise made to this function")]
+    pub(super) unsafe fn run_latent(
+        &self,
+        node: &Node,
+        rows: usize,
+        packed: &Packed,
+        kv: DevicePtr,
+    ) -> Result<(), CudaError> {
         let (gpu, b, layout, base) = (&self.gpu, &self.buffers, packed.layout, self.buffers.packed.ptr());
         let (AttentionOps::Latent(ops), Some(latent)) = (&self.attention, &b.latent) else {
             return Err(CudaError::Unsupported(format!("{} in a model without latent attention", node.name)));
@@ -154,20 +180,20 @@ impl CudaBackend {
         match node.kind {
             OpKind::LatentNorm { weight: id } => {
                 let width = self.config.latent.and_then(|latent| latent.q_lora_rank).unwrap_or(0);
-                ops.norm(gpu, latent.q_latent.ptr(), weight(id), latent.q_normed.ptr(), rows, width)
+                ops.norm(gpu, latent.q_latent.ptr(), weight(id)?, latent.q_normed.ptr(), rows, width)
             }
             // The norm is left to the kernel that writes the cache.
             OpKind::LatentQueries { weight: id, .. } => {
-                ops.queries(gpu, latent.per_head.ptr(), weight(id), b.qkv.ptr(), q_stride, rows)
+                ops.queries(gpu, latent.per_head.ptr(), weight(id)?, b.qkv.ptr(), q_stride, rows)
             }
             OpKind::LatentValues { weight: id } => {
-                ops.values(gpu, b.attn.ptr(), weight(id), latent.per_head.ptr(), rows)
+                ops.values(gpu, b.attn.ptr(), weight(id)?, latent.per_head.ptr(), rows)
             }
             _ => ops.keys(
                 gpu,
                 &LatentKeysArgs {
                     kv_latent: latent.kv_latent.ptr(),
-                    norm: weight(WeightId::Layer(node.layer.unwrap_or(0), LayerWeight::KvLatentNorm)),
+                    norm: weight(WeightId::Layer(node.layer.unwrap_or(0), LayerWeight::KvLatentNorm))?,
                     queries: latent.per_head.ptr(),
                     q: b.qkv.ptr(),
                     q_stride,

@@ -2,7 +2,7 @@
 
 use strobe_kernels_cuda::{
     CudaError, DeviceBuffer, DevicePtr, ExpertActivation, ExpertArgs, ExpertProduct, ExpertRouting, Gpu, MoeOps,
-    MoeShape, Precision, RouteArgs,
+    MoeShape, PinnedBuffer, Precision, RouteArgs,
 };
 use strobe_model::{ModelConfig, MoeConfig, PerfectRouter, RoutingMethod, SwigluClamp};
 
@@ -95,7 +95,10 @@ impl Experts {
     }
 
     /// Choose the experts of `tokens` rows; those with a negative slot are padding.
-    pub fn route(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory is large enough for `tokens` rows, which are no more than the limits of a step.
+    pub unsafe fn route(
         &self,
         gpu: &Gpu,
         layer: usize,
@@ -105,7 +108,8 @@ impl Experts {
     ) -> Result<(), CudaError> {
         let counts = self.counts.ptr() + (layer * self.experts * 4) as u64;
         let args = RouteArgs { logits: self.router_logits.ptr(), bias, slots, tokens, counts };
-        self.ops.route(gpu, &args, self.ops.tiles_for(tokens))
+        // SAFETY: the caller's promise; logits and counts were made for these limits.
+        unsafe { self.ops.route(gpu, &args, self.ops.tiles_for(tokens)) }
     }
 
     /// Whether [`Experts::gate_up`] of so many rows copies each once for each of its experts first.
@@ -114,7 +118,10 @@ impl Experts {
     }
 
     /// Gate, up and activation of every pair.
-    pub fn gate_up(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory is large enough for `tokens` rows, which are those of the route before.
+    pub unsafe fn gate_up(
         &self,
         gpu: &Gpu,
         x: DevicePtr,
@@ -125,11 +132,15 @@ impl Experts {
     ) -> Result<(), CudaError> {
         let args =
             ExpertArgs { product: ExpertProduct::GateUp, x, w, bias, out: act, gathered: self.out.ptr(), tokens };
-        self.ops.experts(gpu, &args, self.ops.tiles_for(tokens))
+        // SAFETY: the caller's promise; `out` was made for these limits, and the tiles follow from the tokens.
+        unsafe { self.ops.experts(gpu, &args, self.ops.tiles_for(tokens)) }
     }
 
     /// What the expert of every pair answers.
-    pub fn down(
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory is large enough for `tokens` rows, which are those of the route before.
+    pub unsafe fn down(
         &self,
         gpu: &Gpu,
         act: DevicePtr,
@@ -139,16 +150,25 @@ impl Experts {
     ) -> Result<(), CudaError> {
         let args =
             ExpertArgs { product: ExpertProduct::Down, x: act, w, bias, out: self.out.ptr(), gathered: 0, tokens };
-        self.ops.experts(gpu, &args, self.ops.tiles_for(tokens))
+        // SAFETY: the caller's promise; `out` was made for these limits, and the tiles follow from the tokens.
+        unsafe { self.ops.experts(gpu, &args, self.ops.tiles_for(tokens)) }
     }
 
     /// Add what each token's experts answer to the residual stream.
-    pub fn sum(&self, gpu: &Gpu, hidden: DevicePtr, tokens: usize) -> Result<(), CudaError> {
-        self.ops.sum(gpu, self.out.ptr(), hidden, tokens)
+    ///
+    /// # Safety
+    /// As for [`Gpu::launch`]: memory is large enough for `tokens` rows, which are those of the route before.
+    pub unsafe fn sum(&self, gpu: &Gpu, hidden: DevicePtr, tokens: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise; `out` was made for these limits.
+        unsafe { self.ops.sum(gpu, self.out.ptr(), hidden, tokens) }
     }
 
     /// Write the counts of all layers into page-locked memory of the host.
-    pub fn copy_counts(&self, gpu: &Gpu, host: &[u32]) -> Result<(), CudaError> {
-        self.ops.copy_counts(gpu, self.counts.ptr(), host, self.count())
+    ///
+    /// # Safety
+    /// Nobody reads or writes `host`, which has room for [`Experts::count`] of them and no more, before the GPU is done.
+    pub unsafe fn copy_counts(&self, gpu: &Gpu, host: &PinnedBuffer<u32>) -> Result<(), CudaError> {
+        // SAFETY: `counts` is as long; the rest is the caller's promise.
+        unsafe { self.ops.copy_counts(gpu, self.counts.ptr(), host) }
     }
 }

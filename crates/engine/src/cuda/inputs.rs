@@ -19,7 +19,7 @@ pub struct Layout {
 /// Words of a [`SeqSpan`].
 const SPAN: usize = size_of::<SeqSpan>() / 4;
 /// Words of a [`Draw`].
-const DRAW: usize = size_of::<Draw>() / 4;
+const DRAW: usize = Draw::WORDS;
 
 impl Layout {
     /// A decode step padded to `rows` requests.
@@ -262,31 +262,12 @@ pub fn pack(step: &StepInputs, options: &PackOptions, padded: Option<usize>, out
                 banned_start: banned.start as u32,
                 banned_len: banned.len() as u32,
             };
-            draw_words(&draw, &mut out[draws + DRAW * index..][..DRAW]);
+            out[draws + DRAW * index..][..DRAW].copy_from_slice(&draw.words());
         }
         packed.draws = Some(draws);
         packed.words = draws + DRAW * step.draws.len();
     }
     packed
-}
-
-/// A [`Draw`] as the kernel finds it in memory.
-fn draw_words(draw: &Draw, out: &mut [u32]) {
-    let halves = |value: u64| [value as u32, (value >> 32) as u32];
-    let ([s0, s1], [i0, i1]) = (halves(draw.seed), halves(draw.index));
-    let words = [
-        draw.temperature.to_bits(),
-        draw.top_k,
-        draw.top_p.to_bits(),
-        0, // the seed starts on eight bytes
-        s0,
-        s1,
-        i0,
-        i1,
-        draw.banned_start,
-        draw.banned_len,
-    ];
-    out.copy_from_slice(&words);
 }
 
 /// Address of a word.

@@ -12,8 +12,8 @@ mod weights;
 use std::sync::Arc;
 
 use strobe_kernels_cuda::{
-    CacheReport, CapturedGraph, CudaError, DeviceBuffer, DeviceInfo, DevicePtr, Event, GemmChoices, Gpu, KvDtype,
-    Linear, Maxima, NvtxChoice, PinnedBuffer, Profiler, RowOps, SampleArgs, SampleOps, UnfusedAttention,
+    CacheReport, CapturedGraph, CudaError, DeviceBuffer, DeviceInfo, Event, GemmChoices, Gpu, KvDtype, Linear, Maxima,
+    NvtxChoice, PinnedBuffer, Profiler, RowOps, SampleArgs, SampleOps, UnfusedAttention,
 };
 use strobe_model::ModelConfig;
 use strobe_model::program::{Input, Node, Output, Ran, StepShape};
@@ -190,11 +190,15 @@ impl CudaBackend {
         let bounds = Bounds { vocab, blocks, limits, last_sampled };
         debug_assert_eq!(inputs::check(&packed, &stage.packed, &self.pack, &bounds), Ok(()));
         self.gpu.set_tag(u32::MAX);
-        let words = &stage.packed[..packed.words.next_multiple_of(4)];
-        if words.len() > MOST_COPIED_WORDS {
-            self.gpu.copy_to_device(self.buffers.packed.ptr(), words)?;
-        } else {
-            self.rows.copy_inputs(&self.gpu, words, self.buffers.packed.ptr())?;
+        let (words, to) = (packed.words.next_multiple_of(4), self.buffers.packed.ptr());
+        // SAFETY: both sides have room for the largest step of these limits. The stage is the host's until this step is
+        // launched, and again when it was waited for.
+        unsafe {
+            if words > MOST_COPIED_WORDS {
+                self.gpu.copy_to_device(to, &stage.packed, words)?;
+            } else {
+                self.rows.copy_inputs(&self.gpu, &stage.packed, words, to)?;
+            }
         }
         if packed.draws.is_some() && !step.banned.is_empty() {
             let count = step.banned.len();
@@ -207,7 +211,8 @@ impl CudaBackend {
                 self.buffers.banned = DeviceBuffer::new(count.next_power_of_two() * 4, "forbidden tokens")?;
             }
             stage.banned[..count].copy_from_slice(&step.banned);
-            self.gpu.copy_to_device(self.buffers.banned.ptr(), &stage.banned[..count])?;
+            // SAFETY: as above, and both sides were just made large enough.
+            unsafe { self.gpu.copy_to_device(self.buffers.banned.ptr(), &stage.banned, count)? };
         }
         let begun = trace.as_ref().map(|(_, clock, _)| clock.now());
         let mut launched = Vec::new();
@@ -215,7 +220,8 @@ impl CudaBackend {
             Some(index) => {
                 stage.what = "a decode step replayed as a graph (--cuda-launch-blocking finds the op)";
                 let decode = &self.graphs[index];
-                decode.graph.launch(&self.gpu)?;
+                // SAFETY: as below, with the rows that the graph was captured for; what it works on lives as long as `self`.
+                unsafe { decode.graph.launch(&self.gpu) }?;
                 self.profiler.graph_launched(&decode.graph.nodes);
                 if begun.is_some() {
                     launched.extend_from_slice(&decode.launched);
@@ -224,7 +230,9 @@ impl CudaBackend {
             }
             None => {
                 stage.what = "a step launched op by op (--cuda-launch-blocking finds the op)";
-                self.run_nodes(&packed, begun.is_some().then_some(&mut launched))?
+                // SAFETY: the scheduler planned the step within `limits`, for which everything was made, and `pack` wrote what `check`
+                // lets pass. The inputs are on their way and stay as they are until the step was waited for.
+                unsafe { self.run_nodes(&packed, begun.is_some().then_some(&mut launched)) }?
             }
         };
         // Drawn tokens need all logits.
@@ -235,7 +243,8 @@ impl CudaBackend {
         let sampled = sampled?;
         self.gpu.set_tag(u32::MAX);
         if let Some(experts) = &self.experts {
-            experts.copy_counts(&self.gpu, &self.stages[self.next].expert_counts)?;
+            // SAFETY: the stage was made for so many counts, and is the host's again when this step was waited for.
+            unsafe { experts.copy_counts(&self.gpu, &self.stages[self.next].expert_counts)? };
         }
         let stage = &mut self.stages[self.next];
         stage.done.record(&self.gpu)?;
@@ -271,18 +280,26 @@ impl CudaBackend {
         let (logits, vocab, rows) = (self.buffers.logits.ptr(), self.config.vocab_size, packed.sampled);
         let (base, out) = (self.buffers.packed.ptr(), self.buffers.tokens.ptr());
         // Kernels write page-locked memory of the host as if it were their own: no copy waits for its turn.
-        let host = self.stages[self.next].tokens.as_ptr() as DevicePtr;
+        let host = self.stages[self.next].tokens.ptr();
         match packed.draws {
             None => match maxima {
                 Some(maxima) => {
                     ran.input = Input::Maxima(maxima.tiles as u32);
-                    self.sample.argmax_tiles(&self.gpu, maxima, rows, out, host)?;
+                    // SAFETY: there is room for the samples of the largest step, and the stage is the host's again when this step was
+                    // waited for.
+                    unsafe { self.sample.argmax_tiles(&self.gpu, maxima, rows, out, host) }?
                 }
-                None => self.sample.argmax(&self.gpu, logits, vocab, rows, out, host)?,
+                // SAFETY: there is room for the samples of the largest step, and the stage is the host's again when this step was
+                // waited for.
+                None => unsafe { self.sample.argmax(&self.gpu, logits, vocab, rows, out, host) }?,
             },
             Some(draws) => {
                 let (draws, banned) = (at(base, draws), self.buffers.banned.ptr());
-                self.sample.sample(&self.gpu, &SampleArgs { logits, vocab, rows, draws, banned, out, host })?;
+                // SAFETY: there is room for the samples of the largest step, and the stage is the host's again when this step was
+                // waited for.
+                unsafe {
+                    self.sample.sample(&self.gpu, &SampleArgs { logits, vocab, rows, draws, banned, out, host })
+                }?;
             }
         }
         self.settled("sample")?;

@@ -22,7 +22,12 @@ impl CudaBackend {
     /// Launch every op of the forward pass, up to the logits. Everything is at a place that depends on counts only. Returns
     /// what the product of the logits keeps of each row's maximum. `launched` gets the ops that were launched and how: an op
     /// that others have folded in is not among them.
-    pub(super) fn run_nodes(
+    ///
+    /// # Safety
+    /// As for [`strobe_kernels_cuda::Gpu::launch`], of everything that a step touches: its rows, keys and samples are within the
+    /// limits that buffers, cache and tables were made for, and the numbers in its packed inputs lead nowhere else
+    /// ([`super::inputs::check`]); inputs are on the device or on their way, and nobody changes them before the step has run.
+    pub(super) unsafe fn run_nodes(
         &self,
         packed: &Packed,
         mut launched: Option<&mut Vec<(u32, Ran)>>,
@@ -35,7 +40,8 @@ impl CudaBackend {
         while index + 1 < nodes.len() {
             let node = &nodes[index];
             self.gpu.set_tag(index as u32);
-            let done = self.run_node(&nodes, index, m, sampled, packed, &mut state)?;
+            // SAFETY: the caller's promise.
+            let done = unsafe { self.run_node(&nodes, index, m, sampled, packed, &mut state)? };
             if self.blocking {
                 let layer = node.layer.map_or(String::new(), |layer| format!(" of layer {layer}"));
                 self.settled(&format!("{}{layer}", node.name))?;
@@ -54,7 +60,11 @@ impl CudaBackend {
     }
 
     /// Run the op at `index`, unless another has done it or will.
-    fn run_node(
+    ///
+    /// # Safety
+    /// As for [`CudaBackend::run_nodes`].
+    #[expect(unsafe_op_in_unsafe_fn, reason = "nearly every line launches, each on the promise made to this function")]
+    unsafe fn run_node(
         &self,
         nodes: &[Node],
         index: usize,
@@ -84,7 +94,7 @@ impl CudaBackend {
                         tokens: base,
                         from_sampled: at(base, layout.last_rows()),
                         last_tokens: b.tokens.ptr(),
-                        table: self.weights.ptr(table),
+                        table: self.weights.ptr(table)?,
                         hidden: b.hidden.ptr(),
                         rows: m,
                         width: hidden,
@@ -92,7 +102,7 @@ impl CudaBackend {
                 )?;
             }
             OpKind::RmsNorm { weight } | OpKind::AddRmsNorm { weight } => {
-                let w = self.weights.ptr(weight);
+                let w = self.weights.ptr(weight)?;
                 let add = state.delta && matches!(node.kind, OpKind::AddRmsNorm { .. });
                 let route = self.next_route(nodes, index, packed, state);
                 state.delta = false;
@@ -129,10 +139,14 @@ impl CudaBackend {
                 let rows = if x == Buf::Sampled { sampled } else { m };
                 let ahead = state.ahead.take().filter(|(place, _)| *place == index);
                 let route = ahead.map_or_else(|| self.linear.route(&shape, rows), |(_, route)| route);
-                let latent = |part: fn(&LatentBuffers) -> &DeviceBuffer| b.latent.as_ref().map_or(0, |l| part(l).ptr());
+                let latent = |part: fn(&LatentBuffers) -> &DeviceBuffer| {
+                    let missing =
+                        || CudaError::Unsupported(format!("{} in a model without latent attention", node.name));
+                    b.latent.as_ref().map(|latent| part(latent).ptr()).ok_or_else(missing)
+                };
                 let plain = match x {
-                    Buf::QLatentNormed => latent(|l| &l.q_normed),
-                    Buf::PerHead => latent(|l| &l.per_head),
+                    Buf::QLatentNormed => latent(|l| &l.q_normed)?,
+                    Buf::PerHead => latent(|l| &l.per_head)?,
                     Buf::Attn => b.attn.ptr(),
                     Buf::Act => b.act.ptr(),
                     Buf::Sampled if !packed.all_sampled => b.sampled.ptr(),
@@ -156,9 +170,9 @@ impl CudaBackend {
                 let target = match (out, shape.epilogue) {
                     (_, Epilogue::AddResidual) => b.hidden.ptr(),
                     (Buf::Qkv, _) => b.qkv.ptr(),
-                    (Buf::QLatent, _) => latent(|l| &l.q_latent),
-                    (Buf::PerHead, _) => latent(|l| &l.per_head),
-                    (Buf::KvLatent, _) => latent(|l| &l.kv_latent),
+                    (Buf::QLatent, _) => latent(|l| &l.q_latent)?,
+                    (Buf::PerHead, _) => latent(|l| &l.per_head)?,
+                    (Buf::KvLatent, _) => latent(|l| &l.kv_latent)?,
                     (Buf::GateUp, _) if route.folds_silu => b.act.ptr(),
                     (Buf::GateUp, _) => b.gate_up.ptr(),
                     (Buf::Logits, _) => b.logits.ptr(),
@@ -170,9 +184,9 @@ impl CudaBackend {
                     &LinearArgs {
                         shape,
                         input,
-                        w: self.weights.ptr(weight),
+                        w: self.weights.ptr(weight)?,
                         w_scales: self.weights.scales(weight),
-                        bias: bias.map_or(0, |id| self.weights.ptr(id)),
+                        bias: self.weights.optional(bias)?,
                         out: target,
                         spared: if out == Buf::Logits { at(base, layout.logits_spared()) } else { 0 },
                         m: rows,
@@ -197,7 +211,7 @@ impl CudaBackend {
                 };
             }
             OpKind::QkNorm { q, k } => {
-                let (q, k) = (self.weights.ptr(q), self.weights.ptr(k));
+                let (q, k) = (self.weights.ptr(q)?, self.weights.ptr(k)?);
                 self.rows.qk_norm(gpu, b.qkv.ptr(), q, k, eps, m, shape.heads, shape.kv_heads, shape.head_dim)?;
             }
             OpKind::RopeKvWrite | OpKind::LatentQueries { .. } if config.latent.is_some() => {
@@ -212,7 +226,7 @@ impl CudaBackend {
                     && self.attention.fuses_rope()
                 {
                     gpu.set_tag(index as u32 + 1);
-                    self.decode_attention(packed, kv, window, self.sinks(sinks), true)?;
+                    self.decode_attention(packed, kv, window, self.weights.optional(sinks)?, true)?;
                     return Ok(Done::RanNext(Ran { input: Input::Unrotated, ..ran }));
                 }
                 self.rows.rope_kv_write(
@@ -234,7 +248,7 @@ impl CudaBackend {
                 )?;
             }
             OpKind::Attention { sinks, .. } => {
-                let sinks = self.sinks(sinks);
+                let sinks = self.weights.optional(sinks)?;
                 if packed.tiles > 0 {
                     self.attention.prefill(
                         gpu,
@@ -264,7 +278,7 @@ impl CudaBackend {
                 }
                 ran.output = if node.kind == OpKind::AttnValues { Output::Plain } else { Output::Visible };
                 let sinks = match node.kind {
-                    OpKind::AttnSoftmax { sinks } => self.sinks(sinks),
+                    OpKind::AttnSoftmax { sinks } => self.weights.optional(sinks)?,
                     _ => 0,
                 };
                 let args = UnfusedArgs {
@@ -312,11 +326,11 @@ impl CudaBackend {
             }
             OpKind::Sample => return Ok(Done::Nothing),
             OpKind::Route { bias } => {
-                let bias = bias.map_or(0, |id| self.weights.ptr(id));
+                let bias = self.weights.optional(bias)?;
                 self.experts()?.route(gpu, layer, bias, at(base, layout.slots()), m)?;
             }
             OpKind::ExpertLinear { x, weight, bias, .. } => {
-                let (w, bias) = (self.weights.ptr(weight), bias.map_or(0, |id| self.weights.ptr(id)));
+                let (w, bias) = (self.weights.ptr(weight)?, self.weights.optional(bias)?);
                 match x {
                     Buf::Normed => {
                         let experts = self.experts()?;
@@ -345,11 +359,9 @@ impl CudaBackend {
         self.experts.as_ref().ok_or_else(|| CudaError::Unsupported("an op of experts in a model without".into()))
     }
 
-    fn sinks(&self, id: Option<WeightId>) -> DevicePtr {
-        id.map_or(0, |id| self.weights.ptr(id))
-    }
-
-    fn decode_attention(
+    /// # Safety
+    /// As for [`CudaBackend::run_nodes`].
+    unsafe fn decode_attention(
         &self,
         packed: &Packed,
         kv: DevicePtr,
@@ -376,7 +388,8 @@ impl CudaBackend {
             out_stride: shape.heads * value_dim(&self.config),
         };
         let angles = rope.then(|| RopeAngles { cosines: b.cos.ptr(), sines: b.sin.ptr() });
-        self.attention.decode(&self.gpu, &args, angles)
+        // SAFETY: the caller's promise.
+        unsafe { self.attention.decode(&self.gpu, &args, angles) }
     }
 
     /// How the product runs that reads what the op at `index` writes; the product itself need not ask again.

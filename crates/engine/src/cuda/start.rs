@@ -74,6 +74,7 @@ impl CudaBackend {
             });
         }
         let weights = DeviceWeights::load(&gpu, model, &mut *options.progress)?;
+        weights.check(&nodes, build.quantization == Quantization::Fp8)?;
         lap("weights");
 
         let plugin = if build.gemm_plugin { GemmPlugin::Auto } else { GemmPlugin::Disable };
@@ -108,11 +109,14 @@ impl CudaBackend {
             words,
         )?;
         // The activation of the layer before, and the rows that q, k and v were made of: their products have read them.
-        attention.set_spent([&buffers.act, &buffers.normed].map(|buffer| Spent {
-            memory: buffer.ptr(),
-            bytes: buffer.bytes(),
-            row: buffer.bytes() / limits.tokens.max(1),
-        }));
+        // SAFETY: both stay allocated as long as `attention`, and no later op reads them before one has written them again.
+        unsafe {
+            attention.set_spent([&buffers.act, &buffers.normed].map(|buffer| Spent {
+                memory: buffer.ptr(),
+                bytes: buffer.bytes(),
+                row: buffer.bytes() / limits.tokens.max(1),
+            }))
+        };
         let experts = Experts::new(&gpu, &config, limits, precision, options.perfect_router)?;
         let expert_bytes = experts.as_ref().map_or(0, Experts::bytes);
         let counts = experts.as_ref().map_or(0, Experts::count);
@@ -239,13 +243,15 @@ impl CudaBackend {
             inputs::pack(&step, &self.pack, Some(bucket), &mut words);
             self.buffers.packed.write(0, &words)?;
             // Once outside a graph: libraries load code at first use.
-            self.run_nodes(&packed, None)?;
+            // SAFETY: padding rows read token 0 of the table, attend to nothing and write no cache; all buffers were made for more rows.
+            unsafe { self.run_nodes(&packed, None) }?;
             self.gpu
                 .synchronize()
                 .map_err(|error| error.while_waiting_for(|| format!("the first decode step of {bucket} rows")))?;
             let (mut maxima, mut launched) = (None, Vec::new());
             let graph = CapturedGraph::capture(&self.gpu, || {
-                maxima = self.run_nodes(&packed, Some(&mut launched))?;
+                // SAFETY: padding rows read token 0 of the table, attend to nothing and write no cache; all buffers were made for more rows.
+                maxima = unsafe { self.run_nodes(&packed, Some(&mut launched)) }?;
                 Ok(())
             })?;
             self.graphs.push(DecodeGraph { rows: bucket, graph, maxima, launched });

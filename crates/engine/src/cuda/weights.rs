@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use strobe_kernels_cpu::Layout;
-use strobe_kernels_cuda::{DeviceBuffer, DevicePtr, Gpu, Precision, WeightOps};
+use strobe_kernels_cuda::{CudaError, DeviceBuffer, DevicePtr, Gpu, Precision, WeightOps};
+use strobe_model::program::{Node, OpKind};
 use strobe_model::random::RandomTensor;
 use strobe_model::weights::RandomInit;
 use strobe_model::{DType, WeightId, WeightInfo, WeightSource, weight_list};
@@ -85,9 +86,31 @@ impl DeviceWeights {
         Ok(all)
     }
 
+    /// Refuses a program that reads weights which are not here, or their scales.
+    pub fn check(&self, nodes: &[Node], fp8: bool) -> Result<(), EngineError> {
+        for node in nodes {
+            for id in node.kind.weights() {
+                self.ptr(id)?;
+            }
+            if let OpKind::Linear { weight: id @ WeightId::Layer(..), .. } = node.kind
+                && fp8
+                && self.scales(id) == 0
+            {
+                return Err(CudaError::Unsupported(format!("{} without scales in an FP8 engine", id.name())).into());
+            }
+        }
+        Ok(())
+    }
+
     /// Where a weight starts.
-    pub fn ptr(&self, id: WeightId) -> DevicePtr {
-        self.weights.get(&id).map_or(0, |weight| weight.data.ptr())
+    pub fn ptr(&self, id: WeightId) -> Result<DevicePtr, CudaError> {
+        let missing = || CudaError::Unsupported(format!("a program that reads {}, which the model lacks", id.name()));
+        self.weights.get(&id).map(|weight| weight.data.ptr()).ok_or_else(missing)
+    }
+
+    /// Where a weight starts, 0 where an op has none.
+    pub fn optional(&self, id: Option<WeightId>) -> Result<DevicePtr, CudaError> {
+        id.map_or(Ok(0), |id| self.ptr(id))
     }
 
     /// Where its scales start; 0 where it has none.
@@ -121,7 +144,17 @@ fn load_one(
     let data = DeviceBuffer::new(if fp8 { elements } else { elements * kind.bytes() }, &name)?;
     // Where the row-major weight is put together: right where it stays, unless it is quantised from there.
     let plain = if fp8 { &stages[0] } else { &data };
-    match model.weights.data(info.id) {
+    let stored = model.weights.data(info.id);
+    if let Some(WeightData::Bytes { bytes, layout }) = stored {
+        let expected = match layout {
+            Layout::RowMajor => elements * kind.bytes(),
+            Layout::Packed => info.experts * packed_bytes(info, matrices),
+        };
+        if bytes.len() != expected {
+            return Err(EngineError::Stopped(format!("{name} has {} bytes (expected {expected})", bytes.len())));
+        }
+    }
+    match stored {
         Some(WeightData::Bytes { bytes, layout: Layout::RowMajor }) => plain.write(0, bytes)?,
         Some(WeightData::Bytes { bytes, layout: Layout::Packed }) => {
             let (one, bytes_of_one) = (packed_bytes(info, matrices), info.rows * info.cols * matrices.bytes());
@@ -131,7 +164,8 @@ fn load_one(
                 }
                 stages[1].write(0, bytes)?;
                 let to = plain.ptr() + (expert * bytes_of_one) as u64;
-                ops.unpack_panels(gpu, stages[1].ptr(), to, info.rows, info.cols)?;
+                // SAFETY: the weight and its stage have room for these rows and columns, and are waited for before either is used again.
+                unsafe { ops.unpack_panels(gpu, stages[1].ptr(), to, info.rows, info.cols) }?;
             }
         }
         Some(WeightData::Source(WeightSource::Random { seed })) if !matches!(info.init, RandomInit::Values { .. }) => {
@@ -141,9 +175,11 @@ fn load_one(
                 match &info.init {
                     RandomInit::Normal { std } => {
                         let key = RandomTensor::new(*seed, tensor).key();
-                        ops.random_normal(gpu, at, kind, key, 0, count, *std)?;
+                        // SAFETY: the weight and its stage have room for these rows and columns, and are waited for before either is used again.
+                        unsafe { ops.random_normal(gpu, at, kind, key, 0, count, *std) }?;
                     }
-                    RandomInit::Constant(value) => ops.fill_f32(gpu, at, *value, count)?,
+                    // SAFETY: the weight and its stage have room for these rows and columns, and are waited for before either is used again.
+                    RandomInit::Constant(value) => unsafe { ops.fill_f32(gpu, at, *value, count) }?,
                     RandomInit::Values { .. } => {}
                 }
                 at += count * kind.bytes() as u64;
@@ -160,7 +196,8 @@ fn load_one(
     let scales = match fp8 {
         true => {
             let scales = DeviceBuffer::new(info.rows * 4, &name)?;
-            ops.quantize_weight(gpu, plain.ptr(), data.ptr(), scales.ptr(), info.rows, info.cols)?;
+            // SAFETY: the weight and its stage have room for these rows and columns, and are waited for before either is used again.
+            unsafe { ops.quantize_weight(gpu, plain.ptr(), data.ptr(), scales.ptr(), info.rows, info.cols) }?;
             Some(scales)
         }
         false => None,

@@ -354,7 +354,8 @@ fn check_prefill(
         out: out.ptr(),
         out_stride: batch.q_width(),
     };
-    attention.prefill(rig.gpu, &args)?;
+    // SAFETY: the batch has rows, cache and tables for its spans, and lives until the result was read.
+    unsafe { attention.prefill(rig.gpu, &args) }?;
     let found = out.read(rig.gpu, precision)?;
     let name = ("attention, prompts", &*dtype(&config));
     outcomes.push(Outcome::compared(name, batch.case(""), &found, &batch.expected(), tolerance(precision)));
@@ -382,7 +383,8 @@ fn check_decode(
     // The second round with the same splits finds the counters as the first one left them.
     for splits in [1, 2, chosen, chosen] {
         out.poison()?;
-        attention.decode(rig.gpu, &batch.decode_args(&out, splits))?;
+        // SAFETY: the batch has rows, cache and tables for its spans, and lives until the result was read.
+        unsafe { attention.decode(rig.gpu, &batch.decode_args(&out, splits)) }?;
         let found = out.read(rig.gpu, precision)?;
         let case = batch.case(&format!("{splits} splits, "));
         outcomes.push(Outcome::compared(
@@ -423,9 +425,13 @@ fn check_spent(rig: &mut Rig, config: AttentionConfig, outcomes: &mut Vec<Outcom
     flood.fill(0)?;
     first.fill(NEW)?;
     second.fill(NEW)?;
-    attention.set_spent([&first, &second].map(|all| Spent { memory: all.ptr(), bytes: all.bytes(), row: ROW }));
+    // SAFETY: both live until the result was read, and nobody reads what of them belongs to the spans.
+    unsafe {
+        attention.set_spent([&first, &second].map(|all| Spent { memory: all.ptr(), bytes: all.bytes(), row: ROW }))
+    };
     let out = rig.output_of(batch.rows * batch.q_width(), config.precision)?;
-    attention.decode(rig.gpu, &batch.decode_args(&out, 1))?;
+    // SAFETY: the batch has rows, cache and tables for its spans, and lives until the result was read.
+    unsafe { attention.decode(rig.gpu, &batch.decode_args(&out, 1)) }?;
     let found = out.read(rig.gpu, config.precision)?;
     let (dtype, case) = (dtype(&config), format!("{count} spans"));
     let name = ("attention, spent rows", &*dtype);
@@ -457,7 +463,8 @@ fn check_rope(
     let out = rig.output_of(batch.rows * batch.q_width(), precision)?;
     let args = batch.decode_args(&out, attention.splits_for(requests.len(), longest));
     let angles = RopeAngles { cosines: device_cosines.ptr(), sines: device_sines.ptr() };
-    attention.decode_rope(rig.gpu, &args, angles)?;
+    // SAFETY: the batch has rows, cache and tables for its spans, and lives until the result was read.
+    unsafe { attention.decode_rope(rig.gpu, &args, angles) }?;
     let found = out.read(rig.gpu, precision)?;
     let mut bytes = vec![0u8; batch.device_cache.bytes()];
     batch.device_cache.read(0, &mut bytes)?;

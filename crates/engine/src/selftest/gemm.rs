@@ -129,13 +129,15 @@ fn case(
             let tiles = own.keeps_maxima(&args, variant);
             let kept = rig.output(m * tiles.unwrap_or(0), 8)?;
             let maxima = tiles.map(|_| kept.ptr());
-            own.run_variant(rig.gpu, &GemmArgs { out: out.ptr(), maxima, ..args }, variant)?;
+            // SAFETY: operands and results were made for this case, and live until the result was read.
+            unsafe { own.run_variant(rig.gpu, &GemmArgs { out: out.ptr(), maxima, ..args }, variant) }?;
             let found = out.read(rig.gpu, out_precision)?;
             let name = format!("own gemm {epilogue:?}{}", if biased { " + bias" } else { "" });
             let text = format!("{variant}, {m} x {n} x {k}{}", if per_row { "" } else { ", one scale" });
             if let Some(tiles) = tiles {
                 let tokens = rig.output(m, 4)?;
-                sample.argmax_tiles(rig.gpu, Maxima { kept: kept.ptr(), tiles }, m, tokens.ptr(), 0)?;
+                // SAFETY: operands and results were made for this case, and live until the result was read.
+                unsafe { sample.argmax_tiles(rig.gpu, Maxima { kept: kept.ptr(), tiles }, m, tokens.ptr(), 0) }?;
                 let mut largest = vec![0; m];
                 rig.cpu.argmax_rows(&found, n, &mut largest);
                 let found = tokens.read_u32(rig.gpu)?;
@@ -143,8 +145,11 @@ fn case(
                 out.poison()?;
                 kept.poison()?;
                 let (untouched, spared) = (out.read_u32(rig.gpu)?, Some(yes.ptr()));
-                own.run_variant(rig.gpu, &GemmArgs { out: out.ptr(), maxima, spared, ..args }, variant)?;
-                sample.argmax_tiles(rig.gpu, Maxima { kept: kept.ptr(), tiles }, m, tokens.ptr(), 0)?;
+                // SAFETY: operands and results were made for this case, and live until the result was read.
+                unsafe {
+                    own.run_variant(rig.gpu, &GemmArgs { out: out.ptr(), maxima, spared, ..args }, variant)?;
+                    sample.argmax_tiles(rig.gpu, Maxima { kept: kept.ptr(), tiles }, m, tokens.ptr(), 0)?;
+                }
                 let found = tokens.read_u32(rig.gpu)?;
                 outcomes.push(Outcome::exact(("own gemm, maxima alone", dtype), &*text, &found, &largest));
                 let found = out.read_u32(rig.gpu)?;

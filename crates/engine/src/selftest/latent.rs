@@ -104,7 +104,8 @@ fn around(
     let weight = rig.random.normals(latent, 1.0);
     let (device_x, device_weight) = (rig.upload_rounded(&mut x, precision)?, rig.upload(&weight)?);
     let out = rig.output_of(rows * latent, precision)?;
-    ops.norm(gpu, device_x.ptr(), device_weight.ptr(), out.ptr(), rows, latent)?;
+    // SAFETY: the batch has rows, cache and tables for its spans, and lives until the result was read.
+    unsafe { ops.norm(gpu, device_x.ptr(), device_weight.ptr(), out.ptr(), rows, latent) }?;
     let expected: Vec<f32> = x.chunks(latent).flat_map(|x| norm_of(x, &weight)).collect();
     compare("latent norm", &out.read(gpu, precision)?, &expected);
 
@@ -117,7 +118,8 @@ fn around(
     let device_kv = rig.upload_rounded(&mut kv_latent, precision)?;
     let q_stride = (heads + 2) * width;
     let q = rig.output_of(rows * q_stride, precision)?;
-    ops.queries(gpu, device_projected.ptr(), device_keys.ptr(), q.ptr(), q_stride, rows)?;
+    // SAFETY: the batch has rows, cache and tables for its spans, and lives until the result was read.
+    unsafe { ops.queries(gpu, device_projected.ptr(), device_keys.ptr(), q.ptr(), q_stride, rows) }?;
     let positions: Vec<u32> = (0..rows).map(|_| rig.random.below(50) as u32).collect();
     let mut slots = rig.random.permutation(rows + 3);
     slots.truncate(rows);
@@ -143,7 +145,8 @@ fn around(
         kv: cache.ptr(),
         rows,
     };
-    ops.keys(gpu, &args)?;
+    // SAFETY: the batch has rows, cache and tables for its spans, and lives until the result was read.
+    unsafe { ops.keys(gpu, &args) }?;
     let rotate = |x: &[f32], row: usize| -> Vec<f32> {
         let mut turned = vec![0f32; rotated];
         for i in 0..pairs {
@@ -188,7 +191,8 @@ fn around(
     let device_attention = rig.upload_rounded(&mut attention, precision)?;
     let device_back = rig.upload_rounded(&mut back, precision)?;
     let out = rig.output_of(rows * heads * values, precision)?;
-    ops.values(gpu, device_attention.ptr(), device_back.ptr(), out.ptr(), rows)?;
+    // SAFETY: the batch has rows, cache and tables for its spans, and lives until the result was read.
+    unsafe { ops.values(gpu, device_attention.ptr(), device_back.ptr(), out.ptr(), rows) }?;
     let expected: Vec<f32> = (0..rows * heads)
         .flat_map(|i| {
             product(&attention[i * latent..][..latent], &back[i % heads * values * latent..][..values * latent])
@@ -327,7 +331,8 @@ fn prefill(
         out: out.ptr(),
         out_stride: heads * latent,
     };
-    ops.prefill(rig.gpu, &args)?;
+    // SAFETY: the batch has rows, cache and tables for its spans, and lives until the result was read.
+    unsafe { ops.prefill(rig.gpu, &args) }?;
     let found = out.read(rig.gpu, precision)?;
     let name = ("latent attention, prompts", precision.suffix());
     outcomes.push(Outcome::compared(name, batch.case(""), &found, &batch.expected(), tolerance(precision)));
@@ -365,7 +370,8 @@ fn single_rows(
             out: out.ptr(),
             out_stride: heads * latent,
         };
-        ops.decode(rig.gpu, &args)?;
+        // SAFETY: the batch has rows, cache and tables for its spans, and lives until the result was read.
+        unsafe { ops.decode(rig.gpu, &args) }?;
         let found = out.read(rig.gpu, precision)?;
         let text = batch.case(&format!("{splits} splits, "));
         let name = ("latent attention, single rows", precision.suffix());

@@ -189,7 +189,8 @@ impl Case {
             spared: 0,
             m,
         };
-        let ran = linear.run_route(gpu, &args, &route);
+        // SAFETY: operands and results were made for this case, and live until the result was read.
+        let ran = unsafe { linear.run_route(gpu, &args, &route) };
         let dtype = match (route.fp8_input, shape.weights) {
             (true, _) => format!("fp8 to {}", out_type.suffix()),
             (false, Weights::Fp8) => format!("{} x fp8", self.precision.suffix()),
@@ -205,7 +206,8 @@ impl Case {
         }
         ran?;
         if silu && !route.folds_silu {
-            rows.silu_mul(gpu, gate_up.ptr(), out.ptr(), m, n / 2)?;
+            // SAFETY: operands and results were made for this case, and live until the result was read.
+            unsafe { rows.silu_mul(gpu, gate_up.ptr(), out.ptr(), m, n / 2) }?;
         }
         let expected = &self.expected[usize::from(route.fp8_input)];
         Ok(Outcome::compared(

@@ -142,7 +142,8 @@ fn route(
     let text = format!("{}, {k} of {experts}, {tokens} tokens{}", method.name(), if with_bias { ", bias" } else { "" });
     let mut compare = |ops: &MoeOps, slots, expected: &Expected, name: &str| -> Result<(), CudaError> {
         let counts = rig.output(experts, 4)?;
-        ops.route(rig.gpu, &RouteArgs { counts: counts.ptr(), slots, ..args }, ops.tiles_for(tokens))?;
+        // SAFETY: operands and results were made for these tokens, and live until the result was read.
+        unsafe { ops.route(rig.gpu, &RouteArgs { counts: counts.ptr(), slots, ..args }, ops.tiles_for(tokens)) }?;
         let found = ops.chosen(rig.gpu, tokens)?;
         outcomes.push(Outcome::exact((name, "experts"), &text, &found.experts, &expected.chosen));
         outcomes.push(Outcome::compared((name, "weights"), &text, &found.weights, &expected.weights, 2e-6));
@@ -242,7 +243,8 @@ fn products(
     let (counts, gathered) = (rig.output(experts, 4)?, rig.output_of(pairs * hidden, precision)?);
     for tiles in all {
         let route = RouteArgs { logits: logits_device.ptr(), bias: 0, slots: 0, tokens, counts: counts.ptr() };
-        ops.route(rig.gpu, &route, tiles)?;
+        // SAFETY: operands and results were made for these tokens, and live until the result was read.
+        unsafe { ops.route(rig.gpu, &route, tiles) }?;
         let text = format!(
             "{name}, {}tiles of {}, {tokens} tokens to {k} of {experts}, {hidden} x {inter}, {:?}",
             if tiles.hopper { "Hopper's " } else { "" },
@@ -262,7 +264,8 @@ fn products(
                 gathered: gathered.ptr(),
                 tokens,
             };
-            ops.experts(rig.gpu, &args, tiles)?;
+            // SAFETY: operands and results were made for these tokens, and live until the result was read.
+            unsafe { ops.experts(rig.gpu, &args, tiles) }?;
             let expected = if biased { &acted } else { &acted_plain };
             let op = format!("experts gate and up{with}");
             outcomes.push(Outcome::compared((&op, dtype), &text, &out.read(rig.gpu, precision)?, expected, tolerance));
@@ -276,14 +279,16 @@ fn products(
                 gathered: 0,
                 tokens,
             };
-            ops.experts(rig.gpu, &args, tiles)?;
+            // SAFETY: operands and results were made for these tokens, and live until the result was read.
+            unsafe { ops.experts(rig.gpu, &args, tiles) }?;
             let expected = if biased { &answered } else { &answered_plain };
             let op = format!("experts down{with}");
             outcomes.push(Outcome::compared((&op, dtype), &text, &out.read(rig.gpu, precision)?, expected, tolerance));
         }
     }
     let hidden_device = rig.in_place(&mut residual, Precision::F32)?;
-    ops.sum(rig.gpu, answers_device.ptr(), hidden_device.ptr(), tokens)?;
+    // SAFETY: operands and results were made for these tokens, and live until the result was read.
+    unsafe { ops.sum(rig.gpu, answers_device.ptr(), hidden_device.ptr(), tokens) }?;
     for pair in 0..pairs {
         let (place, token, weight) = (routed.places[pair] as usize, pair / k, routed.weights[pair]);
         for column in 0..hidden {

@@ -1,5 +1,6 @@
 //! What checks share: random numbers, inputs on the device, and outputs that show what was not written.
 
+use bytemuck::NoUninit;
 use half::{bf16, f16};
 use strobe_kernels_cpu::Cpu;
 use strobe_kernels_cuda::{CudaError, DeviceBuffer, DevicePtr, Gpu, Precision};
@@ -23,7 +24,7 @@ impl Rig<'_> {
     }
 
     /// Any plain data on the device.
-    pub fn upload<T: Copy>(&self, values: &[T]) -> Result<DeviceBuffer, CudaError> {
+    pub fn upload<T: NoUninit>(&self, values: &[T]) -> Result<DeviceBuffer, CudaError> {
         let buffer = DeviceBuffer::new(size_of_val(values), "a selftest's input")?;
         buffer.write(0, values)?;
         Ok(buffer)

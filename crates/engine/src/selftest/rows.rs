@@ -101,7 +101,8 @@ fn norms(
             rows,
             width,
         };
-        ops.rms_norm(rig.gpu, &args)?;
+        // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+        unsafe { ops.rms_norm(rig.gpu, &args) }?;
         let found = out.read(rig.gpu, precision)?;
         outcomes.push(Outcome::compared((name, dtype), &*case, &found, expected, tolerance(precision)));
         let found = hidden.read(rig.gpu, Precision::F32)?;
@@ -110,7 +111,8 @@ fn norms(
         let hidden = rig.in_place(&mut values, Precision::F32)?;
         let (codes, scales) = (rig.output(count, 1)?, rig.output(rows, 4)?);
         let args = NormArgs { hidden: hidden.ptr(), out: codes.ptr(), scales: Some(scales.ptr()), ..args };
-        ops.rms_norm(rig.gpu, &args)?;
+        // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+        unsafe { ops.rms_norm(rig.gpu, &args) }?;
         let name = if add { "add_rms_norm_fp8" } else { "rms_norm_fp8" };
         let found = hidden.read(rig.gpu, Precision::F32)?;
         outcomes.push(Outcome::exact((name, dtype), format!("{case}, hidden"), &found, expected_hidden));
@@ -160,19 +162,22 @@ fn activations(
     let mut expected = vec![0.0; count];
     rig.cpu.silu_mul(&gate_up, inter, &mut expected);
     let out = rig.output_of(count, precision)?;
-    ops.silu_mul(rig.gpu, device.ptr(), out.ptr(), rows, inter)?;
+    // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+    unsafe { ops.silu_mul(rig.gpu, device.ptr(), out.ptr(), rows, inter) }?;
     let found = out.read(rig.gpu, precision)?;
     outcomes.push(Outcome::compared(("silu_mul", dtype), &*case, &found, &expected, tolerance(precision)));
 
     let (codes, scales) = (rig.output(count, 1)?, rig.output(rows, 4)?);
-    ops.silu_mul_fp8(rig.gpu, device.ptr(), codes.ptr(), scales.ptr(), rows, inter)?;
+    // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+    unsafe { ops.silu_mul_fp8(rig.gpu, device.ptr(), codes.ptr(), scales.ptr(), rows, inter) }?;
     quantized(rig, ("silu_mul_fp8", dtype), &case, (&codes, &scales), &expected, inter, outcomes)?;
 
     let mut x = rig.random.normals(count, 0.5);
     x[..inter].fill(0.0);
     let device = rig.upload_rounded(&mut x, precision)?;
     let (codes, scales) = (rig.output(count, 1)?, rig.output(rows, 4)?);
-    ops.quantize_rows(rig.gpu, device.ptr(), codes.ptr(), scales.ptr(), rows, inter)?;
+    // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+    unsafe { ops.quantize_rows(rig.gpu, device.ptr(), codes.ptr(), scales.ptr(), rows, inter) }?;
     quantized(rig, ("quantize_rows", dtype), &case, (&codes, &scales), &x, inter, outcomes)
 }
 
@@ -213,12 +218,14 @@ fn moves(
         rows,
         width,
     };
-    ops.embed(rig.gpu, &args)?;
+    // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+    unsafe { ops.embed(rig.gpu, &args) }?;
     let found = hidden.read(rig.gpu, Precision::F32)?;
     outcomes.push(Outcome::exact(("embed", dtype), &*case, &found, &row_of(&ids)));
 
     let out = rig.output_of(rows * width, precision)?;
-    ops.gather_rows(rig.gpu, device_table.ptr(), device_tokens.ptr(), out.ptr(), rows, width)?;
+    // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+    unsafe { ops.gather_rows(rig.gpu, device_table.ptr(), device_tokens.ptr(), out.ptr(), rows, width) }?;
     let found = out.read(rig.gpu, precision)?;
     outcomes.push(Outcome::exact(("gather_rows", dtype), &*case, &found, &row_of(&tokens)));
 
@@ -226,7 +233,8 @@ fn moves(
     let device_bias = rig.upload(&bias)?;
     let mut x = rig.random.normals(rows * width, 1.0);
     let out = rig.in_place(&mut x, precision)?;
-    ops.add_bias(rig.gpu, out.ptr(), device_bias.ptr(), rows, width)?;
+    // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+    unsafe { ops.add_bias(rig.gpu, out.ptr(), device_bias.ptr(), rows, width) }?;
     let expected: Vec<f32> = x.iter().enumerate().map(|(i, x)| x + bias[i % width]).collect();
     let found = out.read(rig.gpu, precision)?;
     outcomes.push(Outcome::compared(("add_bias", dtype), case, &found, &expected, tolerance(precision)));
@@ -246,7 +254,10 @@ fn head_norms(
     let (device_q, device_k) = (rig.upload(&q)?, rig.upload(&k)?);
     let device = rig.in_place(&mut qkv, precision)?;
     let (heads, kv_heads, head_dim) = (shape.heads, shape.kv_heads, shape.head_dim);
-    ops.qk_norm(rig.gpu, device.ptr(), device_q.ptr(), device_k.ptr(), 1e-6, rows, heads, kv_heads, head_dim)?;
+    // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+    unsafe {
+        ops.qk_norm(rig.gpu, device.ptr(), device_q.ptr(), device_k.ptr(), 1e-6, rows, heads, kv_heads, head_dim)
+    }?;
     rig.cpu.qk_norm(&mut qkv, shape, &q, &k, 1e-6);
     let found = device.read(rig.gpu, precision)?;
     let case = format!("{rows} rows, {shape:?}");
@@ -292,7 +303,8 @@ fn rotation(
         tokens_per_block,
         kv_dtype,
     };
-    ops.rope_kv_write(rig.gpu, &args)?;
+    // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+    unsafe { ops.rope_kv_write(rig.gpu, &args) }?;
 
     for (row, place) in qkv.chunks_exact_mut(shape.row()).zip(&places) {
         for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
@@ -339,7 +351,8 @@ fn weights(rig: &mut Rig, precision: Precision, outcomes: &mut Vec<Outcome>) -> 
         tensor.fill_normal(start, 0.02, &mut expected);
         rig::round(&mut expected, precision);
         let out = rig.output_of(count, precision)?;
-        ops.random_normal(rig.gpu, out.ptr(), precision, tensor.key(), start, count as u64, 0.02)?;
+        // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+        unsafe { ops.random_normal(rig.gpu, out.ptr(), precision, tensor.key(), start, count as u64, 0.02) }?;
         let found = out.read(rig.gpu, precision)?;
         let case = format!("{count} elements from {start}");
         outcomes.push(Outcome::exact(("random_normal", dtype), case, &found, &expected));
@@ -351,18 +364,21 @@ fn weights(rig: &mut Rig, precision: Precision, outcomes: &mut Vec<Outcome>) -> 
         pack_panels(|row, out: &mut [f32]| out.copy_from_slice(&rows[row * k..(row + 1) * k]), n, k, &mut packed);
         let device = rig.upload(&rig::encode(&packed, precision))?;
         let out = rig.output_of(n * k, precision)?;
-        ops.unpack_panels(rig.gpu, device.ptr(), out.ptr(), n, k)?;
+        // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+        unsafe { ops.unpack_panels(rig.gpu, device.ptr(), out.ptr(), n, k) }?;
         let found = out.read(rig.gpu, precision)?;
         outcomes.push(Outcome::exact(("unpack_panels", dtype), format!("{n} x {k}"), &found, &rows));
 
         let device = rig.upload(&rig::encode(&rows, precision))?;
         let (codes, scales) = (rig.output(n * k, 1)?, rig.output(n, 4)?);
-        ops.quantize_weight(rig.gpu, device.ptr(), codes.ptr(), scales.ptr(), n, k)?;
+        // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+        unsafe { ops.quantize_weight(rig.gpu, device.ptr(), codes.ptr(), scales.ptr(), n, k) }?;
         let name = ("quantize_weight", dtype);
         quantized(rig, name, &format!("{n} x {k}"), (&codes, &scales), &rows, k, outcomes)?;
     }
     let out = rig.output(1001, 4)?;
-    ops.fill_f32(rig.gpu, out.ptr(), 1.5, 1001)?;
+    // SAFETY: inputs and outputs were made for this case, and live until the result was read.
+    unsafe { ops.fill_f32(rig.gpu, out.ptr(), 1.5, 1001) }?;
     let found = out.read(rig.gpu, Precision::F32)?;
     outcomes.push(Outcome::exact(("fill", "f32"), "1001 elements", &found, &[1.5f32; 1001]));
     Ok(())

@@ -85,11 +85,13 @@ fn one_kind(
         })
         .collect();
     let device_logits = rig.upload(&logits)?;
-    let (device_draws, device_banned) = (rig.upload(&draws)?, rig.upload(&banned)?);
+    let draw_words: Vec<u32> = draws.iter().flat_map(Draw::words).collect();
+    let (device_draws, device_banned) = (rig.upload(&draw_words)?, rig.upload(&banned)?);
     let out = rig.output(rows, 4)?;
     let case = format!("{rows} rows of {vocab}, {kind:?}");
 
-    ops.argmax(rig.gpu, device_logits.ptr(), vocab, rows, out.ptr(), 0)?;
+    // SAFETY: logits, draws and tokens were made for these rows, and live until the result was read.
+    unsafe { ops.argmax(rig.gpu, device_logits.ptr(), vocab, rows, out.ptr(), 0) }?;
     let mut expected = vec![0; rows];
     rig.cpu.argmax_rows(&logits, vocab, &mut expected);
     outcomes.push(Outcome::exact(("argmax", "f32"), &*case, &out.read_u32(rig.gpu)?, &expected));
@@ -104,7 +106,8 @@ fn one_kind(
         out: out.ptr(),
         host: 0,
     };
-    ops.sample(rig.gpu, &args)?;
+    // SAFETY: logits, draws and tokens were made for these rows, and live until the result was read.
+    unsafe { ops.sample(rig.gpu, &args) }?;
     let found = out.read_u32(rig.gpu)?;
     let mut sampler = Sampler::new(vocab);
     let (mut wrong, mut problem) = (0, None);

@@ -125,7 +125,8 @@ fn product(
         }
         round(&mut x, precision);
     }
-    skinny.run(rig.gpu, &args, precision)?;
+    // SAFETY: operands and results were made for this case, and live until the result was read.
+    unsafe { skinny.run(rig.gpu, &args, precision) }?;
     let dot = |token: usize, row: usize| {
         let (x, w) = (&x[token * k..][..k], &w[row * k..][..k]);
         let sum: f64 = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
@@ -226,7 +227,8 @@ fn same_for_any_number_of_rows(
             }
             let run = |m: usize| {
                 let out = rig.output_of(m * n, Precision::F32)?;
-                skinny.run(rig.gpu, &args(m, SkinnyOutput::StoreF32(out.ptr())), precision)?;
+                // SAFETY: operands and results were made for this case, and live until the result was read.
+                unsafe { skinny.run(rig.gpu, &args(m, SkinnyOutput::StoreF32(out.ptr())), precision) }?;
                 out.bytes(rig.gpu)
             };
             let all = run(16)?;
@@ -268,11 +270,13 @@ fn chain(rig: &mut Rig, skinny: &mut Skinny, precision: Precision) -> Result<Vec
                     n: narrow,
                     k: wide,
                 };
-                skinny.run(rig.gpu, &args, precision)?;
+                // SAFETY: operands and results were made for this case, and live until the result was read.
+                unsafe { skinny.run(rig.gpu, &args, precision) }?;
                 args.input = SkinnyInput::Plain(middle.ptr());
                 args.out = SkinnyOutput::AddResidual(hidden.ptr());
                 (args.w, args.n, args.k) = (up.ptr(), wide, narrow);
-                skinny.run(rig.gpu, &args, precision)?;
+                // SAFETY: operands and results were made for this case, and live until the result was read.
+                unsafe { skinny.run(rig.gpu, &args, precision) }?;
             }
             found.push(hidden.bytes(rig.gpu)?);
         }

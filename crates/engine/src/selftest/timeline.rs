@@ -33,7 +33,8 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut host = PinnedBuffer::<f32>::new(ROWS * INTER)?;
     let kernel = |tag: u32| {
         gpu.set_tag(tag);
-        ops.silu_mul(gpu, input.ptr(), output.ptr(), ROWS, INTER)
+        // SAFETY: input and output have so many rows, and live until the window has ended.
+        unsafe { ops.silu_mul(gpu, input.ptr(), output.ptr(), ROWS, INTER) }
     };
     let first = CapturedGraph::capture(gpu, || [7, 8, 8].into_iter().try_for_each(kernel))?;
     let second = CapturedGraph::capture(gpu, || kernel(9))?;
@@ -45,7 +46,8 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
         if window >= 2 {
             profiler.lead_in(gpu, number - 1, &now)?;
             [6; 50].into_iter().try_for_each(kernel)?;
-            first.launch(gpu)?;
+            // SAFETY: input and output have so many rows, and live until the window has ended.
+            unsafe { first.launch(gpu) }?;
             profiler.graph_launched(&first.nodes);
         }
         let begun = clock.now();
@@ -53,10 +55,12 @@ pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
         profiler.begin_iteration(number);
         [3, 4, 4].into_iter().try_for_each(kernel)?;
         gpu.set_tag(u32::MAX);
-        gpu.copy_to_host(&mut host, output.ptr())?;
+        // SAFETY: both are as long, and nobody looks at `host`.
+        unsafe { gpu.copy_to_host(&mut host, output.ptr())? };
         for (iteration, graph) in [(number + 1, &first), (number + 2, &first), (number + 3, &second)] {
             profiler.begin_iteration(iteration);
-            graph.launch(gpu)?;
+            // SAFETY: input and output have so many rows, and live until the window has ended.
+            unsafe { graph.launch(gpu) }?;
             profiler.graph_launched(&graph.nodes);
         }
         kernel(5)?;

@@ -95,7 +95,8 @@ fn one_batch(
             rig.upload(&codes)?
         }
     };
-    let (device_spans, device_tables) = (rig.upload(&spans)?, rig.upload(&tables)?);
+    let span_words: Vec<[u32; 4]> = spans.iter().map(|s| [s.q_start, s.q_len, s.kv_len, s.table_start]).collect();
+    let (device_spans, device_tables) = (rig.upload(&span_words)?, rig.upload(&tables)?);
     let device_offsets = rig.upload(&offsets)?;
     let sinks = if rig.random.below(2) == 0 { Vec::new() } else { rig.random.normals(heads, 4.0) };
     let device_sinks = rig.upload(&sinks)?;
@@ -115,9 +116,12 @@ fn one_batch(
         scores: scores.ptr(),
         out: out.ptr(),
     };
-    attention.scores(rig.gpu, &args)?;
-    attention.softmax(rig.gpu, &args)?;
-    attention.values(rig.gpu, &args)?;
+    // SAFETY: the batch has rows, cache, tables and scores for its spans, and lives until the result was read.
+    unsafe {
+        attention.scores(rig.gpu, &args)?;
+        attention.softmax(rig.gpu, &args)?;
+        attention.values(rig.gpu, &args)?;
+    }
     let found = out.read(rig.gpu, precision)?;
     scores.bytes(rig.gpu)?; // looks at the guards
 

@@ -78,7 +78,8 @@ fn chain(gpu: &Gpu, model: Model, span_count: usize, context: usize) -> Result<(
             out: batch.out.ptr(),
             out_stride: batch.q_width(),
         };
-        attention.decode_rope(gpu, &args, angles)
+        // SAFETY: the batch has rows, cache and tables for its spans, and lives until the times are taken.
+        unsafe { attention.decode_rope(gpu, &args, angles) }
     };
     let (skinny, rows) = (Skinny::new(gpu)?, RowOps::new(gpu, Precision::Bf16)?);
     let zeroes = |bytes: usize| {
@@ -95,21 +96,25 @@ fn chain(gpu: &Gpu, model: Model, span_count: usize, context: usize) -> Result<(
         let n = batch.qkv_width();
         let args = SkinnyArgs { input, w, w_scales: None, bias: None, out, m: span_count, n, k: HIDDEN };
         if skinny.supports(&args, Precision::Bf16) {
-            skinny.run(gpu, &args, Precision::Bf16)
+            // SAFETY: the batch has rows, cache and tables for its spans, and lives until the times are taken.
+            unsafe { skinny.run(gpu, &args, Precision::Bf16) }
         } else {
-            rows.rms_norm(
-                gpu,
-                &NormArgs {
-                    hidden: hidden.ptr(),
-                    delta: None,
-                    weight: norm.ptr(),
-                    eps: 1e-5,
-                    out: x.ptr(),
-                    scales: None,
-                    rows: span_count,
-                    width: HIDDEN,
-                },
-            )
+            // SAFETY: the batch has rows, cache and tables for its spans, and lives until the times are taken.
+            unsafe {
+                rows.rms_norm(
+                    gpu,
+                    &NormArgs {
+                        hidden: hidden.ptr(),
+                        delta: None,
+                        weight: norm.ptr(),
+                        eps: 1e-5,
+                        out: x.ptr(),
+                        scales: None,
+                        rows: span_count,
+                        width: HIDDEN,
+                    },
+                )
+            }
         }
     };
     let alone = graph_microseconds(gpu, LAYERS, |turn| attend(&attention, turn))?;
@@ -240,7 +245,9 @@ fn decode(gpu: &Gpu, model: Model, kv: KvDtype, span_count: usize, context: usiz
         out_stride: batch.q_width(),
     };
     let repeats = batch.layers.clamp(8, 24);
-    let time = |splits: usize| graph_microseconds(gpu, repeats, |turn| attention.decode(gpu, &args(turn, splits)));
+    // SAFETY: the batch has rows, cache and tables for its spans, and lives until the times are taken.
+    let time =
+        |splits: usize| graph_microseconds(gpu, repeats, |turn| unsafe { attention.decode(gpu, &args(turn, splits)) });
     let chosen = attention.splits_for(span_count, context);
     let mut by_splits = Vec::new();
     for splits in [1, 2, 4, 8, 16, 32] {
@@ -255,7 +262,9 @@ fn decode(gpu: &Gpu, model: Model, kv: KvDtype, span_count: usize, context: usiz
         }
     }
     let us = time(chosen)?;
-    let rotated = graph_microseconds(gpu, repeats, |turn| attention.decode_rope(gpu, &args(turn, chosen), angles))?;
+    // SAFETY: the batch has rows, cache and tables for its spans, and lives until the times are taken.
+    let rotated =
+        graph_microseconds(gpu, repeats, |turn| unsafe { attention.decode_rope(gpu, &args(turn, chosen), angles) })?;
     let element = if kv == KvDtype::Fp8 { 1 } else { 2 };
     let bytes = span_count * context * 2 * batch.config.kv_heads * batch.config.head_dim * element;
     println!(
@@ -289,7 +298,8 @@ fn prefill(gpu: &Gpu, model: Model, kv: KvDtype, prompts: usize, tokens: usize) 
             out: batch.out.ptr(),
             out_stride: batch.q_width(),
         };
-        attention.prefill(gpu, &args)
+        // SAFETY: the batch has rows, cache and tables for its spans, and lives until the times are taken.
+        unsafe { attention.prefill(gpu, &args) }
     })?;
     let pairs = prompts * tokens * (tokens + 1) / 2;
     let operations = 4.0 * pairs as f64 * batch.q_width() as f64;

@@ -180,7 +180,8 @@ fn check_all(gpu: &Gpu, own: &OwnGemm) -> Result<usize, CudaError> {
                     // Said before the launch: a variant that hangs is then known.
                     print!("\r{variant} {kind:?} {m}x{n}x{k} {epilogue:?}          ");
                     let _ = std::io::stdout().flush();
-                    own.run_variant(gpu, &args, variant)?;
+                    // SAFETY: operands and results were made for this product, and live until it was waited for.
+                    unsafe { own.run_variant(gpu, &args, variant) }?;
                     gpu.synchronize()?;
                     let got = read(&out, m * args.width(), wide, precision)?;
                     let (mut error, mut total, mut worst) = (0.0, 0.0, (0.0, 0));
@@ -300,7 +301,8 @@ fn time(gpu: &Gpu, own: &OwnGemm, fp8: bool) -> Result<(), CudaError> {
                 let mut times = Vec::new();
                 for variant in variants {
                     let us =
-                        graph_microseconds(gpu, repeats, |turn| own.run_variant(gpu, &args(epilogue, turn), variant))?;
+                        // SAFETY: operands and results were made for this product, and live until it was waited for.
+                        graph_microseconds(gpu, repeats, |turn| unsafe { own.run_variant(gpu, &args(epilogue, turn), variant) })?;
                     times.push((us, variant));
                 }
                 times.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -330,7 +332,8 @@ fn time(gpu: &Gpu, own: &OwnGemm, fp8: bool) -> Result<(), CudaError> {
                             out: out.ptr(),
                             m,
                         };
-                        lt.run(gpu, &shape, &args, Some(algorithm))
+                        // SAFETY: operands and results were made for this product, and live until it was waited for.
+                        unsafe { lt.run(gpu, &shape, &args, Some(algorithm)) }
                     })?;
                     theirs = us.min(theirs);
                 }

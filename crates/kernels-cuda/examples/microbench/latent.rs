@@ -107,7 +107,8 @@ fn latent(gpu: &Gpu, heads: usize, batch: usize, rows: usize, context: usize) ->
                 out: out.ptr(),
                 out_stride: heads * config.latent,
             };
-            return ops.prefill(gpu, &args);
+            // SAFETY: all of it was made for so many rows and keys, and lives until the times are taken.
+            return unsafe { ops.prefill(gpu, &args) };
         }
         let args = DecodeArgs {
             qkv: q.ptr(),
@@ -123,7 +124,8 @@ fn latent(gpu: &Gpu, heads: usize, batch: usize, rows: usize, context: usize) ->
             out: out.ptr(),
             out_stride: heads * config.latent,
         };
-        ops.decode(gpu, &args)
+        // SAFETY: all of it was made for so many rows and keys, and lives until the times are taken.
+        unsafe { ops.decode(gpu, &args) }
     })?;
     let pairs = batch as f64 * (rows * (2 * context - rows + 1)) as f64 / 2.0;
     let flops = 2.0 * heads as f64 * (width + config.latent) as f64 * pairs;
@@ -145,9 +147,12 @@ fn products(gpu: &Gpu, rows: usize) -> Result<(), CudaError> {
     let (q, out) = (zeroes(rows * heads * width * 2)?, zeroes(rows * heads * 128 * 2)?);
     let at = |turn: usize| weight.ptr() + (turn % PLACES * weights) as u64;
     let queries = graph_microseconds(gpu, PLACES, |turn| {
-        ops.queries(gpu, projected.ptr(), at(turn), q.ptr(), heads * width, rows)
+        // SAFETY: all of it was made for so many rows and keys, and lives until the times are taken.
+        unsafe { ops.queries(gpu, projected.ptr(), at(turn), q.ptr(), heads * width, rows) }
     })?;
-    let values = graph_microseconds(gpu, PLACES, |turn| ops.values(gpu, q.ptr(), at(turn), out.ptr(), rows))?;
+    // SAFETY: all of it was made for so many rows and keys, and lives until the times are taken.
+    let values =
+        graph_microseconds(gpu, PLACES, |turn| unsafe { ops.values(gpu, q.ptr(), at(turn), out.ptr(), rows) })?;
     println!("| {rows} | {queries:.1} | {values:.1} |");
     Ok(())
 }
@@ -187,7 +192,8 @@ fn windows(gpu: &Gpu, batch: usize, context: usize) -> Result<(), CudaError> {
                 out: out.ptr(),
                 out_stride: q_width,
             };
-            attention.decode(gpu, &args)
+            // SAFETY: all of it was made for so many rows and keys, and lives until the times are taken.
+            unsafe { attention.decode(gpu, &args) }
         })
     };
     let (plain, with_sinks, windowed) = (time(0, 0)?, time(0, sinks.ptr())?, time(128, sinks.ptr())?);

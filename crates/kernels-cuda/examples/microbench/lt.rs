@@ -77,7 +77,8 @@ fn algorithms(gpu: &Gpu, input: LtInput, element: usize) -> Result<(), CudaError
                         out: out.ptr(),
                         m,
                     };
-                    lt.run(gpu, &shape, &args, Some(*algorithm))
+                    // SAFETY: operands and results were made for the largest product, and live until the times are taken.
+                    unsafe { lt.run(gpu, &shape, &args, Some(*algorithm)) }
                 })?);
             }
             let Some(best) = times.iter().copied().reduce(f64::min) else {

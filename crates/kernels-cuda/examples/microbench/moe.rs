@@ -28,7 +28,8 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
         let weights = WeightOps::new(gpu, Precision::Bf16)?;
         let random = |count: usize, key: u64, std: f32| {
             let buffer = DeviceBuffer::new(count * 2, "a matrix")?;
-            weights.random_normal(gpu, buffer.ptr(), Precision::Bf16, key, 0, count as u64, std)?;
+            // SAFETY: all of it was made for the most tokens, and lives until the times are taken.
+            unsafe { weights.random_normal(gpu, buffer.ptr(), Precision::Bf16, key, 0, count as u64, std) }?;
             Ok::<_, CudaError>(buffer)
         };
         let (up, down) = (random(experts * 2 * inter * hidden, 1, 0.02)?, random(experts * inter * hidden, 2, 0.02)?);
@@ -38,7 +39,8 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
         let residual = DeviceBuffer::new(most * hidden * 4, "rows")?;
         residual.fill(0)?;
         let logits = DeviceBuffer::new(most * experts * 4, "logits")?;
-        weights.random_normal(gpu, logits.ptr(), Precision::F32, 7, 0, (most * experts) as u64, 1.0)?;
+        // SAFETY: all of it was made for the most tokens, and lives until the times are taken.
+        unsafe { weights.random_normal(gpu, logits.ptr(), Precision::F32, 7, 0, (most * experts) as u64, 1.0) }?;
         let counts = DeviceBuffer::new(experts * 4, "counts")?;
         println!("\n{name}: microseconds of gate and up / down in tiles of so many rows (h: Hopper's); route; sum");
         for tokens in TOKENS {
@@ -46,7 +48,8 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
             let mut line = format!("{tokens:5} tokens, {:7.2} rows", (tokens * per_token) as f64 / experts as f64);
             let mut used = 0;
             for tiles in ops.tile_shapes() {
-                ops.route(gpu, &route, tiles)?;
+                // SAFETY: all of it was made for the most tokens, and lives until the times are taken.
+                unsafe { ops.route(gpu, &route, tiles) }?;
                 gpu.synchronize()?;
                 let mut found = vec![0u32; experts];
                 counts.read(0, &mut found)?;
@@ -68,12 +71,16 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
                 };
                 let first = args(ExpertProduct::GateUp, x.ptr(), up.ptr(), acted.ptr());
                 let second = args(ExpertProduct::Down, act.ptr(), down.ptr(), out.ptr());
-                let first_us = graph_microseconds(gpu, 3, |_| ops.experts(gpu, &first, tiles))?;
-                let second_us = graph_microseconds(gpu, 3, |_| ops.experts(gpu, &second, tiles))?;
+                // SAFETY: all of it was made for the most tokens, and lives until the times are taken.
+                let first_us = graph_microseconds(gpu, 3, |_| unsafe { ops.experts(gpu, &first, tiles) })?;
+                // SAFETY: all of it was made for the most tokens, and lives until the times are taken.
+                let second_us = graph_microseconds(gpu, 3, |_| unsafe { ops.experts(gpu, &second, tiles) })?;
                 line += &format!("  {}{mark} {first_us:.1} / {second_us:.1}", tiles.rows);
             }
-            let routed = graph_microseconds(gpu, 5, |_| ops.route(gpu, &route, ops.tiles_for(tokens)))?;
-            let summed = graph_microseconds(gpu, 5, |_| ops.sum(gpu, out.ptr(), residual.ptr(), tokens))?;
+            // SAFETY: all of it was made for the most tokens, and lives until the times are taken.
+            let routed = graph_microseconds(gpu, 5, |_| unsafe { ops.route(gpu, &route, ops.tiles_for(tokens)) })?;
+            // SAFETY: all of it was made for the most tokens, and lives until the times are taken.
+            let summed = graph_microseconds(gpu, 5, |_| unsafe { ops.sum(gpu, out.ptr(), residual.ptr(), tokens) })?;
             let matrix = (used * inter * hidden * 2) as f64;
             let floor = 3.0 * matrix / 4.27e12 * 1e6;
             println!(

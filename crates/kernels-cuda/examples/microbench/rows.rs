@@ -36,10 +36,12 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
     let weights = WeightOps::new(gpu, Precision::Bf16)?;
     let pool = Pool { memory: DeviceBuffer::new(POOL, "operands")? };
     // The same bits are small numbers as f32 and as bf16.
-    weights.random_normal(gpu, pool.memory.ptr(), Precision::Bf16, 1, 0, POOL as u64 / 2, 1.0)?;
+    // SAFETY: the pool and the tables are large enough for so many rows, and live until the times are taken.
+    unsafe { weights.random_normal(gpu, pool.memory.ptr(), Precision::Bf16, 1, 0, POOL as u64 / 2, 1.0) }?;
     let count = POOL as u64 / 2;
     let us = graph_microseconds(gpu, 1, |_| {
-        weights.random_normal(gpu, pool.memory.ptr(), Precision::Bf16, 1, 0, count, 1.0)
+        // SAFETY: the pool and the tables are large enough for so many rows, and live until the times are taken.
+        unsafe { weights.random_normal(gpu, pool.memory.ptr(), Precision::Bf16, 1, 0, count, 1.0) }
     })?;
     println!("random_normal bf16: {count} elements in {us:.0} us, {:.0} GB/s", POOL as f64 / us / 1e3);
     row_ops(gpu, &pool)?;
@@ -71,21 +73,27 @@ fn row_ops(gpu: &Gpu, pool: &Pool) -> Result<(), CudaError> {
         let (w, scales) = (small.ptr(), small.ptr() + (512 << 10));
         let (f32_bytes, t_bytes) = (rows * HIDDEN * 4, rows * HIDDEN * 2);
         report("embed", rows, f32_bytes + t_bytes, &|at| {
-            ops.embed(
-                gpu,
-                &EmbedArgs {
-                    tokens: index.ptr(),
-                    from_sampled: none.ptr(),
-                    last_tokens: index.ptr(),
-                    table: at + f32_bytes as u64,
-                    hidden: at,
-                    rows,
-                    width: HIDDEN,
-                },
-            )
+            // SAFETY: the pool and the tables are large enough for so many rows, and live until the times are taken.
+            unsafe {
+                ops.embed(
+                    gpu,
+                    &EmbedArgs {
+                        tokens: index.ptr(),
+                        from_sampled: none.ptr(),
+                        last_tokens: index.ptr(),
+                        table: at + f32_bytes as u64,
+                        hidden: at,
+                        rows,
+                        width: HIDDEN,
+                    },
+                )
+            }
         })?;
         let norm = |hidden, delta, out, scales| {
-            ops.rms_norm(gpu, &NormArgs { hidden, delta, weight: w, eps: 1e-5, out, scales, rows, width: HIDDEN })
+            // SAFETY: the pool and the tables are large enough for so many rows, and live until the times are taken.
+            unsafe {
+                ops.rms_norm(gpu, &NormArgs { hidden, delta, weight: w, eps: 1e-5, out, scales, rows, width: HIDDEN })
+            }
         };
         report("rms_norm", rows, f32_bytes + t_bytes, &|at| norm(at, None, at + f32_bytes as u64, None))?;
         report("add_rms_norm", rows, 2 * f32_bytes + 2 * t_bytes, &|at| {
@@ -97,29 +105,34 @@ fn row_ops(gpu: &Gpu, pool: &Pool) -> Result<(), CudaError> {
             norm(at, Some(delta), delta + t_bytes as u64, Some(scales))
         })?;
         let act = rows * INTER * 2;
-        report("silu_mul", rows, 3 * act, &|at| ops.silu_mul(gpu, at, at + 2 * act as u64, rows, INTER))?;
+        // SAFETY: the pool and the tables are large enough for so many rows, and live until the times are taken.
+        report("silu_mul", rows, 3 * act, &|at| unsafe { ops.silu_mul(gpu, at, at + 2 * act as u64, rows, INTER) })?;
         report("silu_mul_fp8", rows, 2 * act + act / 2, &|at| {
-            ops.silu_mul_fp8(gpu, at, at + 2 * act as u64, scales, rows, INTER)
+            // SAFETY: the pool and the tables are large enough for so many rows, and live until the times are taken.
+            unsafe { ops.silu_mul_fp8(gpu, at, at + 2 * act as u64, scales, rows, INTER) }
         })?;
         let (q_and_k, kv) = (rows * (HEADS + KV_HEADS) * HEAD_DIM * 2, rows * KV_HEADS * HEAD_DIM * 2);
         report("rope_kv_write", rows, 2 * q_and_k + 3 * kv, &|at| {
-            ops.rope_kv_write(
-                gpu,
-                &RopeArgs {
-                    qkv: at,
-                    cos: angles.ptr(),
-                    sin: angles.ptr(),
-                    positions: index.ptr(),
-                    slots: index.ptr(),
-                    kv: cache.ptr(),
-                    rows,
-                    heads: HEADS,
-                    kv_heads: KV_HEADS,
-                    head_dim: HEAD_DIM,
-                    tokens_per_block: TOKENS_PER_BLOCK,
-                    kv_dtype: KvDtype::Same,
-                },
-            )
+            // SAFETY: the pool and the tables are large enough for so many rows, and live until the times are taken.
+            unsafe {
+                ops.rope_kv_write(
+                    gpu,
+                    &RopeArgs {
+                        qkv: at,
+                        cos: angles.ptr(),
+                        sin: angles.ptr(),
+                        positions: index.ptr(),
+                        slots: index.ptr(),
+                        kv: cache.ptr(),
+                        rows,
+                        heads: HEADS,
+                        kv_heads: KV_HEADS,
+                        head_dim: HEAD_DIM,
+                        tokens_per_block: TOKENS_PER_BLOCK,
+                        kv_dtype: KvDtype::Same,
+                    },
+                )
+            }
         })?;
     }
     Ok(())
@@ -129,8 +142,9 @@ fn sampling(gpu: &Gpu, weights: &WeightOps) -> Result<(), CudaError> {
     let most = 1024;
     let ops = SampleOps::new(gpu, most)?;
     let logits = DeviceBuffer::new(most * VOCAB.max(128_256) * 4, "logits")?;
-    weights.random_normal(gpu, logits.ptr(), Precision::F32, 2, 0, logits.bytes() as u64 / 4, 2.0)?;
-    let draws = DeviceBuffer::new(most * size_of::<Draw>(), "draws")?;
+    // SAFETY: the pool and the tables are large enough for so many rows, and live until the times are taken.
+    unsafe { weights.random_normal(gpu, logits.ptr(), Precision::F32, 2, 0, logits.bytes() as u64 / 4, 2.0) }?;
+    let draws = DeviceBuffer::new(most * Draw::WORDS * 4, "draws")?;
     let out = DeviceBuffer::new(most * 4, "tokens")?;
     println!("\n| op | rows | vocabulary | us | GB/s once |\n|---|---|---|---|---|");
     let plain = Draw { temperature: 1.0, top_p: 1.0, ..Draw::default() };
@@ -146,10 +160,12 @@ fn sampling(gpu: &Gpu, weights: &WeightOps) -> Result<(), CudaError> {
             let report = |name: &str, us: f64| {
                 println!("| {name} | {rows} | {vocab} | {us:.2} | {:.0} |", (rows * vocab * 4) as f64 / us / 1e3);
             };
-            let us = graph_microseconds(gpu, 10, |_| ops.argmax(gpu, logits.ptr(), vocab, rows, out.ptr(), 0))?;
+            // SAFETY: the pool and the tables are large enough for so many rows, and live until the times are taken.
+            let us =
+                graph_microseconds(gpu, 10, |_| unsafe { ops.argmax(gpu, logits.ptr(), vocab, rows, out.ptr(), 0) })?;
             report("argmax", us);
             for (name, draw) in kinds {
-                let all: Vec<Draw> = (0..most as u64).map(|seed| Draw { seed, ..draw }).collect();
+                let all: Vec<u32> = (0..most as u64).flat_map(|seed| Draw { seed, ..draw }.words()).collect();
                 draws.write(0, &all)?;
                 let args = SampleArgs {
                     logits: logits.ptr(),
@@ -160,7 +176,8 @@ fn sampling(gpu: &Gpu, weights: &WeightOps) -> Result<(), CudaError> {
                     out: out.ptr(),
                     host: 0,
                 };
-                report(name, graph_microseconds(gpu, 10, |_| ops.sample(gpu, &args))?);
+                // SAFETY: the pool and the tables are large enough for so many rows, and live until the times are taken.
+                report(name, graph_microseconds(gpu, 10, |_| unsafe { ops.sample(gpu, &args) })?);
             }
         }
     }
@@ -211,14 +228,15 @@ fn unfused(gpu: &Gpu, pool: &Pool) -> Result<(), CudaError> {
         };
         // Half of the matrix is never touched; the softmax reads twice, once from the caches, and writes once.
         let seen = (prompts * elements * 4 / 2) as f64;
-        type Step = fn(&UnfusedAttention, &Gpu, &UnfusedArgs) -> Result<(), CudaError>;
+        type Step = unsafe fn(&UnfusedAttention, &Gpu, &UnfusedArgs) -> Result<(), CudaError>;
         let steps: [(&str, Step, f64); 3] = [
             ("scores", UnfusedAttention::scores, 1.0),
             ("softmax", UnfusedAttention::softmax, 2.0),
             ("values", UnfusedAttention::values, 1.0),
         ];
         for (name, step, passes) in steps {
-            let us = graph_microseconds(gpu, 5, |_| step(&attention, gpu, &args))?;
+            // SAFETY: rows, cache, tables and scores are those of these prompts, and live until the times are taken.
+            let us = graph_microseconds(gpu, 5, |_| unsafe { step(&attention, gpu, &args) })?;
             println!("| {name} | {prompts} | {us:.1} | {:.0} |", passes * seen / us / 1e3);
         }
     }

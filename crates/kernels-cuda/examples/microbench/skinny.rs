@@ -67,7 +67,8 @@ impl Bench<'_> {
         let w_scales = self.fp8.then_some(self.scales.ptr());
         let input = if norm { SkinnyInput::Norm { hidden, weight, eps } } else { SkinnyInput::Plain(plain) };
         let args = SkinnyArgs { input, w, w_scales, bias: None, out, m, n, k };
-        self.skinny.run(self.gpu, &args, PRECISION)
+        // SAFETY: all of it was made for the most rows, and lives until the times are taken.
+        unsafe { self.skinny.run(self.gpu, &args, PRECISION) }
     }
 
     /// Every product of a step.
@@ -117,13 +118,18 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
         fp8: false,
     };
     let random = WeightOps::new(gpu, PRECISION)?;
-    random.random_normal(gpu, bench.weights.ptr(), PRECISION, 1, 0, step_bytes as u64 / 2, 0.02)?;
+    // SAFETY: all of it was made for the most rows, and lives until the times are taken.
+    unsafe { random.random_normal(gpu, bench.weights.ptr(), PRECISION, 1, 0, step_bytes as u64 / 2, 0.02) }?;
     for (key, floats) in [&bench.hidden, &bench.norm, &bench.scales].into_iter().enumerate() {
         let count = floats.bytes() as u64 / 4;
-        random.random_normal(gpu, floats.ptr(), Precision::F32, key as u64 + 2, 0, count, 0.1)?;
+        // SAFETY: all of it was made for the most rows, and lives until the times are taken.
+        unsafe { random.random_normal(gpu, floats.ptr(), Precision::F32, key as u64 + 2, 0, count, 0.1) }?;
     }
-    random.random_normal(gpu, bench.x.ptr(), PRECISION, 9, 0, (most * HIDDEN) as u64, 1.0)?;
-    random.random_normal(gpu, bench.act.ptr(), PRECISION, 10, 0, (most * INTER) as u64, 1.0)?;
+    // SAFETY: all of it was made for the most rows, and lives until the times are taken.
+    unsafe {
+        random.random_normal(gpu, bench.x.ptr(), PRECISION, 9, 0, (most * HIDDEN) as u64, 1.0)?;
+        random.random_normal(gpu, bench.act.ptr(), PRECISION, 10, 0, (most * INTER) as u64, 1.0)?;
+    }
     gpu.synchronize()?;
 
     for fp8 in [false, true] {

@@ -3,6 +3,7 @@
 //! While a window is open CUPTI fills buffers and hands the full ones to a queue; they are decoded when the window is
 //! closed. Outside of windows every kind of record is off and costs nothing.
 
+mod abi;
 mod demangle;
 mod records;
 
@@ -16,20 +17,16 @@ use crate::gpu::Gpu;
 use crate::graph::GraphNode;
 use crate::library::{self, Found, Lib};
 use crate::timeline::{ClockMap, GraphLaunch, KernelTimeline, LeadIn, Ties};
-use records::{Decoder, external_id, kind};
+use abi::{
+    ATTRIBUTE_BUFFERS_ARE_ZERO, DOMAIN_DRIVER, DOMAIN_RUNTIME, EXTERNAL_KIND_OWN, MULTIPLE_SUBSCRIBERS, OLDEST,
+    SUCCESS, THREAD_ID_OF_SYSTEM, kind,
+};
+use records::{Decoder, external_id};
 
 type Status = c_int;
-const SUCCESS: Status = 0;
-const MULTIPLE_SUBSCRIBERS: Status = 39;
 
-const DOMAIN_DRIVER: c_int = 1;
-const DOMAIN_RUNTIME: c_int = 2;
-const EXTERNAL_KIND_OWN: c_int = 3;
-const THREAD_ID_OF_SYSTEM: c_int = 1;
-const ATTRIBUTE_BUFFERS_ARE_ZERO: c_int = 5;
-
-type OnBufferRequested = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
-type OnBufferCompleted = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
+type OnBufferRequested = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
+type OnBufferCompleted = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
 type OnCallback = extern "C" fn(*mut c_void, c_int, u32, *const c_void);
 
 /// The functions of CUPTI that are called.
@@ -55,10 +52,23 @@ struct Api {
 impl Api {
     fn of(found: &Found) -> Result<Api, CudaError> {
         macro_rules! symbol {
-            // SAFETY: the fields above have the types of CUPTI's headers.
             ($name:literal) => {
+                // SAFETY: the fields above have the types of CUPTI's headers.
                 unsafe { found.function($name) }?
             };
+        }
+        let version: unsafe extern "C" fn(*mut u32) -> Status = symbol!("cuptiGetVersion");
+        let mut found_version = 0;
+        // SAFETY: a local.
+        unsafe { version(&mut found_version) };
+        if found_version < OLDEST {
+            // Its records are shorter than what is read of them.
+            return Err(CudaError::TooOld {
+                library: "libcupti",
+                found: format!("with version {found_version} of its interface"),
+                needed: format!("version {OLDEST} (CUDA 12.4)"),
+                remedy: "install a newer one, and let STROBE_CUDA_PATH name it",
+            });
         }
         Ok(Api {
             subscribe: symbol!("cuptiSubscribe"),
@@ -139,7 +149,9 @@ fn buffers() -> MutexGuard<'static, Buffers> {
     BUFFERS.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-extern "C" fn on_buffer_requested(buffer: *mut *mut u8, size: *mut usize, records: *mut usize) {
+/// # Safety
+/// CUPTI alone calls it, with places to write the answer to.
+unsafe extern "C" fn on_buffer_requested(buffer: *mut *mut u8, size: *mut usize, records: *mut usize) {
     let mut all = buffers();
     let room = all.lent + all.full.len() < MOST_BUFFERS;
     let (pointer, bytes) = match all.free.pop().or_else(|| room.then(|| vec![0; BUFFER_WORDS].into_boxed_slice())) {
@@ -149,7 +161,7 @@ extern "C" fn on_buffer_requested(buffer: *mut *mut u8, size: *mut usize, record
         }
         None => (std::ptr::null_mut(), 0),
     };
-    // SAFETY: CUPTI passes places to write the answer to. Zero records means as many as fit.
+    // SAFETY: by the caller's promise. Zero records means as many as fit.
     unsafe {
         *buffer = pointer;
         *size = bytes;
@@ -157,12 +169,21 @@ extern "C" fn on_buffer_requested(buffer: *mut *mut u8, size: *mut usize, record
     }
 }
 
-extern "C" fn on_buffer_completed(_context: *mut c_void, _stream: u32, buffer: *mut u8, _size: usize, valid: usize) {
+/// # Safety
+/// CUPTI alone calls it, once with each buffer that `on_buffer_requested` lent it.
+unsafe extern "C" fn on_buffer_completed(
+    _context: *mut c_void,
+    _stream: u32,
+    buffer: *mut u8,
+    _size: usize,
+    valid: usize,
+) {
     if buffer.is_null() {
         return;
     }
-    // SAFETY: CUPTI gives back what `on_buffer_requested` lent it.
-    let buffer = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(buffer.cast::<u64>(), BUFFER_WORDS)) };
+    let words = std::ptr::slice_from_raw_parts_mut(buffer.cast::<u64>(), BUFFER_WORDS);
+    // SAFETY: by the caller's promise it is a box of so many words, and nobody else's any more.
+    let buffer = unsafe { Box::from_raw(words) };
     let mut all = buffers();
     all.lent = all.lent.saturating_sub(1);
     match valid {
@@ -208,7 +229,8 @@ pub struct Recorder {
     running: Option<Running>,
 }
 
-// SAFETY: the handle is only passed back to CUPTI, which allows any thread.
+// SAFETY: the handle is only passed back to CUPTI, which allows any thread. External ids are the launching thread's: called on
+// another, the window's ties are wrong and nothing else.
 unsafe impl Send for Recorder {}
 
 struct Running {

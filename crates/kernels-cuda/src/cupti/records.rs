@@ -1,142 +1,10 @@
-//! CUPTI's activity records, as far as they are read.
-//!
-//! Each struct is the part that all versions since CUDA 12.4 share: later ones only append. The sizes of whole records
-//! differ, so records are stepped through by CUPTI and never by size.
+//! CUPTI's activity records, decoded.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
 
+use super::abi::{Api, ExternalCorrelation, Kernel, Memcpy, Memset, OBJECT_THREAD, Overhead, kind, overhead};
 use crate::timeline::{Activity, ActivityKind, ApiCall, ClockMap, KernelTimeline, Ties};
-
-/// `CUPTI_ACTIVITY_KIND_*` of the records that are asked for.
-pub(super) mod kind {
-    pub const MEMCPY: u32 = 1;
-    pub const MEMSET: u32 = 2;
-    pub const DRIVER: u32 = 4;
-    pub const RUNTIME: u32 = 5;
-    pub const CONCURRENT_KERNEL: u32 = 10;
-    pub const OVERHEAD: u32 = 17;
-    pub const EXTERNAL_CORRELATION: u32 = 39;
-
-    /// All of them.
-    pub const ALL: [u32; 7] = [MEMCPY, MEMSET, DRIVER, RUNTIME, CONCURRENT_KERNEL, OVERHEAD, EXTERNAL_CORRELATION];
-}
-
-/// `CUpti_ActivityKernel9` and later.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Kernel {
-    kind: u32,
-    cache_config: u8,
-    shared_memory_config: u8,
-    registers: u16,
-    partitioned_cache: [u32; 2],
-    start: u64,
-    end: u64,
-    completed: u64,
-    device: u32,
-    context: u32,
-    stream: u32,
-    grid: [u32; 3],
-    block: [u32; 3],
-    static_shared: u32,
-    dynamic_shared: u32,
-    local_per_thread: u32,
-    local_total: u32,
-    correlation: u32,
-    grid_id: i64,
-    name: *const c_char,
-    reserved: u64,
-    queued: u64,
-    submitted: u64,
-    launch_type: [u8; 4],
-    shared_executed: u32,
-    graph_node: u64,
-    shared_limit: u32,
-    graph: u32,
-}
-
-/// `CUpti_ActivityMemcpy5` and later.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Memcpy {
-    kind: u32,
-    copy_kind: u8,
-    src_kind: u8,
-    dst_kind: u8,
-    flags: u8,
-    bytes: u64,
-    start: u64,
-    end: u64,
-    device: u32,
-    context: u32,
-    stream: u32,
-    correlation: u32,
-    runtime_correlation: u32,
-    pad: u32,
-    reserved: u64,
-    graph_node: u64,
-    graph: u32,
-}
-
-/// `CUpti_ActivityMemset4` and later.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Memset {
-    kind: u32,
-    value: u32,
-    bytes: u64,
-    start: u64,
-    end: u64,
-    device: u32,
-    context: u32,
-    stream: u32,
-    correlation: u32,
-    flags: u16,
-    memory_kind: u16,
-    pad: u32,
-    reserved: u64,
-    graph_node: u64,
-    graph: u32,
-}
-
-/// `CUpti_ActivityAPI`: a call of the driver or the runtime.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Api {
-    kind: u32,
-    function: u32,
-    start: u64,
-    end: u64,
-    process: u32,
-    thread: u32,
-    correlation: u32,
-    result: u32,
-}
-
-/// `CUpti_ActivityExternalCorrelation`: what was set when a call was made.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ExternalCorrelation {
-    kind: u32,
-    external_kind: u32,
-    external: u64,
-    correlation: u32,
-}
-
-/// `CUpti_ActivityOverhead2` and later; `object` is a process and a thread when `object_kind` says so.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Overhead {
-    kind: u32,
-    overhead_kind: u32,
-    object_kind: u32,
-    object: [u32; 3],
-    start: u64,
-    end: u64,
-}
-
-const OBJECT_THREAD: u32 = 2;
 
 /// What launches of an op carry as their external id: the iteration above, the op below; `u32::MAX` stands for none.
 pub(super) fn external_id(iteration: u32, tag: u32) -> u64 {
@@ -177,7 +45,7 @@ impl<F: Fn(bool, u32) -> String> Decoder<F> {
     /// `record` must point to a whole activity record of CUPTI 12.4 or later, and the names it points to must be live.
     pub unsafe fn record(&mut self, record: *const u8) {
         self.timeline.cost.records += 1;
-        // SAFETY: every record begins with its kind, and has at least the fields of its kind's struct above.
+        // SAFETY: by the caller's promise. Every record begins with its kind and has at least the fields of its kind's struct.
         unsafe {
             match record.cast::<u32>().read() {
                 kind::CONCURRENT_KERNEL => self.kernel(record.cast::<Kernel>().read()),
@@ -288,14 +156,14 @@ impl<F: Fn(bool, u32) -> String> Decoder<F> {
         if self.map.is_before(o.end) {
             return;
         }
-        let (text, is_own) = match o.overhead_kind >> 16 {
-            1 => ("CUPTI: flushing buffers", true),
-            2 => ("CUPTI: instrumenting code", true),
-            3 => ("CUPTI: taking resources", true),
-            4 => ("loading a module", false),
-            5 => ("loading a function", false),
-            6 => ("waiting for room in the command buffer", false),
-            7 => ("CUPTI: asking for a buffer", true),
+        let (text, is_own) = match o.overhead_kind {
+            overhead::BUFFER_FLUSH => ("CUPTI: flushing buffers", true),
+            overhead::INSTRUMENTATION => ("CUPTI: instrumenting code", true),
+            overhead::RESOURCE => ("CUPTI: taking resources", true),
+            overhead::MODULE_LOADING => ("loading a module", false),
+            overhead::FUNCTION_LOADING => ("loading a function", false),
+            overhead::COMMAND_BUFFER_FULL => ("waiting for room in the command buffer", false),
+            overhead::BUFFER_REQUEST => ("CUPTI: asking for a buffer", true),
             _ => return,
         };
         let names = &mut self.timeline.names;
@@ -327,70 +195,7 @@ struct Place {
 
 #[cfg(test)]
 mod tests {
-    use std::mem::offset_of;
-
     use super::*;
-
-    /// Offsets printed by `offsetof` over the headers of CUDA 12.4, 12.9, 13.0, 13.1, 13.3 and 13.4: all the same.
-    #[test]
-    fn fields_stand_where_every_header_puts_them() {
-        let kernel = [
-            offset_of!(Kernel, registers),
-            offset_of!(Kernel, start),
-            offset_of!(Kernel, end),
-            offset_of!(Kernel, device),
-            offset_of!(Kernel, context),
-            offset_of!(Kernel, stream),
-            offset_of!(Kernel, grid),
-            offset_of!(Kernel, block),
-            offset_of!(Kernel, static_shared),
-            offset_of!(Kernel, dynamic_shared),
-            offset_of!(Kernel, correlation),
-            offset_of!(Kernel, name),
-            offset_of!(Kernel, graph_node),
-            offset_of!(Kernel, graph),
-        ];
-        assert_eq!(kernel, [6, 16, 24, 40, 44, 48, 52, 64, 76, 80, 92, 104, 144, 156]);
-        let memcpy = [
-            offset_of!(Memcpy, copy_kind),
-            offset_of!(Memcpy, dst_kind),
-            offset_of!(Memcpy, bytes),
-            offset_of!(Memcpy, start),
-            offset_of!(Memcpy, end),
-            offset_of!(Memcpy, device),
-            offset_of!(Memcpy, stream),
-            offset_of!(Memcpy, correlation),
-            offset_of!(Memcpy, graph_node),
-            offset_of!(Memcpy, graph),
-        ];
-        assert_eq!(memcpy, [4, 6, 8, 16, 24, 32, 40, 44, 64, 72]);
-        let memset = [
-            offset_of!(Memset, value),
-            offset_of!(Memset, bytes),
-            offset_of!(Memset, start),
-            offset_of!(Memset, end),
-            offset_of!(Memset, device),
-            offset_of!(Memset, stream),
-            offset_of!(Memset, correlation),
-            offset_of!(Memset, memory_kind),
-            offset_of!(Memset, graph_node),
-            offset_of!(Memset, graph),
-        ];
-        assert_eq!(memset, [4, 8, 16, 24, 32, 40, 44, 50, 64, 72]);
-        let api = [
-            offset_of!(Api, function),
-            offset_of!(Api, start),
-            offset_of!(Api, end),
-            offset_of!(Api, thread),
-            offset_of!(Api, correlation),
-            offset_of!(Api, result),
-        ];
-        assert_eq!(api, [4, 8, 16, 28, 32, 36]);
-        let external = [offset_of!(ExternalCorrelation, external), offset_of!(ExternalCorrelation, correlation)];
-        assert_eq!(external, [8, 16]);
-        let overhead = [offset_of!(Overhead, object), offset_of!(Overhead, start), offset_of!(Overhead, end)];
-        assert_eq!(overhead, [12, 24, 32]);
-    }
 
     /// One record of `size` bytes with values written at offsets.
     struct Bytes(Vec<u64>);
@@ -489,7 +294,12 @@ mod tests {
                 .u32(44, 34),
             Bytes::new(kind::MEMSET, 88).u32(4, 255).u64(8, 64).u64(16, 1_060_000).u64(24, 1_061_000).u16(50, 2),
             kernel(c"untimed", 0, 35, 0, 0),
-            Bytes::new(kind::OVERHEAD, 56).u32(4, 1 << 16).u32(8, 2).u32(16, 78).u64(24, 1_070_000).u64(32, 1_070_500),
+            Bytes::new(kind::OVERHEAD, 56)
+                .u32(4, overhead::BUFFER_FLUSH)
+                .u32(8, OBJECT_THREAD)
+                .u32(16, 78)
+                .u64(24, 1_070_000)
+                .u64(32, 1_070_500),
             Bytes::new(9999, 24),
         ];
         let count = records.len() as u64;

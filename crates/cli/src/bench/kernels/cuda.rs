@@ -71,7 +71,7 @@ fn from_bytes(bytes: &[u8], precision: Precision) -> Vec<f32> {
     }
 }
 
-fn upload<T: Copy>(data: &[T], what: &str) -> Result<DeviceBuffer, CudaError> {
+fn upload<T: bytemuck::NoUninit>(data: &[T], what: &str) -> Result<DeviceBuffer, CudaError> {
     let buffer = DeviceBuffer::new(size_of_val(data), what)?;
     buffer.write(0, data)?;
     Ok(buffer)
@@ -127,7 +127,8 @@ impl Bench {
     fn time(&self, calls: usize, body: impl Fn(usize) -> Result<(), CudaError>) -> Result<Times> {
         body(0)?;
         let graph = CapturedGraph::capture(&self.gpu, || (0..calls).try_for_each(&body))?;
-        graph.launch(&self.gpu)?;
+        // SAFETY: operands and results were made for this case, and live until the times are taken.
+        unsafe { graph.launch(&self.gpu) }?;
         let (begin, end) = (Event::new(true)?, Event::new(true)?);
         let mut times = Vec::new();
         for _ in 0..self.repeats {
@@ -135,7 +136,8 @@ impl Bench {
                 bail!(interrupt::Interrupted);
             }
             begin.record(&self.gpu)?;
-            graph.launch(&self.gpu)?;
+            // SAFETY: operands and results were made for this case, and live until the times are taken.
+            unsafe { graph.launch(&self.gpu) }?;
             end.record(&self.gpu)?;
             end.wait()?;
             times.push(f64::from(end.since(&begin)?) / 1e3 / calls as f64);
@@ -186,7 +188,8 @@ impl Bench {
                 spared: 0,
                 m,
             };
-            linear.run(&self.gpu, &args)
+            // SAFETY: operands and results were made for this case, and live until the times are taken.
+            unsafe { linear.run(&self.gpu, &args) }
         })?;
 
         let mut bytes = vec![0u8; m * n * precision.bytes()];
@@ -221,39 +224,45 @@ impl Bench {
         let device_tiles = upload(&tiles, "tiles")?;
         let splits = attention.splits_for(sequences, kv_len);
         let fused = |turn: usize| match q_len {
-            1 => attention.decode(
-                &self.gpu,
-                &DecodeArgs {
-                    qkv: batch.qkv.ptr(),
-                    q_stride: row,
-                    kv: batch.layer(turn),
-                    spans: batch.spans.ptr(),
-                    span_count: sequences,
-                    splits,
-                    block_tables: batch.tables.ptr(),
-                    settled: true,
-                    window: 0,
-                    sinks: 0,
-                    out: out.ptr(),
-                    out_stride: q_row,
-                },
-            ),
-            _ => attention.prefill(
-                &self.gpu,
-                &PrefillArgs {
-                    qkv: batch.qkv.ptr(),
-                    q_stride: row,
-                    kv: batch.layer(turn),
-                    spans: batch.spans.ptr(),
-                    tiles: device_tiles.ptr(),
-                    tile_count: tiles.len(),
-                    block_tables: batch.tables.ptr(),
-                    window: 0,
-                    sinks: 0,
-                    out: out.ptr(),
-                    out_stride: q_row,
-                },
-            ),
+            // SAFETY: operands and results were made for this case, and live until the times are taken.
+            1 => unsafe {
+                attention.decode(
+                    &self.gpu,
+                    &DecodeArgs {
+                        qkv: batch.qkv.ptr(),
+                        q_stride: row,
+                        kv: batch.layer(turn),
+                        spans: batch.spans.ptr(),
+                        span_count: sequences,
+                        splits,
+                        block_tables: batch.tables.ptr(),
+                        settled: true,
+                        window: 0,
+                        sinks: 0,
+                        out: out.ptr(),
+                        out_stride: q_row,
+                    },
+                )
+            },
+            // SAFETY: operands and results were made for this case, and live until the times are taken.
+            _ => unsafe {
+                attention.prefill(
+                    &self.gpu,
+                    &PrefillArgs {
+                        qkv: batch.qkv.ptr(),
+                        q_stride: row,
+                        kv: batch.layer(turn),
+                        spans: batch.spans.ptr(),
+                        tiles: device_tiles.ptr(),
+                        tile_count: tiles.len(),
+                        block_tables: batch.tables.ptr(),
+                        window: 0,
+                        sinks: 0,
+                        out: out.ptr(),
+                        out_stride: q_row,
+                    },
+                )
+            },
         };
         let times = self.time(batch.layers.max(CALLS), fused)?;
         let mut bytes = vec![0u8; rows * q_row * precision.bytes()];
@@ -293,9 +302,12 @@ impl Bench {
                     scores: scores.ptr(),
                     out: out.ptr(),
                 };
-                unfused.scores(&self.gpu, &args)?;
-                unfused.softmax(&self.gpu, &args)?;
-                unfused.values(&self.gpu, &args)
+                // SAFETY: operands and results were made for this case, and live until the times are taken.
+                unsafe {
+                    unfused.scores(&self.gpu, &args)?;
+                    unfused.softmax(&self.gpu, &args)?;
+                    unfused.values(&self.gpu, &args)
+                }
             })?)
         } else {
             None
