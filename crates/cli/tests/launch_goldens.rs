@@ -134,24 +134,25 @@ fn choices(report: &Value) -> Vec<String> {
     list.iter().map(line).collect()
 }
 
-/// Of which sections the text is kept: one of each kind of step, the smallest and the largest graph.
+/// Sections of so few events are kept as text: a hash and the list of buffers would be as long.
+const FEW_EVENTS: usize = 12;
+
+/// Of which sections the text is kept: one of each kind of step, the largest and the smallest graph, and all short ones.
 fn kept(run: &Run) -> BTreeSet<String> {
-    let sections: Vec<String> = run.log.sections(&run.steps).into_iter().map(|(name, _)| name).collect();
-    let first = |wanted: &dyn Fn(&str) -> bool| sections.iter().find(|name| wanted(name)).cloned();
+    let sections = run.log.sections(&run.steps);
+    let first = |wanted: &dyn Fn(&str) -> bool| sections.iter().map(|(name, _)| name).find(|name| wanted(name));
     let (prefill, decode) = (|name: &str| name.contains(" prefill "), |name: &str| name.contains(" decode"));
-    let graphs = sections.iter().filter(|name| name.starts_with("graph "));
-    let last_graph = graphs.clone().next_back().cloned();
-    [
-        first(&|name| prefill(name) && !decode(name) && !name.ends_with("not all answer")),
-        first(&|name| prefill(name) && decode(name) && !name.ends_with("not all answer")),
-        first(&|name| prefill(name) && name.ends_with("not all answer")),
+    let (graph, chunk) = (|name: &str| name.starts_with("graph "), |name: &str| name.ends_with("not all answer"));
+    let one_of_each = [
+        first(&|name| prefill(name) && !decode(name) && !chunk(name)),
+        first(&|name| prefill(name) && decode(name) && !chunk(name)),
+        first(&|name| prefill(name) && chunk(name)),
         first(&|name| name.starts_with("step ") && !prefill(name)),
-        graphs.clone().next().cloned(),
-        last_graph,
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+        first(&graph),
+        sections.iter().map(|(name, _)| name).rfind(|name| graph(name)),
+    ];
+    let short = sections.iter().filter(|(_, events)| events.len() <= FEW_EVENTS).map(|(name, _)| name);
+    one_of_each.into_iter().flatten().chain(short).cloned().collect()
 }
 
 fn golden_of(case: &Case, run: &Run) -> Golden {
