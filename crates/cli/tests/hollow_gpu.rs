@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use common::hollow::library;
 use common::{Done, Sandbox, assert_names, finish};
 
 /// Directories that go on the loader's path.
@@ -23,17 +24,7 @@ fn libraries() -> &'static Libraries {
     static LIBRARIES: OnceLock<Libraries> = OnceLock::new();
     LIBRARIES.get_or_init(|| {
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hollow-{}", std::process::id()));
-        let library = |directory: &str, source: &str, names: [&str; 2], options: &[&str]| {
-            let directory = root.join(directory);
-            std::fs::create_dir_all(&directory).unwrap();
-            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hollow_gpu").join(source);
-            let file = directory.join(names[0]);
-            let mut cc = Command::new("cc");
-            cc.args(["-shared", "-fPIC", "-w", "-o"]).arg(&file).arg(source).args(options);
-            assert!(cc.status().expect("Rust links with cc").success(), "{cc:?}");
-            std::fs::copy(&file, directory.join(names[1])).unwrap();
-            directory
-        };
+        let library = |directory, source, names, options: &[&str]| library(&root, directory, source, names, options);
         Libraries {
             driver: library("driver", "driver.c", ["libcuda.so.1", "libcuda.so"], &[]),
             old_driver: library("old-driver", "driver.c", ["libcuda.so.1", "libcuda.so"], &["-DOLD"]),

@@ -131,6 +131,7 @@ struct PrefillParams {
     window: u32,
     tokens: u32,
     scale: f32,
+    padding: u32,
 }
 
 /// What the kernels without tensor cores take.
@@ -140,6 +141,7 @@ struct PlainParams {
     partials: u64,
     counters: u64,
     splits: u32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -382,6 +384,7 @@ impl Attention {
             window: args.window as u32,
             tokens: self.tokens_per_tile() as u32,
             scale: self.scale(),
+            padding: 0,
         };
         match &self.kernels {
             Kernels::Tensor { prefill, .. } => {
@@ -444,6 +447,7 @@ impl Attention {
                     window: args.window as u32,
                     tokens: 1,
                     scale: self.scale(),
+                    padding: 0,
                 };
                 return self.plain(gpu, *function, args.span_count, splits, params);
             }
@@ -495,7 +499,7 @@ impl Attention {
         rows: PrefillParams,
     ) -> Result<(), CudaError> {
         let (partials, counters) = (self.partials.ptr(), self.counters.ptr());
-        let params = PlainParams { rows, partials, counters, splits: splits as u32 };
+        let params = PlainParams { rows, partials, counters, splits: splits as u32, padding: 0 };
         let launch = Launch::grid(tiles * self.blocks_per_span(), 128);
         let launch = Launch { grid: (launch.grid.0, splits as u32, 1), ..launch };
         gpu.launch(function, launch.overlapping(), kernel_args![params])

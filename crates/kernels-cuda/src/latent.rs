@@ -105,6 +105,7 @@ struct KeysParams {
     angle_stride: u32,
     interleaved: u32,
     eps: f32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -119,6 +120,7 @@ struct ProductParams {
     rows: u32,
     n: u32,
     k: u32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -141,6 +143,7 @@ struct AttentionParams {
     splits: u32,
     min_keys: u32,
     scale: f32,
+    padding: u32,
 }
 
 /// Kernels that do attention itself.
@@ -296,6 +299,7 @@ impl LatentOps {
             angle_stride: args.angle_stride as u32,
             interleaved: u32::from(self.config.interleaved),
             eps: self.config.eps,
+            padding: 0,
         };
         gpu.launch(self.keys, Launch::grid(args.rows, 256).overlapping(), kernel_args![params])
     }
@@ -323,6 +327,7 @@ impl LatentOps {
             rows: rows as u32,
             n: latent as u32,
             k: nope as u32,
+            padding: 0,
         };
         self.product(gpu, 0, params)
     }
@@ -349,6 +354,7 @@ impl LatentOps {
             rows: rows as u32,
             n: values as u32,
             k: latent as u32,
+            padding: 0,
         };
         self.product(gpu, 1, params)
     }
@@ -453,6 +459,7 @@ impl LatentOps {
             splits: 1,
             min_keys: MIN_KEYS_PER_SPLIT,
             scale: self.config.scale * std::f32::consts::LOG2_E,
+            padding: 0,
         }
     }
 

@@ -199,6 +199,7 @@ struct PlanTask {
     pairs: u32,
     experts: u32,
     tile_rows: u32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -242,6 +243,7 @@ struct ExpertParams {
     activation: u32,
     alpha: f32,
     limit: f32,
+    padding: u32,
 }
 
 /// A product on Hopper.
@@ -467,6 +469,7 @@ impl MoeOps {
             pairs: pairs as u32,
             experts: experts as u32,
             tile_rows: tiles.rows as u32,
+            padding: 0,
         };
         let warps = args.tokens.max(pairs.div_ceil(32)).min(32);
         let shared = (warps + 1) * experts * 4;
@@ -566,6 +569,7 @@ impl MoeOps {
             activation,
             alpha,
             limit,
+            padding: 0,
         };
         let blocks = tiles.most(pairs, experts) * n.div_ceil(tiles.columns);
         let launch = Launch::grid(blocks.min(gpu.info().multiprocessors as usize), tiles.threads);

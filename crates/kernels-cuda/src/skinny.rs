@@ -95,7 +95,8 @@ impl Default for SkinnyTuning {
     }
 }
 
-/// What the kernels take, in the layout of the kernel file.
+/// What the kernels take, in the layout of the kernel file. Arguments have no hidden padding: what is launched is the same
+/// bytes every time.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Arguments {
@@ -116,6 +117,7 @@ struct Arguments {
     ring_at: u32,
     slots: u32,
     ahead: u32,
+    padding: u32,
 }
 
 /// Where the kernel has its slices of x.
@@ -370,6 +372,7 @@ fn arguments(args: &SkinnyArgs) -> Arguments {
         ring_at: 0,
         slots: 0,
         ahead: 0,
+        padding: 0,
     }
 }
 

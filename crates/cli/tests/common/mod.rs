@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // every test file uses its own part of this
 
+pub mod hollow;
 pub mod trace;
 pub mod traces;
 

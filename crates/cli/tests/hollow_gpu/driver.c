@@ -7,7 +7,8 @@
      HOLLOW_FREE_MIB=100          free memory
      HOLLOW_FAULT=cuCtx...:700:5  a function fails with this code from its sixth call on; -1: from the first profile window
 
-   With OLD defined it has no function that came after CUDA 12.4. A context that is given back with kernels in it ends the
+   With OLD defined it has no function that came after CUDA 12.4. With RECORDS defined, recorder.c has the functions that
+   move data and launch, and writes down what they are asked for. A context that is given back with kernels in it ends the
    process: strobe has one at a time, and what the next one loads must not lie beside the old kernels. */
 
 #include <stdatomic.h>
@@ -47,34 +48,20 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 80ul << 30; return
 int cuDeviceGetAttribute(int *value, int which, int device) {
     int capability = number("HOLLOW_CAPABILITY", 90);
     switch (which) {
-    case 16: *value = 132; break;              /* multiprocessors */
+    case 16: *value = capability >= 90 ? 132 : capability == 80 ? 108 : 84; break; /* multiprocessors */
     case 38: *value = 50 << 20; break;         /* L2 */
     case 75: *value = capability / 10; break;
     case 76: *value = capability % 10; break;
-    case 97: *value = 232448; break;           /* shared memory of a block */
+    case 97: *value = capability >= 90 ? 232448 : capability == 80 ? 166912 : 101376; break; /* shared memory of a block */
     default: *value = 1000;
     }
     return 0;
 }
-int cuMemGetInfo_v2(size_t *free, size_t *total) {
-    *free = (size_t)number("HOLLOW_FREE_MIB", 80000) << 20;
-    *total = 80ul << 30;
-    return 0;
-}
-int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) { *pointer = 4096; return outcome("cuMemAlloc_v2"); }
-int cuMemHostAlloc(void **pointer, size_t bytes) { *pointer = calloc(1, bytes + 64); return 0; }
-int cuMemFreeHost(void *pointer) { free(pointer); return 0; }
-int cuStreamGetCaptureInfo_v3(void *stream, int *status) { *status = 0; return 0; }
 int cuGetErrorName(int code, const char **name) {
     *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_UNKNOWN";
     return 0;
 }
 int cuGetErrorString(int code, const char **text) { *text = "as asked for"; return 0; }
-#ifdef OLD
-int cuEventElapsedTime(float *milliseconds) { *milliseconds = 0.5f; return 0; }
-#else
-int cuEventElapsedTime_v2(float *milliseconds) { *milliseconds = 0.5f; return 0; }
-#endif
 static atomic_int modules;
 int cuModuleLoadData(void **module) {
     int code = outcome("cuModuleLoadData");
@@ -90,15 +77,38 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     }
     return 0;
 }
-int cuModuleGetFunction(void **handle) { *handle = (void *)8; return 0; }
+
+/* NVRTC 13 looks for tables that only NVIDIA's driver has, and does without. */
+int cuGetExportTable(const void **table) { *table = NULL; return 500; }
 
 int cuProfilerStart(void) { in_window = 1; return outcome("cuProfilerStart"); }
 
 HANDLE(cuDevicePrimaryCtxRetain)
 HANDLE(cuStreamCreate)
-HANDLE(cuEventCreate)
 NOTHING(cuInit)
 NOTHING(cuCtxSetCurrent)
+NOTHING(cuProfilerStop)
+NOTHING(cuStreamDestroy_v2)
+
+#ifndef RECORDS
+
+int cuMemGetInfo_v2(size_t *free, size_t *total) {
+    *free = (size_t)number("HOLLOW_FREE_MIB", 80000) << 20;
+    *total = 80ul << 30;
+    return 0;
+}
+int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) { *pointer = 4096; return outcome("cuMemAlloc_v2"); }
+int cuMemHostAlloc(void **pointer, size_t bytes) { *pointer = calloc(1, bytes + 64); return 0; }
+int cuMemFreeHost(void *pointer) { free(pointer); return 0; }
+int cuStreamGetCaptureInfo_v3(void *stream, int *status) { *status = 0; return 0; }
+#ifdef OLD
+int cuEventElapsedTime(float *milliseconds) { *milliseconds = 0.5f; return 0; }
+#else
+int cuEventElapsedTime_v2(float *milliseconds) { *milliseconds = 0.5f; return 0; }
+#endif
+int cuModuleGetFunction(void **handle) { *handle = (void *)8; return 0; }
+
+HANDLE(cuEventCreate)
 NOTHING(cuCtxSynchronize)
 NOTHING(cuEventDestroy_v2)
 NOTHING(cuEventQuery)
@@ -119,9 +129,9 @@ NOTHING(cuMemcpyDtoH_v2)
 NOTHING(cuMemcpyHtoDAsync_v2)
 NOTHING(cuMemcpyHtoD_v2)
 NOTHING(cuMemsetD8_v2)
-NOTHING(cuProfilerStop)
 NOTHING(cuStreamBeginCapture_v2)
-NOTHING(cuStreamDestroy_v2)
 NOTHING(cuStreamEndCapture)
 NOTHING(cuStreamSynchronize)
 NOTHING(cuTensorMapEncodeTiled)
+
+#endif
