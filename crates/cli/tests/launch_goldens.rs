@@ -77,6 +77,9 @@ fn run(case: &Case) -> Run {
     let setup = setup();
     let sandbox = Sandbox::new();
     sandbox.dataset("d.jsonl", case.requests);
+    if let Some(words) = case.build() {
+        sandbox.ok(&words);
+    }
     let words = format!("{} --dataset d.jsonl --iteration-log steps.jsonl --json", case.words());
     let mut command = sandbox.command(&words);
     command.env("LD_LIBRARY_PATH", std::env::join_paths([&setup.driver, &setup.compiler, &setup.cublaslt]).unwrap());

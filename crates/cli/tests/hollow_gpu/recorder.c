@@ -535,8 +535,8 @@ struct line {
     const char *what;
 };
 
-/* Eight bytes of an argument: an address, or two numbers. */
-static void put_word(struct line *line, const unsigned char *at) {
+/* Eight bytes: an address, or a number where they are an argument `alone`, or two numbers. */
+static void put_word(struct line *line, const unsigned char *at, int alone) {
     uint64_t word;
     uint32_t halves[2];
     memcpy(&word, at, 8);
@@ -549,6 +549,8 @@ static void put_word(struct line *line, const unsigned char *at) {
     } else if ((range = host_range(word))) {
         line->end += sprintf(line->end, " h%zu", (size_t)(range - host));
         if (word - range->at) line->end += sprintf(line->end, "+%lu", (unsigned long)(word - range->at));
+    } else if (alone) {
+        line->end += sprintf(line->end, word >> 24 ? " x%016lx" : " %lu", (unsigned long)word);
     } else {
         line->end = put_number(put_number(line->end, halves[0]), halves[1]);
     }
@@ -556,6 +558,7 @@ static void put_word(struct line *line, const unsigned char *at) {
 
 static void put_argument(struct line *line, const unsigned char *at, int bytes) {
     uint32_t number = 0;
+    int alone = bytes == 8;
     if (bytes > 8) line->end += sprintf(line->end, " {");
     for (; bytes >= 8; bytes -= 8, at += 8) {
         /* Most of a tensor map is empty. */
@@ -564,7 +567,7 @@ static void put_argument(struct line *line, const unsigned char *at, int bytes) 
             bytes = 0;
             break;
         }
-        put_word(line, at);
+        put_word(line, at, alone);
     }
     if (bytes) {
         memcpy(&number, at, bytes < 4 ? bytes : 4);

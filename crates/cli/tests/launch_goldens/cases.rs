@@ -16,13 +16,23 @@ impl Case {
     pub fn words(&self) -> String {
         // Some of the tokens that the driver draws end requests.
         let usual = "bench throughput --device cuda --warmup 0 --eos-id 9 --stop-ids 5,6,7,8";
-        format!("{usual} {} --model {}", self.limits, self.words)
+        match self.build() {
+            None => format!("{usual} {} --model {}", self.limits, self.words),
+            Some(_) => format!("{usual} --engine-dir engine"),
+        }
+    }
+
+    /// The call that makes the engine, where it is not made in memory: with matrices in the layout of the CPU's kernels.
+    pub fn build(&self) -> Option<String> {
+        let words = || format!("build --device cpu {} --model {} --output-dir engine", self.limits, self.words);
+        self.name.starts_with("built").then(words)
     }
 
     /// The whole call, for the golden.
     pub fn call(&self) -> String {
         let variables: String = self.variables.iter().map(|(name, value)| format!("{name}={value} ")).collect();
-        format!("{variables}strobe {}", self.words())
+        let build = self.build().map_or(String::new(), |words| format!("strobe {words}; "));
+        format!("{build}{variables}strobe {}", self.words())
     }
 
     /// Whether the GPU's peaks are measured too; elsewhere they are known.
@@ -33,8 +43,10 @@ impl Case {
 
 /// Steps of prompts, of both and of answers; one prompt is longer than a step.
 const FEW: &[(usize, usize)] = &[(150, 6), (40, 9), (300, 5), (7, 12), (90, 4), (33, 3), (1, 8), (64, 2)];
+/// A request by itself.
+const ONE: &[(usize, usize)] = &[(50, 4)];
 const SMALL: &str = "--max-batch-size 16 --max-num-tokens 256 --max-seq-len 512";
-/// Steps of more than a thousand rows, long keys, and more requests than graphs of single steps of 8.
+/// Steps of more than a thousand rows, and more requests than fit into the graphs of small batches.
 const MANY: &[(usize, usize)] = &[
     (1500, 3),
     (900, 4),
@@ -62,7 +74,10 @@ const MANY: &[(usize, usize)] = &[
     (12, 11),
     (13, 10),
 ];
-const LARGE: &str = "--max-batch-size 160 --max-num-tokens 2048 --max-seq-len 8192";
+const LARGE: &str = "--max-batch-size 160 --max-num-tokens 2048 --max-seq-len 2048";
+/// Keys of one request that are shared out to many blocks.
+const LONG: &[(usize, usize)] = &[(6000, 3), (5, 12)];
+const FEW_LONG: &str = "--max-batch-size 4 --max-num-tokens 1024 --max-seq-len 8192";
 /// A cache that does not hold all of them.
 const TIGHT: &str = "--max-batch-size 16 --max-num-tokens 256 --max-seq-len 512 --kv-cache-blocks 16";
 
@@ -129,5 +144,12 @@ cases! {
     preempted, "micro --dtype bfloat16 --scheduler-policy max_utilization", TIGHT, FEW, [];
     reused, "micro --dtype bfloat16 --kv-cache-reuse enable", SMALL, FEW, [];
     large, "tinyllama-1.1b", LARGE, MANY, ["HOLLOW_SEED" = "4"];
+    long, "qwen3-0.6b", FEW_LONG, LONG, [];
+    single, "micro --dtype bfloat16", SMALL, ONE, [];
+    built, "micro --dtype bfloat16", SMALL, FEW, [];
+    unfused_f16, "micro --dtype float16 --context-fmha disable", SMALL, FEW, [];
+    unfused_fp8_cache, "micro --dtype bfloat16 --kv-cache-dtype fp8 --context-fmha disable", SMALL, FEW, [];
+    deepseek_f32, "deepseek-tiny --dtype float32", SMALL, FEW, [];
+    sm_80_many_experts, "mixtral-small --dtype bfloat16", LARGE, MANY, ["HOLLOW_CAPABILITY" = "80"];
     peaks, "micro --dtype bfloat16", SMALL, FEW, [];
 }

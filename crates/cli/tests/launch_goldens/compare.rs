@@ -212,8 +212,10 @@ fn words_apart(old: &str, new: &str) -> String {
     if old.get(..2) != new.get(..2) {
         return "another event".into();
     }
+    let head =
+        |words: &[String]| words.iter().skip(2).take_while(|word| *word != "|").cloned().collect::<Vec<_>>().join(" ");
     if old.len() != new.len() {
-        return format!("{} words became {}", old.len(), new.len());
+        return format!("`{}` became `{}`, {} words became {}", head(&old), head(&new), old.len(), new.len());
     }
     let bar = old.iter().position(|word| word == "|").unwrap_or(old.len());
     let apart = old.iter().zip(&new).enumerate().filter(|(_, (a, b))| a != b);
@@ -231,29 +233,33 @@ pub fn compare(old: &Golden, now: &Golden, intended: Vec<&Intended>) -> Option<S
         writeln!(report, "the call was `{}` and is `{}`", old.call, now.call).unwrap();
     }
     let mut sides = Sides { old, now, pairs: Pairs::default(), intended, used: BTreeSet::new() };
-    let (mut first, mut others) = (None, Vec::new());
-    for (a, b) in old.sections.iter().zip(&now.sections) {
-        let problem = match a.name == b.name && a.text.is_some() == b.text.is_some() {
-            true => sides.section(a, b),
-            false => Some(format!("the section is now `{}`", b.name)),
+    let mut apart_sections: Vec<(&str, String)> = Vec::new();
+    for section in &old.sections {
+        let problem = match now.sections.iter().find(|other| other.name == section.name) {
+            Some(other) if section.text.is_some() == other.text.is_some() => sides.section(section, other),
+            Some(_) => Some("the text of other sections is kept now".into()),
+            None => Some("is not there any more".into()),
         };
-        match problem {
-            Some(problem) if first.is_none() => first = Some((&a.name, problem)),
-            Some(_) => others.push(a.name.as_str()),
-            None => {}
-        }
+        apart_sections.extend(problem.map(|problem| (section.name.as_str(), problem)));
     }
-    if let Some((name, problem)) = first {
+    let known: BTreeSet<&str> = old.sections.iter().map(|section| section.name.as_str()).collect();
+    let new = now.sections.iter().filter(|section| !known.contains(section.name.as_str()));
+    apart_sections.extend(new.map(|section| (section.name.as_str(), "is new".into())));
+    if let Some((name, problem)) = apart_sections.first() {
         writeln!(report, "first difference: {name}, {problem}").unwrap();
-    }
-    if !others.is_empty() {
-        let names: Vec<_> = others.iter().take(MOST).copied().collect();
+        // A hash says little; the next section with a text may say what it is.
+        let told = apart_sections.iter().skip(1).find(|(_, problem)| problem.contains('\n'));
+        if let Some((name, problem)) = told.filter(|_| !problem.contains('\n')) {
+            writeln!(report, "first one with a text: {name}, {problem}").unwrap();
+        }
+        let others: Vec<_> = apart_sections.iter().skip(1).map(|(name, _)| *name).collect();
         let more = others.len().saturating_sub(MOST);
         let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-        writeln!(report, "different too: {}{rest}", names.join("; ")).unwrap();
-    }
-    if old.sections.len() != now.sections.len() {
-        writeln!(report, "{} sections became {}", old.sections.len(), now.sections.len()).unwrap();
+        if !others.is_empty() {
+            let names = others.get(..MOST).unwrap_or(&others).join("; ");
+            writeln!(report, "{} of {} sections are different, too: {names}{rest}", others.len(), old.sections.len())
+                .unwrap();
+        }
     }
     if !report.is_empty() {
         report.push_str(&apart("GEMM choices", &old.choices, &now.choices));

@@ -119,7 +119,7 @@ fn buffers_that_became_one_or_changed_their_size() {
 fn other_inputs_and_other_waits() {
     told("data=00000000000000cc", "data=00000000000000cd", &["step 1: 4 decode", "events with hash", "no text"]);
     told("data=00000000000000aa", "data=00000000000000ab", &["load, event 1 of 1", "data=00000000000000aa became"]);
-    told("record e2\nwait e2\n", "wait e2\nrecord e2\n", &["step 1: 4 decode", "sections became"]);
+    told("record e2\nwait e2\n", "wait e2\nrecord e2\n", &["step 1: 4 decode", "too: end"]);
 }
 
 #[test]
