@@ -88,30 +88,6 @@ pub(crate) fn activation_bytes(config: &ModelConfig, limits: StepLimits, build: 
     (rows + tables) * 4 + scores + codes + experts + latent
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gates_and_ups_take_room_only_where_they_are_kept() {
-        let options = |activated_multiple: Option<usize>| ProgramOptions {
-            context_fmha: true,
-            own_table: false,
-            activated_multiple,
-        };
-        // Dense blocks, experts, and experts beside dense and shared blocks.
-        for name in ["micro", "moe-tiny", "deepseek-tiny"] {
-            let config = strobe_model::preset(name).unwrap().config();
-            let widest = activated_width(&config);
-            assert_eq!(gate_up_width(&config, options(None)), 2 * widest, "{name}");
-            assert_eq!(gate_up_width(&config, options(Some(1))), 0, "{name}");
-        }
-        let mut config = strobe_model::preset("deepseek-tiny").unwrap().config();
-        config.intermediate_size = 33;
-        assert_eq!(gate_up_width(&config, options(Some(32))), 66, "only dense blocks are left");
-    }
-}
-
 /// Blocks of the cache, after checking that they fit the memory of this machine.
 pub(crate) fn cache_blocks(
     model: &LoadedModel,
@@ -156,4 +132,28 @@ pub(crate) fn cache_blocks(
         });
     }
     Ok(blocks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gates_and_ups_take_room_only_where_they_are_kept() {
+        let options = |activated_multiple: Option<usize>| ProgramOptions {
+            context_fmha: true,
+            own_table: false,
+            activated_multiple,
+        };
+        // Dense blocks, experts, and experts beside dense and shared blocks.
+        for name in ["micro", "moe-tiny", "deepseek-tiny"] {
+            let config = strobe_model::preset(name).unwrap().config();
+            let widest = activated_width(&config);
+            assert_eq!(gate_up_width(&config, options(None)), 2 * widest, "{name}");
+            assert_eq!(gate_up_width(&config, options(Some(1))), 0, "{name}");
+        }
+        let mut config = strobe_model::preset("deepseek-tiny").unwrap().config();
+        config.intermediate_size = 33;
+        assert_eq!(gate_up_width(&config, options(Some(32))), 66, "only dense blocks are left");
+    }
 }
