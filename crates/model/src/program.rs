@@ -773,7 +773,10 @@ pub fn step_work(config: &ModelConfig, step: &StepShape<'_>) -> StepWork {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+    use crate::weights::weight_list;
 
     /// Every op by itself.
     const SEPARATE: ProgramOptions = ProgramOptions { context_fmha: true, own_table: false, activated_multiple: None };
@@ -796,6 +799,20 @@ mod tests {
                     let span = SpanShape { rows, keys: before + rows, context: true };
                     assert_eq!(attended(span, window).0, attended_by_rows(span, window), "{span:?} {window:?}");
                 }
+            }
+        }
+    }
+
+    /// Engines refuse to start without a weight that [`OpKind::weights`] names.
+    #[test]
+    fn ops_read_the_weights_that_a_model_has_and_no_others() {
+        for preset in crate::presets::presets() {
+            let config = preset.config();
+            for context_fmha in [true, false] {
+                let nodes = program(&config, ProgramOptions { context_fmha, ..SEPARATE });
+                let read: HashSet<WeightId> = nodes.iter().flat_map(|node| node.kind.weights()).collect();
+                let listed: HashSet<WeightId> = weight_list(&config).iter().map(|info| info.id).collect();
+                assert_eq!(read, listed, "{}", preset.name);
             }
         }
     }
