@@ -406,3 +406,26 @@ pub fn linear_shape(config: &ModelConfig, weight: WeightId) -> (u64, u64) {
         _ => (config.vocab_size as u64, hidden),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::weights::weight_list;
+
+    /// Engines refuse to start without a weight that [`OpKind::weights`] names.
+    #[test]
+    fn ops_read_the_weights_that_a_model_has_and_no_others() {
+        for preset in crate::presets::presets() {
+            let config = preset.config();
+            for context_fmha in [true, false] {
+                let options = ProgramOptions { context_fmha, own_table: false, activated_multiple: None };
+                let nodes = program(&config, options);
+                let read: HashSet<WeightId> = nodes.iter().flat_map(|node| node.kind.weights()).collect();
+                let listed: HashSet<WeightId> = weight_list(&config).iter().map(|info| info.id).collect();
+                assert_eq!(read, listed, "{}", preset.name);
+            }
+        }
+    }
+}
