@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use regex::{Regex, RegexBuilder, RegexSet, RegexSetBuilder};
+use regex::bytes::{RegexSet, RegexSetBuilder};
+use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 use strobe_trace::{NONE, OpKind, StrId, Trace};
 
@@ -111,23 +112,26 @@ impl Rules {
         static SHARED: OnceLock<Rules> = OnceLock::new();
         SHARED
             .get_or_init(|| {
-                let rules = parse(BUILTIN, Path::new("kernels.toml")).expect("the built-in rules are tested");
-                Self::compile(rules).expect("the built-in rules are tested")
+                let rules = parse(BUILTIN, Path::new("kernels.toml"), Names::Checked);
+                let rules = rules.expect("the built-in rules are tested");
+                // They are ASCII, which makes small tables: they are made at every start.
+                Self::compile(rules, false).expect("the built-in rules are tested")
             })
             .clone()
     }
 
     /// The built-in rules behind those of a user's file, whose text this is.
     pub fn with_user_file(text: &str, path: &Path) -> Result<Self, RulesError> {
-        let mut rules = parse(text, path)?;
-        rules.extend(parse(BUILTIN, Path::new("kernels.toml"))?);
-        Self::compile(rules).map_err(|problem| RulesError::Syntax { path: path.to_owned(), problem })
+        let mut rules = parse(text, path, Names::Unchecked)?;
+        rules.extend(parse(BUILTIN, Path::new("kernels.toml"), Names::Checked)?);
+        Self::compile(rules, true).map_err(|problem| RulesError::Syntax { path: path.to_owned(), problem })
     }
 
-    fn compile(rules: Vec<Rule>) -> Result<Self, String> {
+    fn compile(rules: Vec<Rule>, unicode: bool) -> Result<Self, String> {
         let patterns = rules.iter().map(|r| r.name.as_deref().unwrap_or(""));
         let names = RegexSetBuilder::new(patterns)
             .case_insensitive(true)
+            .unicode(unicode)
             .size_limit(REGEX_BYTES)
             .dfa_size_limit(REGEX_BYTES)
             .build()
@@ -136,17 +140,24 @@ impl Rules {
     }
 }
 
-fn parse(text: &str, path: &Path) -> Result<Vec<Rule>, RulesError> {
+/// Whether the patterns of names are known to be right.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Names {
+    Checked,
+    Unchecked,
+}
+
+fn parse(text: &str, path: &Path, names: Names) -> Result<Vec<Rule>, RulesError> {
     let file: RuleFile = toml::from_str(text)
         .map_err(|error| RulesError::Syntax { path: path.to_owned(), problem: error.to_string().trim().to_owned() })?;
     let mut classes: BTreeMap<String, Class> = BTreeMap::new();
     let mut rules = Vec::new();
     for (index, rule) in file.rule.into_iter().enumerate() {
-        let line = 1 + text.bytes().take(rule.category.span().start).filter(|&b| b == b'\n').count();
+        let start = rule.category.span().start;
         let category = rule.category.into_inner();
         let wrong = |problem: String| RulesError::Rule {
             path: path.to_owned(),
-            line,
+            line: 1 + text.bytes().take(start).filter(|&b| b == b'\n').count(),
             rule: index + 1,
             category: category.clone(),
             problem,
@@ -164,7 +175,7 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Rule>, RulesError> {
         let build = |pattern: &str| {
             RegexBuilder::new(pattern).case_insensitive(true).build().map_err(|error| wrong(error.to_string()))
         };
-        if let Some(name) = &rule.name {
+        if let Some(name) = rule.name.as_ref().filter(|_| names == Names::Unchecked) {
             build(name)?;
         }
         let range = rule.range.as_deref().map(build).transpose()?;
@@ -279,7 +290,7 @@ impl Categories {
                     let name = trace.ops.name[op];
                     let matched = |names_matched: &mut BTreeMap<StrId, Vec<usize>>| -> Vec<usize> {
                         let text = without_parameters(trace.text(name));
-                        let matches = || rules.names.matches(text).into_iter().filter(|&r| applies(r));
+                        let matches = || rules.names.matches(text.as_bytes()).into_iter().filter(|&r| applies(r));
                         names_matched.entry(name).or_insert_with(|| matches().collect()).clone()
                     };
                     let by_ancestor = ranged.as_ref().and_then(|ranged| {

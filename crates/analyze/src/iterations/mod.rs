@@ -261,19 +261,30 @@ impl Marked {
 /// The iterations of markers of all engine families. Steps of a profiler's schedule count where there are no others, or
 /// where the others leave out most of the work inside these steps.
 fn by_markers(trace: &Trace) -> Option<Detected> {
-    let mut of_name: HashMap<StrId, Option<(usize, Marker)>> = HashMap::new();
-    let all = |family: usize, of_name: &mut HashMap<_, Option<(usize, Marker)>>| {
-        marked_ranges(trace, |name| {
-            let parsed = of_name.entry(name).or_insert_with(|| markers::parse(trace.text(name)));
-            parsed.clone().filter(|found| found.0 == family)
-        })
+    // Each name is read once; most are none of a marker.
+    let mut is_read = vec![false; trace.strings.len()];
+    let mut of_name: HashMap<StrId, (usize, Marker)> = HashMap::new();
+    for range in (0..trace.ranges.len()).filter(|&range| can_be_marker(trace, range)) {
+        let name = trace.ranges.name[range];
+        let Some(is_read) = is_read.get_mut(name.0 as usize).filter(|is_read| !**is_read) else { continue };
+        *is_read = true;
+        if let Some(parsed) = markers::parse(trace.text(name)) {
+            of_name.insert(name, parsed);
+        }
+    }
+    if of_name.is_empty() {
+        return None;
+    }
+    let all = |family: usize| match of_name.values().any(|found| found.0 == family) {
+        true => marked_ranges(trace, |name| of_name.get(&name).filter(|found| found.0 == family).cloned()),
+        false => Vec::new(),
     };
     let mut engine: Vec<Marked> = Vec::new();
     for family in 0..PROFILER_STEP {
-        let weaker = all(family, &mut of_name);
+        let weaker = all(family);
         engine = if engine.is_empty() { weaker } else { with_weaker(engine, weaker) };
     }
-    let schedule = all(PROFILER_STEP, &mut of_name);
+    let schedule = all(PROFILER_STEP);
     let [engine, schedule] = [engine, schedule].map(|marked| {
         let mut families: Vec<usize> = marked.iter().map(|m| m.family).collect();
         families.sort_unstable();

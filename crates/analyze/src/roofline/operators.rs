@@ -61,7 +61,8 @@ impl<'t> Operators<'t> {
             known: HashMap::new(),
             sequences: HashMap::new(),
             distinct: Vec::new(),
-            wants_around: HashMap::new(),
+            wants_around: vec![None; trace.strings.len()],
+            says_nothing: vec![false; trace.strings.len()],
         };
         let (mut which, mut nearest, mut inside) = (vec![NONE; count], vec![NONE; count], vec![0; count]);
         for range in 0..count {
@@ -112,7 +113,9 @@ struct Reader<'t> {
     sequences: HashMap<StrId, Option<Sequences>>,
     distinct: Vec<(Amounts, Rank)>,
     /// Whether operators of a name are understood only with the one around them.
-    wants_around: HashMap<StrId, bool>,
+    wants_around: Vec<Option<bool>>,
+    /// By name whether ranges without inputs are no operator, as most ranges are that are not PyTorch's.
+    says_nothing: Vec<bool>,
 }
 
 impl Reader<'_> {
@@ -124,7 +127,16 @@ impl Reader<'_> {
             return NONE;
         }
         let name = ranges.name[r];
-        let wants = *self.wants_around.entry(name).or_insert_with(|| amounts::wants_around(trace.text(name)));
+        let place = name.0 as usize;
+        let inputs = [ranges.dims[r], ranges.types[r], ranges.values[r], ranges.strides[r]];
+        let has_inputs = inputs.iter().any(|text| text.is_some());
+        if !has_inputs && self.says_nothing.get(place) == Some(&true) {
+            return NONE;
+        }
+        let wants = self
+            .wants_around
+            .get_mut(place)
+            .is_some_and(|wants| *wants.get_or_insert_with(|| amounts::wants_around(trace.text(name))));
         let around = match ranges.dims.get(self.attribution.parent[r] as usize) {
             Some(&dims) if wants => dims,
             _ => StrId::NONE,
@@ -142,7 +154,12 @@ impl Reader<'_> {
                 let found = { sequences }.next().and_then(|sequences| sequences.attention(&ragged));
                 found.map_or(NONE, |amounts| self.keep(amounts, operator.rank()))
             }
-            (None, _) => NONE,
+            (None, _) => {
+                if let Some(says_nothing) = self.says_nothing.get_mut(place).filter(|_| !has_inputs && !wants) {
+                    *says_nothing = true;
+                }
+                NONE
+            }
         }
     }
 

@@ -208,52 +208,61 @@ pub(super) fn marks(trace: &Trace, graph_call: &[bool], work: &[Work]) -> Vec<Ve
 /// nor take much of the time are left out.
 fn ranges(trace: &Trace, work: &[Work]) -> BTreeMap<(usize, Kind, String), Vec<i64>> {
     let ranges = &trace.ranges;
-    let kind_of = |range: usize| match ranges.source[range] {
-        _ if ranges.flags[range] & range_flags::MARK != 0 => None,
-        RangeSource::GpuAnnotation => None,
-        RangeSource::CpuOp | RangeSource::Python => Some(Kind::Operator),
-        // `torch.autograd.profiler.emit_nvtx` writes its operators as NVTX ranges.
-        _ if trace.text(ranges.name[range]).contains(", op_id = ") => Some(Kind::Operator),
-        _ => Some(Kind::Range),
+    let is_host_time = |range: usize| {
+        ranges.flags[range] & range_flags::MARK == 0 && ranges.source[range] != RangeSource::GpuAnnotation
     };
     let process_of = |range: usize| trace.threads.get(ranges.thread[range] as usize).map(|t| t.process as usize);
     let launched = |process: usize| work.get(process).is_some_and(|work| !work.units.is_empty());
     // How often each name occurs and how long in all: most names are too frequent or too short to be looked at.
-    let mut sums: HashMap<StrId, (usize, i64)> = HashMap::new();
-    for range in (0..ranges.len()).filter(|&range| kind_of(range).is_some()) {
-        let sum = sums.entry(ranges.name[range]).or_default();
-        *sum = (sum.0 + 1, sum.1.saturating_add(ranges.end[range].saturating_sub(ranges.start[range])));
+    let mut sums: Vec<(usize, i64)> = vec![(0, 0); trace.strings.len()];
+    for range in (0..ranges.len()).filter(|&range| is_host_time(range)) {
+        if let Some(sum) = sums.get_mut(ranges.name[range].0 as usize) {
+            *sum = (sum.0 + 1, sum.1.saturating_add(ranges.end[range].saturating_sub(ranges.start[range])));
+        }
+    }
+    // Names that differ in numbers only are one.
+    let mut groups: Vec<(String, usize, i64)> = Vec::new();
+    let mut places: HashMap<String, u32> = HashMap::new();
+    let mut of_name: Vec<u32> = vec![NONE; sums.len()];
+    for (name, &(count, time)) in sums.iter().enumerate().filter(|(_, sum)| (1..=MOST).contains(&sum.0)) {
+        let text = without_numbers(trace.text(StrId(name as u32)));
+        let place = *places.entry(text).or_insert_with_key(|text| {
+            groups.push((text.clone(), 0, 0));
+            groups.len() as u32 - 1
+        });
+        of_name[name] = place;
+        let group = &mut groups[place as usize];
+        (group.1, group.2) = (group.1 + count, group.2.saturating_add(time));
     }
     let whole = trace.extent().map_or(0, |(start, end)| end.saturating_sub(start));
-    let mut names: HashMap<StrId, String> = HashMap::new();
-    let mut by_text: HashMap<String, (usize, i64)> = HashMap::new();
-    for (&name, &(count, time)) in sums.iter().filter(|(_, (count, _))| *count <= MOST) {
-        let text = without_numbers(trace.text(name));
-        let sum = by_text.entry(text.clone()).or_default();
-        *sum = (sum.0 + count, sum.1.saturating_add(time));
-        names.insert(name, text);
-    }
-    let matters = |text: &String| {
-        let (count, time) = by_text[text];
-        count <= MOST && (time as f64 >= LEAST_OF_TIME * whole as f64 || of_range(text).is_some())
+    let matters = |(text, count, time): &(String, usize, i64)| {
+        *count <= MOST && (*time as f64 >= LEAST_OF_TIME * whole as f64 || of_range(text).is_some())
     };
-    let matter: HashMap<&String, bool> = by_text.keys().map(|text| (text, matters(text))).collect();
-    let mut found: BTreeMap<(usize, Kind, String), Vec<i64>> = BTreeMap::new();
-    let mut open_until: HashMap<(u32, &str), i64> = HashMap::new();
-    for range in 0..ranges.len() {
-        let Some(text) = names.get(&ranges.name[range]).filter(|text| matter.get(text) == Some(&true)) else {
+    let matter: Vec<bool> = groups.iter().map(matters).collect();
+    // `torch.autograd.profiler.emit_nvtx` writes its operators as NVTX ranges.
+    let is_operator: Vec<bool> = groups.iter().map(|(text, ..)| text.contains(", op_id = ")).collect();
+    let mut found: BTreeMap<(usize, Kind, u32), Vec<i64>> = BTreeMap::new();
+    let mut open_until: HashMap<(u32, u32), i64> = HashMap::new();
+    for range in (0..ranges.len()).filter(|&range| is_host_time(range)) {
+        let group = of_name.get(ranges.name[range].0 as usize).copied().unwrap_or(NONE);
+        if matter.get(group as usize) != Some(&true) {
             continue;
-        };
-        let (Some(kind), Some(process)) = (kind_of(range), process_of(range)) else { continue };
-        let open = open_until.entry((ranges.thread[range], text.as_str())).or_insert(i64::MIN);
+        }
+        let Some(process) = process_of(range) else { continue };
+        let open = open_until.entry((ranges.thread[range], group)).or_insert(i64::MIN);
         if !launched(process) || ranges.start[range] < *open {
             continue;
         }
         *open = ranges.end[range];
-        match found.get_mut(&(process, kind, text.clone())) {
-            Some(times) => times.push(ranges.start[range]),
-            None => drop(found.insert((process, kind, text.clone()), vec![ranges.start[range]])),
-        }
+        let kind = match ranges.source[range] {
+            RangeSource::CpuOp | RangeSource::Python => Kind::Operator,
+            _ if is_operator[group as usize] => Kind::Operator,
+            _ => Kind::Range,
+        };
+        found.entry((process, kind, group)).or_default().push(ranges.start[range]);
     }
-    found
+    let named = |((process, kind, group), times): ((usize, Kind, u32), Vec<i64>)| {
+        ((process, kind, groups[group as usize].0.clone()), times)
+    };
+    found.into_iter().map(named).collect()
 }
