@@ -30,13 +30,13 @@ pub(crate) struct Migrations {
 
 impl Migrations {
     /// Whether the program asked for them ahead of their use.
-    pub fn were_asked_for(&self) -> bool {
+    pub(crate) fn were_asked_for(&self) -> bool {
         const ASKED_FOR: u8 = 1;
         self.cause == ASKED_FOR
     }
 
     /// Why, in words.
-    pub fn why(&self) -> &'static str {
+    pub(crate) fn why(&self) -> &'static str {
         match self.cause {
             1 => "asked for (prefetch)",
             2 => "page fault",
@@ -48,7 +48,7 @@ impl Migrations {
     }
 
     /// Which way, as the recorder says it.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 }

@@ -9,7 +9,7 @@ use crate::device::{Device, DeviceArgs, Needs};
 
 /// On or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
+pub(crate) enum Switch {
     /// On
     Enable,
     /// Off
@@ -18,13 +18,13 @@ pub enum Switch {
 
 impl Switch {
     /// As a boolean.
-    pub fn on(self) -> bool {
+    pub(crate) fn on(self) -> bool {
         self == Switch::Enable
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum GemmPlugin {
+pub(crate) enum GemmPlugin {
     /// Packed weights and tuned kernels; on a GPU the faster of cuBLASLt and strobe's kernels per shape
     Auto,
     /// Plain blocked GEMM over row-major weights; on a GPU strobe's kernels only
@@ -32,7 +32,7 @@ pub enum GemmPlugin {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DTypeChoice {
+pub(crate) enum DTypeChoice {
     #[value(aliases = ["fp32", "f32", "float"])]
     Float32,
     #[value(aliases = ["fp16", "f16", "half"])]
@@ -45,7 +45,7 @@ pub enum DTypeChoice {
 
 impl DTypeChoice {
     /// The type for a checkpoint of type `own`.
-    pub fn resolve(self, own: DType) -> DType {
+    pub(crate) fn resolve(self, own: DType) -> DType {
         match self {
             DTypeChoice::Float32 => DType::F32,
             DTypeChoice::Float16 => DType::F16,
@@ -109,7 +109,7 @@ impl From<KvCacheDtype> for KvCacheType {
 /// Every option is optional, so that a verb can tell what was asked for.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Build options")]
-pub struct BuildArgs {
+pub(crate) struct BuildArgs {
     /// Weight type [default: auto]
     #[arg(long, value_enum)]
     pub dtype: Option<DTypeChoice>,
@@ -149,12 +149,18 @@ const GPU_MAX_NUM_TOKENS: usize = 8192;
 
 impl BuildArgs {
     /// The seed of random weights.
-    pub fn seed(&self) -> u64 {
+    pub(crate) fn seed(&self) -> u64 {
         self.seed.unwrap_or(0)
     }
 
     /// The configuration for `model`.
-    pub fn config(&self, model: &ModelRef, batch: Option<usize>, tokens: Option<usize>, on_gpu: bool) -> BuildConfig {
+    pub(crate) fn config(
+        &self,
+        model: &ModelRef,
+        batch: Option<usize>,
+        tokens: Option<usize>,
+        on_gpu: bool,
+    ) -> BuildConfig {
         let default = BuildConfig::for_model(&model.config);
         let on = |switch: Option<Switch>| switch.is_none_or(Switch::on);
         BuildConfig {
@@ -172,13 +178,13 @@ impl BuildArgs {
     }
 
     /// Whether only a CPU can run it.
-    pub fn needs_cpu(&self) -> bool {
+    pub(crate) fn needs_cpu(&self) -> bool {
         let integers = self.quantization.is_some_and(|choice| Quantization::from(choice).is_integer());
         integers || self.kv_cache_dtype == Some(KvCacheDtype::Int8)
     }
 
     /// Where to run: where nobody says, what only a CPU can run goes there even if there is a GPU.
-    pub fn device(&self, asked: &DeviceArgs) -> Result<Device> {
+    pub(crate) fn device(&self, asked: &DeviceArgs) -> Result<Device> {
         if self.needs_cpu() && asked.device.is_none() {
             return Ok(Device::Cpu);
         }
@@ -186,7 +192,7 @@ impl BuildArgs {
     }
 
     /// Refuse a seed where there is nothing random.
-    pub fn refuse_seed_of_checkpoint(&self, model: &ModelRef) -> Result<()> {
+    pub(crate) fn refuse_seed_of_checkpoint(&self, model: &ModelRef) -> Result<()> {
         if self.seed.is_some() && !model.source.is_random() {
             bail!("--seed is for presets; the weights of {} come from its checkpoint", model.name);
         }
@@ -194,7 +200,7 @@ impl BuildArgs {
     }
 
     /// Skew the routers of a model of random weights.
-    pub fn skew_routers(&self, model: &mut ModelRef) -> Result<()> {
+    pub(crate) fn skew_routers(&self, model: &mut ModelRef) -> Result<()> {
         let Some(asked) = &self.router_skew else { return Ok(()) };
         if !model.source.is_random() {
             bail!("--router-skew is for presets; the routers of {} come from its checkpoint", model.name);
@@ -210,7 +216,7 @@ impl BuildArgs {
     }
 
     /// Refuse build options where an engine is built already.
-    pub fn refuse_with_engine_dir(&self) -> Result<()> {
+    pub(crate) fn refuse_with_engine_dir(&self) -> Result<()> {
         let set = [
             ("--dtype", self.dtype.is_some()),
             ("--max-seq-len", self.max_seq_len.is_some()),

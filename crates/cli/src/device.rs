@@ -10,7 +10,7 @@ use crate::output;
 
 /// What `--device` asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceChoice {
+pub(crate) enum DeviceChoice {
     /// The first GPU if it can be used, else the CPU.
     Auto,
     /// The CPU.
@@ -42,7 +42,7 @@ impl FromStr for DeviceChoice {
 
 /// The `--device` option.
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
-pub struct DeviceArgs {
+pub(crate) struct DeviceArgs {
     /// Where to run: cpu, cuda, cuda:N, or auto: the first GPU if it can be used, else the CPU [default: auto]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
@@ -50,14 +50,14 @@ pub struct DeviceArgs {
 
 impl DeviceArgs {
     /// The device; a machine that never had a GPU is told so only if it was asked.
-    pub fn resolve(&self, needs: Needs) -> Result<Device> {
+    pub(crate) fn resolve(&self, needs: Needs) -> Result<Device> {
         self.device.unwrap_or(DeviceChoice::Auto).resolve(self.device.is_some(), needs)
     }
 }
 
 /// Where a run takes place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
+pub(crate) enum Device {
     /// On the CPU.
     Cpu,
     /// On the GPU of this number.
@@ -76,7 +76,7 @@ impl std::fmt::Display for Device {
 impl DeviceChoice {
     /// Find the device. A GPU that was asked for and can't be used is an error; with `auto` the reason is a note, left
     /// out where there is no driver and the user did not ask.
-    pub fn resolve(self, asked: bool, needs: Needs) -> Result<Device> {
+    pub(crate) fn resolve(self, asked: bool, needs: Needs) -> Result<Device> {
         match self {
             DeviceChoice::Cpu => Ok(Device::Cpu),
             DeviceChoice::Cuda(index) => {
@@ -104,7 +104,7 @@ impl DeviceChoice {
 
 /// What a run needs of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
+pub(crate) enum Needs {
     /// The driver: another program runs there, with kernels of its own.
     Driver,
     /// strobe's kernels.
@@ -116,11 +116,11 @@ pub enum Needs {
 
 impl Needs {
     /// An engine with default options.
-    pub const ENGINE: Needs = Needs::Engine { cublaslt: true };
+    pub(crate) const ENGINE: Needs = Needs::Engine { cublaslt: true };
 }
 
 /// GPU `index`, if the driver has it.
-pub fn listed(index: u32) -> Result<DeviceInfo, CudaError> {
+pub(crate) fn listed(index: u32) -> Result<DeviceInfo, CudaError> {
     let all = devices()?;
     let listed = all.len();
     all.into_iter()
@@ -129,14 +129,14 @@ pub fn listed(index: u32) -> Result<DeviceInfo, CudaError> {
 }
 
 /// GPU `index`, if the driver has it and kernels are compiled for its architecture.
-pub fn usable(index: u32) -> Result<DeviceInfo, CudaError> {
+pub(crate) fn usable(index: u32) -> Result<DeviceInfo, CudaError> {
     let info = listed(index)?;
     Arch::of(&info)?;
     Ok(info)
 }
 
 /// Whether `auto` would take the first GPU: it and the libraries that a run needs besides the driver are there.
-pub fn first_gpu(needs: Needs) -> Result<(), CudaError> {
+pub(crate) fn first_gpu(needs: Needs) -> Result<(), CudaError> {
     let Needs::Engine { cublaslt } = needs else { return listed(0).map(drop) };
     kernels_at_hand(Arch::of(&usable(0)?)?)?;
     if cublaslt {

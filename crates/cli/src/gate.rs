@@ -7,7 +7,7 @@ use strobe_analyze::compare::{Gate, MARGIN, Outcome, Verdict};
 use strobe_report::human;
 
 #[derive(clap::Args)]
-pub struct GateArgs {
+pub(crate) struct GateArgs {
     /// Exit with 1 when B is proven slower by more than this (the whole interval), with 3 when that cannot be told
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub fail_on_regression: Option<f64>,
@@ -18,7 +18,7 @@ pub struct GateArgs {
 
 /// What a gate makes of "cannot tell".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Inconclusive {
+pub(crate) enum Inconclusive {
     /// As if nothing had got slower
     Pass,
     /// As if it had got slower
@@ -26,7 +26,7 @@ pub enum Inconclusive {
 }
 
 /// `5%`, `5 %` or `5`. A bare number below 1 could mean a fraction or a share of a per cent: it is refused.
-pub fn percent(text: &str) -> Result<f64, String> {
+pub(crate) fn percent(text: &str) -> Result<f64, String> {
     let (number, least) = match text.trim().strip_suffix('%') {
         Some(number) => (number.trim(), 0.0),
         None => (text.trim(), 1.0),
@@ -41,11 +41,11 @@ pub fn percent(text: &str) -> Result<f64, String> {
 
 /// The gate failed: B is slower.
 #[derive(Debug)]
-pub struct Regression(String);
+pub(crate) struct Regression(String);
 
 /// The gate was asked and cannot tell.
 #[derive(Debug)]
-pub struct CannotTell(String);
+pub(crate) struct CannotTell(String);
 
 impl std::fmt::Display for Regression {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -64,18 +64,18 @@ impl std::error::Error for CannotTell {}
 
 impl GateArgs {
     /// The difference that matters: the gate's limit where there is one.
-    pub fn margin(&self) -> f64 {
+    pub(crate) fn margin(&self) -> f64 {
         self.fail_on_regression.unwrap_or(MARGIN)
     }
 
     /// What the gate says, for JSON; null where none was asked for.
-    pub fn to_json(&self, verdict: &Verdict) -> Value {
+    pub(crate) fn to_json(&self, verdict: &Verdict) -> Value {
         self.fail_on_regression.map_or(Value::Null, |limit| json!({"limit": limit, "result": verdict.gate(limit)}))
     }
 
     /// The exit code as an error. Without a gate only things that are not comparable end with one. `inspect` is the command
     /// that shows more of a regression.
-    pub fn judge(&self, verdict: &Verdict, inspect: &str) -> Result<()> {
+    pub(crate) fn judge(&self, verdict: &Verdict, inspect: &str) -> Result<()> {
         if verdict.outcome == Outcome::NotComparable {
             let what = if self.fail_on_regression.is_some() {
                 "the gate cannot be judged, not comparable"

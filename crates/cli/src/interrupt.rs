@@ -19,7 +19,7 @@ const AGAIN_US: libc::suseconds_t = 100_000;
 
 /// Returned by work that was stopped before it had anything to show.
 #[derive(Debug)]
-pub struct Interrupted;
+pub(crate) struct Interrupted;
 
 impl std::fmt::Display for Interrupted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -30,7 +30,7 @@ impl std::fmt::Display for Interrupted {
 impl std::error::Error for Interrupted {}
 
 /// While it lives, the process ends by itself only: it writes what it has, or waits for another process that does.
-pub struct Hold(());
+pub(crate) struct Hold(());
 
 impl Drop for Hold {
     fn drop(&mut self) {
@@ -40,13 +40,13 @@ impl Drop for Hold {
 
 /// Take the time that is needed after a signal.
 #[must_use]
-pub fn hold() -> Hold {
+pub(crate) fn hold() -> Hold {
     HOLDS.fetch_add(1, Ordering::SeqCst);
     Hold(())
 }
 
 /// The same up to the end of the process: from here on there is something to keep.
-pub fn hold_to_the_end() {
+pub(crate) fn hold_to_the_end() {
     std::mem::forget(hold());
 }
 
@@ -83,7 +83,7 @@ fn wake_in(microseconds: libc::suseconds_t) {
 
 /// Take over SIGINT and SIGTERM. A file that reaches the limit on file sizes is a write error like any other, not the end of
 /// the process.
-pub fn install() {
+pub(crate) fn install() {
     // SAFETY: a signal is ignored; no handler runs.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let handler = on_signal as extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
@@ -102,7 +102,7 @@ pub fn install() {
 }
 
 /// A progress function for long work that goes on until the user wants to stop.
-pub fn watch(mut progress: impl FnMut(u64)) -> impl FnMut(u64) -> bool {
+pub(crate) fn watch(mut progress: impl FnMut(u64)) -> impl FnMut(u64) -> bool {
     move |done| {
         progress(done);
         !requested()
@@ -110,11 +110,11 @@ pub fn watch(mut progress: impl FnMut(u64)) -> impl FnMut(u64) -> bool {
 }
 
 /// Whether the user wants to stop.
-pub fn requested() -> bool {
+pub(crate) fn requested() -> bool {
     REQUESTS.load(Ordering::SeqCst) > 0
 }
 
 /// Whether a process that was started knows by itself that it shall stop: the terminal told it too.
-pub fn is_known_to_children() -> bool {
+pub(crate) fn is_known_to_children() -> bool {
     FROM_TERMINAL.load(Ordering::SeqCst)
 }

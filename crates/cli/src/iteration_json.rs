@@ -11,7 +11,7 @@ fn ms(ns: u64) -> f64 {
 }
 
 /// A record under TensorRT-LLM's field names, with strobe's own under `strobe`. What is not known is absent.
-pub fn to_json(record: &IterationRecord, limits: &IterationLimits, decisions: &[Decision]) -> Value {
+pub(crate) fn to_json(record: &IterationRecord, limits: &IterationLimits, decisions: &[Decision]) -> Value {
     let scheduled = record.context_requests + record.generation_requests;
     let mut kv = Map::new();
     kv.insert("maxNumBlocks".into(), json!(limits.kv_blocks));
@@ -100,7 +100,7 @@ pub fn to_json(record: &IterationRecord, limits: &IterationLimits, decisions: &[
 }
 
 /// The line of older TensorRT-LLM logs: same keys, one JSON object.
-pub fn to_old_style(record: &IterationRecord, limits: &IterationLimits) -> Value {
+pub(crate) fn to_old_style(record: &IterationRecord, limits: &IterationLimits) -> Value {
     let mut line = Map::new();
     line.insert("Active Request Count".into(), json!(record.active));
     line.insert("Context Requests".into(), json!(record.context_requests));

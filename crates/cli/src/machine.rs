@@ -16,12 +16,12 @@ use strobe_trace::Peaks;
 use crate::{interrupt, progress, run_dir};
 
 /// Cores this process may use.
-pub fn cores() -> usize {
+pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
 /// Name of the processor.
-pub fn cpu_name() -> String {
+pub(crate) fn cpu_name() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find(|l| l.starts_with("model name")).and_then(|l| l.split_once(':'));
     name.map_or_else(|| std::env::consts::ARCH.to_string(), |(_, name)| name.trim().to_string())
@@ -29,7 +29,7 @@ pub fn cpu_name() -> String {
 
 /// What a report says of the machine.
 #[derive(Clone, Debug, Serialize)]
-pub struct Machine {
+pub(crate) struct Machine {
     pub cpu: String,
     pub cores: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,16 +45,16 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn describe(cpu: &Cpu) -> Machine {
+    pub(crate) fn describe(cpu: &Cpu) -> Machine {
         Machine::of(&DeviceFacts::Cpu { tier: cpu.tier(), threads: cpu.threads() })
     }
 
     /// A machine on which another runtime computes with so many threads, or on this GPU.
-    pub fn plain(threads: usize, gpu: Option<DeviceInfo>) -> Machine {
+    pub(crate) fn plain(threads: usize, gpu: Option<DeviceInfo>) -> Machine {
         Machine { simd_tier: None, gpu, ..Machine::of(&DeviceFacts::Cpu { tier: Tier::Scalar, threads }) }
     }
 
-    pub fn of(device: &DeviceFacts) -> Machine {
+    pub(crate) fn of(device: &DeviceFacts) -> Machine {
         let (simd_tier, threads) = match device {
             DeviceFacts::Cpu { tier, threads } => (Some(tier.name().to_string()), Some(*threads)),
             DeviceFacts::Cuda(_) => (None, None),
@@ -74,7 +74,7 @@ impl Machine {
 
 /// Measured ceilings of one CPU, tier and number of threads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MeasuredPeaks {
+pub(crate) struct MeasuredPeaks {
     /// What they hold for.
     pub key: String,
     /// Of register-resident f32 FMA chains on all workers of a CPU; of a large matrix product on a GPU.
@@ -104,7 +104,7 @@ pub struct MeasuredPeaks {
 
 /// The type of an engine's matrix products, which decides the arithmetic ceiling of MFU on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Products {
+pub(crate) enum Products {
     F32,
     Bf16,
     Int8,
@@ -157,7 +157,7 @@ fn once() -> String {
 
 impl MeasuredPeaks {
     /// Each ceiling as the better of two readings gave it.
-    pub fn better_of(&self, other: &MeasuredPeaks) -> MeasuredPeaks {
+    pub(crate) fn better_of(&self, other: &MeasuredPeaks) -> MeasuredPeaks {
         let best = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
         MeasuredPeaks {
             flops_per_s: self.flops_per_s.max(other.flops_per_s),
@@ -171,7 +171,7 @@ impl MeasuredPeaks {
 
     /// Operations per second at which the products of an engine run at best, and of which type they are: the denominator
     /// of MFU.
-    pub fn of_products(&self, build: &BuildConfig) -> (f64, &str) {
+    pub(crate) fn of_products(&self, build: &BuildConfig) -> (f64, &str) {
         let products = self.products(build);
         let of_type = match products {
             Products::Int8 => "int8",
@@ -183,12 +183,12 @@ impl MeasuredPeaks {
     }
 
     /// The type of an engine's products. A GPU's ceiling is that of its type already.
-    pub fn products(&self, build: &BuildConfig) -> Products {
+    pub(crate) fn products(&self, build: &BuildConfig) -> Products {
         Products::on_cpu(build, self)
     }
 
     /// The arithmetic ceilings of a CPU, in words.
-    pub fn compute_text(&self) -> String {
+    pub(crate) fn compute_text(&self) -> String {
         let bf16 = self.bf16_flops_per_s.map(|flops| format!(", {} bfloat16", human::flops_per_s(flops)));
         let int8 = self.int8_ops_per_s.map(|ops| format!(", {} int8", human::ops_per_s(ops)));
         let [bf16, int8] = [bf16, int8].map(Option::unwrap_or_default);
@@ -196,7 +196,7 @@ impl MeasuredPeaks {
     }
 
     /// For a trace's roofline.
-    pub fn for_trace(&self) -> Peaks {
+    pub(crate) fn for_trace(&self) -> Peaks {
         Peaks {
             flops_per_s: self.flops_per_s,
             int8_ops_per_s: self.int8_ops_per_s,
@@ -212,7 +212,7 @@ impl MeasuredPeaks {
 /// longer than the run. Arithmetic is not shared but withheld, when a thread has no CPU, and a run's own waits say how much:
 /// its peak is the best that was ever read, and readings around a run can only raise it. Halved by a neighbor, as they often
 /// are, they would double MFU.
-pub struct PeakFrame {
+pub(crate) struct PeakFrame {
     cpu: Cpu,
     products: Products,
     last: Reading,
@@ -227,13 +227,13 @@ struct Reading {
 
 /// What a run reached in its best kind of iteration.
 #[derive(Clone, Copy, Debug)]
-pub struct Achieved {
+pub(crate) struct Achieved {
     pub bytes_per_s: f64,
     pub ops_per_s: f64,
 }
 
 /// What the readings around a run say.
-pub struct Framed {
+pub(crate) struct Framed {
     /// The ceilings of that run.
     pub peaks: MeasuredPeaks,
     /// Bytes per second read right before and right after it.
@@ -245,7 +245,7 @@ const LONG_RUN_SECONDS: f64 = 1.0;
 
 impl PeakFrame {
     /// Take the first reading, if a run of `seconds` is worth it.
-    pub fn open(tier: Tier, threads: usize, seconds: f64, products: Products) -> Option<PeakFrame> {
+    pub(crate) fn open(tier: Tier, threads: usize, seconds: f64, products: Products) -> Option<PeakFrame> {
         (seconds >= LONG_RUN_SECONDS).then(|| {
             let mut cpu = Cpu::new(tier, threads);
             let last = Reading::take(&mut cpu, products);
@@ -254,7 +254,7 @@ impl PeakFrame {
     }
 
     /// Take a reading after a run; the larger of the two around it is the run's bandwidth.
-    pub fn close(&mut self, peaks: &MeasuredPeaks, achieved: Achieved) -> Framed {
+    pub(crate) fn close(&mut self, peaks: &MeasuredPeaks, achieved: Achieved) -> Framed {
         let before = self.last;
         let mut after = Reading::take(&mut self.cpu, self.products);
         if after.bytes_per_s * READ_AGAIN < before.bytes_per_s {
@@ -333,7 +333,12 @@ fn framed(
 
 /// A run that achieved more than the peak it is divided by proves that peak wrong: it is measured again, at length, and what
 /// is higher is remembered.
-pub fn corrected(peaks: MeasuredPeaks, cpu: &mut Cpu, products: Products, achieved_ops_per_s: f64) -> MeasuredPeaks {
+pub(crate) fn corrected(
+    peaks: MeasuredPeaks,
+    cpu: &mut Cpu,
+    products: Products,
+    achieved_ops_per_s: f64,
+) -> MeasuredPeaks {
     let known = products.of(&peaks).unwrap_or(0.0);
     if achieved_ops_per_s <= known {
         return peaks;
@@ -354,7 +359,7 @@ fn key(cpu: &Cpu) -> String {
 }
 
 /// A file of the cache that outlives runs.
-pub fn cache_file(name: &str) -> Option<PathBuf> {
+pub(crate) fn cache_file(name: &str) -> Option<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|p| p.is_absolute());
     let base = base.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
     Some(base.join("strobe").join(name))
@@ -368,7 +373,7 @@ fn cached() -> Vec<MeasuredPeaks> {
 }
 
 /// The ceilings, from the cache when this machine was measured before.
-pub fn peaks(cpu: &mut Cpu) -> MeasuredPeaks {
+pub(crate) fn peaks(cpu: &mut Cpu) -> MeasuredPeaks {
     let key = key(cpu);
     let known = cached().into_iter().find(|p| {
         p.key == key && p.flops_per_s > 0.0 && p.read_bytes_per_s > 0.0 && p.int8_ops_per_s.is_some_and(|x| x > 0.0)
@@ -377,14 +382,14 @@ pub fn peaks(cpu: &mut Cpu) -> MeasuredPeaks {
 }
 
 /// What is remembered of this machine with these workers, complete or not.
-pub fn cached_peaks(cpu: &Cpu) -> Option<MeasuredPeaks> {
+pub(crate) fn cached_peaks(cpu: &Cpu) -> Option<MeasuredPeaks> {
     let key = key(cpu);
     cached().into_iter().find(|p| p.key == key)
 }
 
 /// Remember ceilings, measured now; `set` fills them in. Single ones can only raise what is known, and the others stay as
 /// they were; `all` of them, measured at length because somebody asked for it, take the place of what is known.
-pub fn remember_measured(cpu: &Cpu, all: bool, set: impl FnOnce(&mut MeasuredPeaks)) {
+pub(crate) fn remember_measured(cpu: &Cpu, all: bool, set: impl FnOnce(&mut MeasuredPeaks)) {
     // What is not known is 0 here, and less than anything: entries with such a ceiling are measured before they are used.
     let mut peaks = MeasuredPeaks {
         key: key(cpu),
@@ -407,7 +412,7 @@ fn seconds_since_1970() -> u64 {
 }
 
 /// Measure the ceilings now and remember the best.
-pub fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
+pub(crate) fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
     let spinner = progress::spinner("measuring peak FLOP/s and memory bandwidth");
     let peaks = MeasuredPeaks {
         key: key(cpu),
@@ -427,7 +432,7 @@ pub fn measure_peaks(cpu: &mut Cpu) -> MeasuredPeaks {
 }
 
 /// The ceilings of a GPU for engines built like `build`: a large matrix product of its type, and a copy in its memory.
-pub fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, EngineError> {
+pub(crate) fn gpu_peaks(index: u32, build: &BuildConfig) -> Result<MeasuredPeaks, EngineError> {
     let spinner = progress::spinner("loading GPU kernels, which are compiled the first time");
     let gpu = Gpu::open_while(index, &|| !interrupt::requested());
     spinner.finish_and_clear();

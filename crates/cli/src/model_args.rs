@@ -17,7 +17,7 @@ use crate::{machine, output, progress};
 
 /// How many threads work.
 #[derive(Args, Clone, Debug, Default)]
-pub struct CpuArgs {
+pub(crate) struct CpuArgs {
     /// Worker threads [default: the physical cores this process may use]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -25,7 +25,7 @@ pub struct CpuArgs {
 
 impl CpuArgs {
     /// Kernels and workers; `STROBE_CPU` forces an instruction set.
-    pub fn open(&self) -> Result<Cpu> {
+    pub(crate) fn open(&self) -> Result<Cpu> {
         let tier = Tier::from_env()?;
         let most = 4 * machine::cores().max(64);
         let threads = self.threads.unwrap_or_else(strobe_kernels_cpu::physical_cores);
@@ -36,7 +36,7 @@ impl CpuArgs {
     }
 
     /// Refuse what means nothing to a GPU.
-    pub fn refuse_on_gpu(&self) -> Result<()> {
+    pub(crate) fn refuse_on_gpu(&self) -> Result<()> {
         match self.threads {
             Some(_) => bail!("--threads is for the CPU; add --device cpu, or leave it out"),
             None => Ok(()),
@@ -74,7 +74,7 @@ impl From<Target> for Device {
 /// How a GPU is used.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "GPU")]
-pub struct CudaArgs {
+pub(crate) struct CudaArgs {
     /// Replay decode steps as CUDA graphs, one per batch size [default: enable, unless launches block]
     #[arg(long, value_enum)]
     pub cuda_graph: Option<Switch>,
@@ -91,7 +91,7 @@ pub struct CudaArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum NvtxArg {
+pub(crate) enum NvtxArg {
     Auto,
     Enable,
     Disable,
@@ -99,7 +99,7 @@ pub enum NvtxArg {
 
 impl CudaArgs {
     /// The GPU as asked for; `record` says whether any window will be recorded.
-    pub fn device(&self, index: u32, record: bool) -> CudaDevice {
+    pub(crate) fn device(&self, index: u32, record: bool) -> CudaDevice {
         let plain = CudaDevice::new(index);
         CudaDevice {
             graphs: self.cuda_graph.is_none_or(Switch::on),
@@ -115,7 +115,7 @@ impl CudaArgs {
     }
 
     /// Refuse options that exclude each other.
-    pub fn refuse_conflicts(&self) -> Result<()> {
+    pub(crate) fn refuse_conflicts(&self) -> Result<()> {
         if self.cuda_graph == Some(Switch::Enable) && self.cuda_launch_blocking {
             bail!(
                 "--cuda-graph enable and --cuda-launch-blocking exclude each other: no op of a graph can be waited for; leave one of them out"
@@ -125,7 +125,7 @@ impl CudaArgs {
     }
 
     /// Refuse what only a GPU can do.
-    pub fn refuse_on_cpu(&self) -> Result<()> {
+    pub(crate) fn refuse_on_cpu(&self) -> Result<()> {
         let set = [
             ("--cuda-graph", self.cuda_graph == Some(Switch::Enable)),
             ("--overlap-scheduler", self.overlap_scheduler == Some(Switch::Enable)),
@@ -141,7 +141,7 @@ impl CudaArgs {
 
 /// An engine directory, or a model built in memory.
 #[derive(Args, Clone, Debug, Default)]
-pub struct ModelArgs {
+pub(crate) struct ModelArgs {
     /// Engine directory made by `strobe build`
     #[arg(long, value_name = "DIR")]
     pub engine_dir: Option<PathBuf>,
@@ -152,7 +152,7 @@ pub struct ModelArgs {
 
 impl ModelArgs {
     /// Map or build the model. What a GPU runs is made on the GPU.
-    pub fn load(
+    pub(crate) fn load(
         &self,
         target: &mut Target,
         build: &BuildArgs,
@@ -208,7 +208,7 @@ fn refuse_no_engine(dir: &Path) -> Result<()> {
 }
 
 /// Says what of a model's files an engine does not keep.
-pub fn warn_of_changes(model: &ModelRef, config: &EngineConfig) {
+pub(crate) fn warn_of_changes(model: &ModelRef, config: &EngineConfig) {
     let build = &config.build;
     if let WeightSource::Gguf(file) = &model.source
         && let Some((held, bits)) = file.quantization()
@@ -230,7 +230,7 @@ pub fn warn_of_changes(model: &ModelRef, config: &EngineConfig) {
 }
 
 /// What a model is, without its weights.
-pub struct DescribedModel {
+pub(crate) struct DescribedModel {
     pub config: EngineConfig,
     pub tokenizer: Option<Tokenizer>,
     /// The engine directory it was read from.
@@ -239,7 +239,7 @@ pub struct DescribedModel {
 
 impl ModelArgs {
     /// What the model is, for runtimes that load the weights by themselves.
-    pub fn describe(
+    pub(crate) fn describe(
         &self,
         build: &BuildArgs,
         batch: Option<usize>,
@@ -276,7 +276,7 @@ fn read_choices(dir: &std::path::Path) -> Option<GemmChoices> {
 }
 
 /// Build in memory with a progress bar.
-pub fn in_memory(cpu: &mut Cpu, model: ModelRef, config: EngineConfig) -> Result<LoadedModel> {
+pub(crate) fn in_memory(cpu: &mut Cpu, model: ModelRef, config: EngineConfig) -> Result<LoadedModel> {
     let total = weights::engine_bytes(&config.model, &config.build);
     let bar = progress::bytes("building in memory", total);
     let loaded =

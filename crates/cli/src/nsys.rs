@@ -15,15 +15,15 @@ use crate::{interrupt, output};
 const TICK: Duration = Duration::from_millis(20);
 
 /// What to do where there is no nsys.
-pub const REMEDY: &str = "get it from https://developer.nvidia.com/nsight-systems/get-started (package nsight-systems-cli \
+pub(crate) const REMEDY: &str = "get it from https://developer.nvidia.com/nsight-systems/get-started (package nsight-systems-cli \
 of NVIDIA's repositories) or name it with --nsys PATH; without it, `strobe bench ... --profile A-B` records kernels too";
 
 /// Where nsys is looked for, in words.
-pub const PLACES: &str =
+pub(crate) const PLACES: &str =
     "PATH, /opt/nvidia/nsight-systems*, /usr/local/cuda*/bin and the copy in /opt/nvidia/nsight-compute";
 
 /// An nsys that can be run.
-pub struct Nsys {
+pub(crate) struct Nsys {
     /// The program.
     pub path: PathBuf,
     /// Makes reports of raw recordings; a complete Nsight Systems does that by itself.
@@ -31,7 +31,7 @@ pub struct Nsys {
 }
 
 /// The nsys that the user named, or the first one found.
-pub fn find(named: Option<&Path>) -> Result<Nsys> {
+pub(crate) fn find(named: Option<&Path>) -> Result<Nsys> {
     let path = match named {
         // Without a slash it would be looked for on the PATH.
         Some(path) if is_program(path) => Path::new(".").join(path),
@@ -48,7 +48,7 @@ pub fn find(named: Option<&Path>) -> Result<Nsys> {
 }
 
 /// The first nsys on the PATH, else the newest one where installers put it.
-pub fn search() -> Option<PathBuf> {
+pub(crate) fn search() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let on_path = std::env::split_paths(&path).map(|p| p.join("nsys")).find(|p| is_program(p));
     on_path.or_else(|| {
@@ -87,7 +87,7 @@ fn importer_beside(nsys: &Path) -> Option<PathBuf> {
 }
 
 /// What nsys is asked for.
-pub struct Recording<'a> {
+pub(crate) struct Recording<'a> {
     /// Reports are written to this name with endings of nsys' own.
     pub output: &'a Path,
     /// Record between `cuProfilerStart` and `cuProfilerStop`, a report each time; otherwise the whole run.
@@ -105,7 +105,7 @@ type Seen = Vec<(PathBuf, Option<std::time::SystemTime>, u64)>;
 
 impl Nsys {
     /// `nsys profile` around `command`.
-    pub fn call(&self, recording: &Recording<'_>, command: &Command) -> Command {
+    pub(crate) fn call(&self, recording: &Recording<'_>, command: &Command) -> Command {
         let mut call = Command::new(&self.path);
         call.args(self.arguments(recording)).arg(command.get_program()).args(command.get_args());
         call.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -133,7 +133,7 @@ impl Nsys {
 
     /// Make a `call` that writes to `output`, with the terminal passed through. Gives the exit status, which is the
     /// command's or, where nsys failed, its own, and the reports, one per window.
-    pub fn profile(&self, mut call: Command, output: &Path) -> Result<(std::process::ExitStatus, Vec<PathBuf>)> {
+    pub(crate) fn profile(&self, mut call: Command, output: &Path) -> Result<(std::process::ExitStatus, Vec<PathBuf>)> {
         let before = recordings(output);
         let status = finished(&mut call).with_context(|| format!("cannot run {}", self.path.display()))?;
         let changed: Vec<PathBuf> =
@@ -185,7 +185,7 @@ impl Nsys {
     }
 
     /// Export a report to SQLite, beside it.
-    pub fn export(&self, report: &Path) -> Result<PathBuf> {
+    pub(crate) fn export(&self, report: &Path) -> Result<PathBuf> {
         let database = report.with_extension("sqlite");
         quietly(&mut self.export_call(report, &database), "exporting SQLite")?;
         if !database.is_file() {
@@ -196,7 +196,7 @@ impl Nsys {
 }
 
 /// Whether a file is a report that only nsys reads. One that is an export under such a name is none.
-pub fn is_report(path: &Path) -> bool {
+pub(crate) fn is_report(path: &Path) -> bool {
     let ending = path.extension().map(|ending| ending.to_ascii_lowercase());
     let named = ending.is_some_and(|ending| ending == "nsys-rep" || ending == "qdrep");
     let is_export = || {
@@ -208,7 +208,7 @@ pub fn is_report(path: &Path) -> bool {
 }
 
 /// The SQLite export of a report, which goes when it is dropped.
-pub struct Exported {
+pub(crate) struct Exported {
     /// The file.
     pub database: PathBuf,
     directory: PathBuf,
@@ -216,7 +216,7 @@ pub struct Exported {
 
 impl Exported {
     /// Exports with the first nsys found, to a directory of its own.
-    pub fn of(report: &Path) -> Result<Self> {
+    pub(crate) fn of(report: &Path) -> Result<Self> {
         let shown = report.display();
         let Some(path) = search() else {
             bail!(
@@ -353,6 +353,6 @@ fn files(name: &Path, endings: &[&str]) -> Vec<PathBuf> {
 }
 
 /// A file that a recording of this name could replace.
-pub fn existing(name: &Path) -> Option<PathBuf> {
+pub(crate) fn existing(name: &Path) -> Option<PathBuf> {
     files(name, &[".nsys-rep", ".qdstrm", ".sqlite"]).into_iter().next()
 }

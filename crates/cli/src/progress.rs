@@ -12,7 +12,7 @@ use crate::output;
 const PLAIN_EVERY: Duration = Duration::from_secs(5);
 
 /// How far something has come.
-pub struct Bar {
+pub(crate) struct Bar {
     bar: ProgressBar,
     unit: Unit,
     /// When the last line was printed, where there is no terminal.
@@ -26,27 +26,27 @@ enum Unit {
 }
 
 /// A bar over bytes.
-pub fn bytes(label: &str, total: u64) -> Bar {
+pub(crate) fn bytes(label: &str, total: u64) -> Bar {
     Bar::new(label, total, Unit::Bytes, "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} eta {eta}")
 }
 
 /// A bar over tokens.
-pub fn tokens(label: &str, total: u64) -> Bar {
+pub(crate) fn tokens(label: &str, total: u64) -> Bar {
     Bar::new(label, total, Unit::Named("tokens"), "{msg} [{bar:30}] {pos}/{len} tokens {per_sec} eta {eta}")
 }
 
 /// A bar over the tokens of a benchmark, with whatever the message says beside it.
-pub fn generated(total: u64) -> Bar {
+pub(crate) fn generated(total: u64) -> Bar {
     Bar::new("", total, Unit::Named("tokens"), "[{bar:30}] {pos}/{len} tokens, {msg}")
 }
 
 /// A bar over kernels that are measured.
-pub fn kernels(total: u64) -> Bar {
+pub(crate) fn kernels(total: u64) -> Bar {
     Bar::new("", total, Unit::Named(""), "[{bar:30}] {pos}/{len} {msg}")
 }
 
 /// Something of unknown length.
-pub fn spinner(label: &str) -> Bar {
+pub(crate) fn spinner(label: &str) -> Bar {
     let bar = Bar::new(label, 0, Unit::Named(""), "{spinner} {msg} {elapsed}");
     bar.bar.enable_steady_tick(Duration::from_millis(120));
     bar
@@ -65,24 +65,24 @@ impl Bar {
     }
 
     /// So much is done.
-    pub fn set_position(&self, done: u64) {
+    pub(crate) fn set_position(&self, done: u64) {
         self.bar.set_position(done);
         self.print_if_due();
     }
 
     /// So much more is done.
-    pub fn inc(&self, more: u64) {
+    pub(crate) fn inc(&self, more: u64) {
         self.bar.inc(more);
         self.print_if_due();
     }
 
     /// What to say beside it.
-    pub fn set_message(&self, message: impl Into<String>) {
+    pub(crate) fn set_message(&self, message: impl Into<String>) {
         self.bar.set_message(message.into());
     }
 
     /// It is over; nothing of it stays on the terminal.
-    pub fn finish_and_clear(&self) {
+    pub(crate) fn finish_and_clear(&self) {
         self.bar.finish_and_clear();
     }
 
@@ -116,14 +116,14 @@ impl Bar {
 }
 
 /// A spinner that appears when something has taken a second, and goes when it is dropped.
-pub struct Waiting {
+pub(crate) struct Waiting {
     done: Option<mpsc::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Waiting {
     /// Starts to wait.
-    pub fn new(label: &'static str) -> Self {
+    pub(crate) fn new(label: &'static str) -> Self {
         if !output::interactive() {
             return Self { done: None, thread: None };
         }

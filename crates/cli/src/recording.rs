@@ -20,7 +20,7 @@ use crate::bench::experts;
 use crate::machine::MeasuredPeaks;
 
 /// What else a trace says about its run.
-pub struct TraceContext<'a> {
+pub(crate) struct TraceContext<'a> {
     /// Facts about the engine.
     pub info: &'a EngineInfo,
     /// Windows that were asked for but never reached.
@@ -40,20 +40,20 @@ pub struct TraceContext<'a> {
 }
 
 /// A recorded trace, ready to be analysed.
-pub fn context(trace: &Trace) -> Context<'_> {
+pub(crate) fn context(trace: &Trace) -> Context<'_> {
     static OPTIONS: LazyLock<Options> = LazyLock::new(Options::default);
     Context::new(trace, &OPTIONS)
 }
 
 /// Whether `STROBE_NVTX_DEBUG`, or a variable of TensorRT-LLM's for the same, asks for per-layer ranges.
-pub fn layer_ranges_wanted() -> bool {
+pub(crate) fn layer_ranges_wanted() -> bool {
     ["STROBE_NVTX_DEBUG", "TLLM_NVTX_DEBUG", "TLLM_LLMAPI_ENABLE_NVTX"]
         .iter()
         .any(|name| std::env::var(name).is_ok_and(|v| v == "1"))
 }
 
 /// Put recordings into one trace. All times are on the engine's clock.
-pub fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
+pub(crate) fn to_trace(recordings: &[Recording], context: &TraceContext<'_>) -> Trace {
     let info = context.info;
     let mut trace = Trace::default();
     let pid = i64::from(std::process::id());

@@ -15,30 +15,30 @@ use crate::bench::outcome::RepeatFigures;
 use crate::output;
 
 /// What was run, on what, by which version.
-pub const RUN: &str = "run.json";
+pub(crate) const RUN: &str = "run.json";
 /// One line per request.
-pub const REQUESTS: &str = "requests.jsonl";
+pub(crate) const REQUESTS: &str = "requests.jsonl";
 /// One line per iteration.
-pub const ITERATIONS: &str = "iterations.jsonl";
+pub(crate) const ITERATIONS: &str = "iterations.jsonl";
 /// One line per finished repeat: its figures.
-pub const REPEATS: &str = "repeats.jsonl";
+pub(crate) const REPEATS: &str = "repeats.jsonl";
 /// Recorded windows in Nsight Systems' export schema.
-pub const TRACE: &str = "trace.sqlite";
+pub(crate) const TRACE: &str = "trace.sqlite";
 /// The report for machines.
-pub const REPORT_JSON: &str = "report.json";
+pub(crate) const REPORT_JSON: &str = "report.json";
 /// The recorded windows as a page: timeline, iterations, tables.
-pub const TRACE_HTML: &str = "trace.html";
+pub(crate) const TRACE_HTML: &str = "trace.html";
 /// The report for people.
-pub const REPORT_HTML: &str = "report.html";
+pub(crate) const REPORT_HTML: &str = "report.html";
 
 /// Files by which a run directory is known.
-pub const MARKS: [&str; 2] = [RUN, REPORT_JSON];
+pub(crate) const MARKS: [&str; 2] = [RUN, REPORT_JSON];
 
 /// Files by which a run that did not end well is known: its report may be missing.
 const MARKS_OF_PARTIAL: [&str; 1] = [RUN];
 
 /// The files by which the directory of a run at `dir` is known, if it is one.
-pub fn marks(dir: &Path) -> &'static [&'static str] {
+pub(crate) fn marks(dir: &Path) -> &'static [&'static str] {
     let text = fs::read(dir.join(RUN)).unwrap_or_default();
     let run: Value = serde_json::from_slice(&text).unwrap_or_default();
     let said = run.get("state").and_then(Value::as_str).and_then(Stage::named);
@@ -47,7 +47,7 @@ pub fn marks(dir: &Path) -> &'static [&'static str] {
 
 /// Refuses a place for a run directory before any work is done: one that must not be replaced, that another process
 /// writes now, or where nothing can be created.
-pub fn check_target(dir: &Path, overwrite: bool) -> Result<()> {
+pub(crate) fn check_target(dir: &Path, overwrite: bool) -> Result<()> {
     staged_dir::check_target(dir, overwrite, marks(dir), WHAT)?;
     if staged_dir::held(dir) == Held::Yes {
         bail!("--output-dir: `{}` is being written by another run; wait for its end, or name another", dir.display());
@@ -57,11 +57,11 @@ pub fn check_target(dir: &Path, overwrite: bool) -> Result<()> {
 }
 
 /// What a run directory is called in errors.
-pub const WHAT: &str = "run directory";
+pub(crate) const WHAT: &str = "run directory";
 
 /// How far a run came, as `run.json` says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// It goes on, or was killed.
     Running,
     /// It ended early, or not everything could be written.
@@ -72,7 +72,7 @@ pub enum Stage {
 
 impl Stage {
     /// As in `run.json`.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Stage::Running => "running",
             Stage::Partial => "partial",
@@ -86,7 +86,7 @@ impl Stage {
 }
 
 /// What `run.json` says of a run that came so far. `partial` is what readers of before there was a state know.
-pub fn with_stage(about: &Value, stage: Stage, partial: bool) -> Value {
+pub(crate) fn with_stage(about: &Value, stage: Stage, partial: bool) -> Value {
     let mut run = serde_json::Map::new();
     for (key, value) in about.as_object().into_iter().flatten() {
         run.insert(key.clone(), value.clone());
@@ -100,7 +100,7 @@ pub fn with_stage(about: &Value, stage: Stage, partial: bool) -> Value {
 
 /// What became of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunState {
+pub(crate) enum RunState {
     /// A process is still writing it.
     Running,
     /// It was still running when its process died.
@@ -112,7 +112,7 @@ pub enum RunState {
 }
 
 /// A run directory: of a benchmark or a simulation, whole, partial or killed.
-pub struct RunDir {
+pub(crate) struct RunDir {
     /// Where it is.
     pub path: PathBuf,
     /// What became of the run.
@@ -128,12 +128,12 @@ pub struct RunDir {
 
 impl RunDir {
     /// Whether `path` is a run directory.
-    pub fn is_at(path: &Path) -> bool {
+    pub(crate) fn is_at(path: &Path) -> bool {
         path.is_dir() && [RUN, REPORT_JSON, ITERATIONS].iter().any(|name| path.join(name).is_file())
     }
 
     /// Reads everything but the records of iterations and requests.
-    pub fn open(path: &Path) -> Result<RunDir> {
+    pub(crate) fn open(path: &Path) -> Result<RunDir> {
         if !RunDir::is_at(path) {
             bail!(
                 "{}: no run directory (no {RUN} in it); name one that `strobe bench --output-dir` wrote",
@@ -162,42 +162,42 @@ impl RunDir {
     }
 
     /// The path of one of its files.
-    pub fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
     /// Whether it holds recorded windows.
-    pub fn has_trace(&self) -> bool {
+    pub(crate) fn has_trace(&self) -> bool {
         self.file(TRACE).is_file()
     }
 
     /// Whether the run did not come to its end.
-    pub fn is_partial(&self) -> bool {
+    pub(crate) fn is_partial(&self) -> bool {
         self.state != RunState::Complete
     }
 
     /// Every whole line of `iterations.jsonl`.
-    pub fn iterations(&self) -> Result<Vec<LoggedIteration>> {
+    pub(crate) fn iterations(&self) -> Result<Vec<LoggedIteration>> {
         let read = |line: &str| logged_iteration(line).ok_or_else(|| anyhow!("not an iteration record of strobe"));
         Ok(self.lines(ITERATIONS, read)?.records)
     }
 
     /// Every whole line of `requests.jsonl`, in the order in which requests were sent.
-    pub fn requests(&self) -> Result<Vec<RequestRecord>> {
+    pub(crate) fn requests(&self) -> Result<Vec<RequestRecord>> {
         let mut records = self.lines(REQUESTS, read_request)?.records;
         records.sort_by_key(|record| record.id);
         Ok(records)
     }
 
     /// Every whole line of one of its logs; a missing file is an error.
-    pub fn lines<T>(&self, name: &str, read: impl FnMut(&str) -> Result<T>) -> Result<JsonLines<T>> {
+    pub(crate) fn lines<T>(&self, name: &str, read: impl FnMut(&str) -> Result<T>) -> Result<JsonLines<T>> {
         let path = self.file(name);
         let found = read_lines(&path, read)?;
         found.with_context(|| format!("cannot read {}; give the directory of a run", path.display()))
     }
 
     /// What every reader says of a run whose records are not all there, before it uses them.
-    pub fn notices(&self) -> Result<Vec<String>> {
+    pub(crate) fn notices(&self) -> Result<Vec<String>> {
         let name = self.path.display();
         let mut notices = Vec::new();
         if self.is_partial() {
@@ -245,7 +245,7 @@ fn is_cut(path: &Path) -> Result<bool> {
 }
 
 /// The iterations of a run for the simulator's calibration, after it was said that the run is partial.
-pub fn read_calibration(path: &Path) -> Result<strobe_sim::calibrate::Run> {
+pub(crate) fn read_calibration(path: &Path) -> Result<strobe_sim::calibrate::Run> {
     let run = strobe_sim::calibrate::read_run(path)?;
     RunDir::open(path)?.notices()?.iter().for_each(|notice| output::warn(notice));
     Ok(run)
@@ -280,18 +280,18 @@ fn read_lines<T>(path: &Path, read: impl FnMut(&str) -> Result<T>) -> Result<Opt
 }
 
 /// Writes beside, then renames. What a killed process left beside goes.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     staged_dir::write_whole(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Find out before a long run whether a file can be written, and that it is none of those that are read.
-pub fn check_output(path: &Path, inputs: &[PathBuf]) -> Result<()> {
+pub(crate) fn check_output(path: &Path, inputs: &[PathBuf]) -> Result<()> {
     check_not_input(path, inputs)?;
     check_writable(path)
 }
 
 /// Refuse to replace what is read. Files are told by device and number, so that links and other spellings are found.
-pub fn check_not_input(path: &Path, inputs: &[PathBuf]) -> Result<()> {
+pub(crate) fn check_not_input(path: &Path, inputs: &[PathBuf]) -> Result<()> {
     let identity = |path: &Path| fs::metadata(path).ok().map(|m| (m.dev(), m.ino()));
     let Some(output) = identity(path) else { return Ok(()) };
     let files_in = |dir: &PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -308,7 +308,7 @@ pub fn check_not_input(path: &Path, inputs: &[PathBuf]) -> Result<()> {
 }
 
 /// Find out before a long run whether a file can be written.
-pub fn check_writable(path: &Path) -> Result<()> {
+pub(crate) fn check_writable(path: &Path) -> Result<()> {
     let name = path.file_name().with_context(|| format!("`{}` does not name a file", path.display()))?;
     if path.is_dir() {
         anyhow::bail!("cannot write {}: it is a directory", path.display());
@@ -323,7 +323,7 @@ pub fn check_writable(path: &Path) -> Result<()> {
 }
 
 /// An iteration of `iterations.jsonl`, with the host phases around its forward pass.
-pub struct LoggedIteration {
+pub(crate) struct LoggedIteration {
     /// The iteration.
     pub iteration: Iteration,
     /// Start and end of each phase.
@@ -331,7 +331,7 @@ pub struct LoggedIteration {
 }
 
 /// Reads one line of `iterations.jsonl`; `None` when it is something else.
-pub fn logged_iteration(line: &str) -> Option<LoggedIteration> {
+pub(crate) fn logged_iteration(line: &str) -> Option<LoggedIteration> {
     let record: Value = serde_json::from_str(line).ok()?;
     let strobe = record.get("strobe")?;
     let ns = |value: &Value, key: &str| Some((value.get(key)?.as_f64()? * 1e6).round() as i64);

@@ -37,7 +37,7 @@ fn metrics(figures: &RepeatFigures) -> Vec<Metric> {
 }
 
 /// A figure by the name that people write: its row in a report, in any case, or a part that only one row has.
-pub fn metric_named(name: &str) -> Option<&'static str> {
+pub(crate) fn metric_named(name: &str) -> Option<&'static str> {
     let plain = |text: &str| text.to_lowercase().replace(['_', '-'], " ");
     let wanted = plain(name.trim());
     let rows = || METRICS.iter().map(|(row, ..)| *row);
@@ -50,7 +50,7 @@ pub fn metric_named(name: &str) -> Option<&'static str> {
 }
 
 /// The names of all figures, for errors.
-pub fn metric_names() -> String {
+pub(crate) fn metric_names() -> String {
     METRICS.map(|(row, ..)| row.split(" (").next().unwrap_or(row)).join(", ")
 }
 
@@ -65,7 +65,7 @@ fn disturbance(host: &HostReadings) -> Option<Disturbance> {
 }
 
 /// A run directory as a comparison sees it.
-pub struct KnownRun {
+pub(crate) struct KnownRun {
     /// Its runs: every repeat, and one that ended early.
     pub runs: Vec<RunFacts>,
     /// The figure that decides.
@@ -77,7 +77,7 @@ pub struct KnownRun {
 }
 
 /// Reads a run directory as process `process` of its side.
-pub fn known_run(path: &Path, process: usize) -> Result<KnownRun> {
+pub(crate) fn known_run(path: &Path, process: usize) -> Result<KnownRun> {
     let dir = RunDir::open(path)?;
     let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
     let about = dir.run.clone();

@@ -26,11 +26,11 @@ const PERIOD: Duration = Duration::from_millis(500);
 
 /// What could not be written, in words; one reason does not stop the others.
 #[derive(Debug, Default)]
-pub struct Problems(Vec<String>);
+pub(crate) struct Problems(Vec<String>);
 
 impl Problems {
     /// Keeps the reason of a failure.
-    pub fn keep(&mut self, result: Result<()>) -> bool {
+    pub(crate) fn keep(&mut self, result: Result<()>) -> bool {
         if let Err(problem) = &result {
             let mut text = String::new();
             for cause in problem.chain().map(ToString::to_string) {
@@ -47,16 +47,16 @@ impl Problems {
     }
 
     /// Adds those of another part of the work.
-    pub fn extend(&mut self, other: Problems) {
+    pub(crate) fn extend(&mut self, other: Problems) {
         self.0.extend(other.0);
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// An error that names all of them.
-    pub fn into_result(self) -> Result<()> {
+    pub(crate) fn into_result(self) -> Result<()> {
         if self.0.is_empty() { Ok(()) } else { Err(anyhow::anyhow!(self.0.join("; "))) }
     }
 }
@@ -202,7 +202,7 @@ impl Open {
 
 /// Writes a run directory, if one is wanted.
 #[derive(Default)]
-pub struct RunWriter {
+pub(crate) struct RunWriter {
     /// Where, and whether it may replace an existing run.
     target: Option<(PathBuf, bool)>,
     open: Option<Open>,
@@ -211,13 +211,13 @@ pub struct RunWriter {
 
 impl RunWriter {
     /// A writer that makes its directory when the measurement begins; without a place it does nothing.
-    pub fn new(target: Option<&Path>, overwrite: bool) -> RunWriter {
+    pub(crate) fn new(target: Option<&Path>, overwrite: bool) -> RunWriter {
         let target = target.map(|path| (path.to_owned(), overwrite));
         RunWriter { target, open: None, problems: Problems::default() }
     }
 
     /// Makes the directory; `about` goes into `run.json`.
-    pub fn begin(&mut self, about: Value) {
+    pub(crate) fn begin(&mut self, about: Value) {
         let Some((path, overwrite)) = self.target.clone() else { return };
         let open = || -> Result<Open> {
             let dir = LiveDir::create(&path, overwrite, run_dir::marks(&path), run_dir::WHAT)?;
@@ -232,7 +232,7 @@ impl RunWriter {
     }
 
     /// Opens the logs of requests and iterations, which [`RunWriter::tick`] appends to.
-    pub fn stream(&mut self, info: &EngineInfo, ranks: usize) {
+    pub(crate) fn stream(&mut self, info: &EngineInfo, ranks: usize) {
         let Some(open) = &mut self.open else { return };
         let logs = (Log::create(open.file(run_dir::REQUESTS)), Log::create(open.file(run_dir::ITERATIONS)));
         match logs {
@@ -251,7 +251,7 @@ impl RunWriter {
     }
 
     /// Begins a repeat: the logs are those of the one that runs.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         if let Some(stream) = self.streaming() {
             stream.requests.restart();
             stream.iterations.restart();
@@ -259,14 +259,14 @@ impl RunWriter {
     }
 
     /// Appends what is new since the last time, at most twice a second.
-    pub fn tick(&mut self, run: &RunData) {
+    pub(crate) fn tick(&mut self, run: &RunData) {
         if let Some(stream) = self.streaming().filter(|stream| stream.last.elapsed() >= PERIOD) {
             stream.append(run);
         }
     }
 
     /// Keeps the figures of a repeat that ended.
-    pub fn repeat(&mut self, figures: &RepeatFigures) {
+    pub(crate) fn repeat(&mut self, figures: &RepeatFigures) {
         let Some(open) = &mut self.open else { return };
         if open.repeats.is_none() {
             match Log::create(open.file(run_dir::REPEATS)) {
@@ -280,7 +280,7 @@ impl RunWriter {
     }
 
     /// Completes both logs.
-    pub fn records(&mut self, run: &RunData) {
+    pub(crate) fn records(&mut self, run: &RunData) {
         if let Some(stream) = self.open.as_mut().and_then(|open| open.stream.as_mut()) {
             stream.complete(run, &mut self.problems);
         }
@@ -288,7 +288,7 @@ impl RunWriter {
 
     /// Writes what is known at the end with `files`, and says how far the run came. Gives everything that could not be
     /// written, and whether the directory is there.
-    pub fn finish(mut self, partial: bool, files: impl FnOnce(&Path, &mut Problems)) -> (Problems, bool) {
+    pub(crate) fn finish(mut self, partial: bool, files: impl FnOnce(&Path, &mut Problems)) -> (Problems, bool) {
         let mut problems = std::mem::take(&mut self.problems);
         let Some(mut open) = self.open.take() else { return (problems, false) };
         problems.keep(open.repeats.as_mut().and_then(|log| log.problem.take()).map_or(Ok(()), Err));

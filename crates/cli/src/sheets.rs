@@ -18,7 +18,7 @@ const WHOLE: usize = 24;
 
 /// How reports are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
+pub(crate) enum Format {
     /// For people
     Table,
     /// Plain values; Nsight Systems' summaries exactly as `nsys stats` writes them
@@ -28,7 +28,7 @@ pub enum Format {
 }
 
 /// A report for the terminal: at most `top` rows of each table, 0 for all.
-pub fn text(report: &Report, width: usize, top: usize) -> String {
+pub(crate) fn text(report: &Report, width: usize, top: usize) -> String {
     let report = &printable(report);
     let title = wrap(&report.title, width);
     let underlined = title.lines().map(|line| line.chars().count()).max().unwrap_or(0);
@@ -173,7 +173,7 @@ fn fitted(sheet: &Sheet, width: usize, top: usize) -> (Table, Vec<String>) {
 }
 
 /// Takes a column out.
-pub fn drop_column(sheet: &mut Sheet, place: usize) {
+pub(crate) fn drop_column(sheet: &mut Sheet, place: usize) {
     sheet.columns.remove(place);
     sheet.rows.iter_mut().chain(&mut sheet.total).for_each(|row| drop(row.remove(place)));
 }
@@ -273,17 +273,17 @@ fn same_names_once(sheet: &mut Sheet) {
 }
 
 /// A sheet as a table: numbers with units that fit, names shortened as far as they stay recognisable.
-pub fn table(sheet: &Sheet, top: usize) -> Table {
+pub(crate) fn table(sheet: &Sheet, top: usize) -> Table {
     table_of(sheet, top, true)
 }
 
 /// A sheet as a table with all its rows and full names, for a page.
-pub fn page_table(sheet: &Sheet) -> Table {
+pub(crate) fn page_table(sheet: &Sheet) -> Table {
     table_of(sheet, 0, false)
 }
 
 /// A sheet for people: without the columns that say nothing but zero, where they may be hidden.
-pub fn without_zeros(sheet: &Sheet) -> Sheet {
+pub(crate) fn without_zeros(sheet: &Sheet) -> Sheet {
     let mut sheet = sheet.clone();
     let zero =
         |value: &Value| matches!(value, Value::Int(0)) || matches!(value, Value::Float(number) if *number == 0.0);
@@ -326,7 +326,7 @@ fn cells(sheet: &Sheet, row: &[Value], short_names: bool) -> Vec<Cell> {
 
 /// The same report with moments counted from `origin`, the start of the trace: a time of day or of boot tells nobody where
 /// to look.
-pub fn relative_to(mut report: Report, origin: i64) -> Report {
+pub(crate) fn relative_to(mut report: Report, origin: i64) -> Report {
     for sheet in &mut report.sheets {
         let moments = sheet.columns.iter().map(|column| column.unit == Unit::Moment).collect::<Vec<_>>();
         for row in sheet.rows.iter_mut().chain(&mut sheet.total) {
@@ -341,7 +341,7 @@ pub fn relative_to(mut report: Report, origin: i64) -> Report {
 }
 
 /// A value as people read it; cells carry their numbers, so that pages sort by value and not by text.
-pub fn cell(value: &Value, unit: Unit) -> Cell {
+pub(crate) fn cell(value: &Value, unit: Unit) -> Cell {
     let number = match value {
         Value::Unknown if unit == Unit::Text => return Cell::from(""),
         Value::Unknown => return Cell::from(human::NOT_KNOWN),
@@ -386,7 +386,7 @@ pub fn cell(value: &Value, unit: Unit) -> Cell {
 const LONG_NAME: usize = 60;
 
 /// A kernel's name without what makes it unreadable: `void`, parameters, template arguments.
-pub fn short_name(name: &str) -> String {
+pub(crate) fn short_name(name: &str) -> String {
     let of_code = name.starts_with("void ") || name.contains("::");
     let name = name.strip_prefix("void ").unwrap_or(name);
     if name.chars().count() <= LONG_NAME || !of_code {
@@ -422,7 +422,7 @@ pub fn short_name(name: &str) -> String {
 
 /// Reports as CSV. Those of Nsight Systems' summaries read as `nsys stats -f csv` writes them; the others carry plain
 /// nanoseconds, bytes and fractions. Several tables are set apart by an empty line.
-pub fn csv(reports: &[Report]) -> String {
+pub(crate) fn csv(reports: &[Report]) -> String {
     let mut parts = Vec::new();
     for report in reports {
         if nsys_stats::canonical_name(report.name).is_some() {
@@ -514,7 +514,7 @@ fn plain_csv(sheet: &Sheet) -> String {
 }
 
 /// A report as JSON: rows are objects with the columns' names as keys; units stand beside.
-pub fn json(report: &Report) -> Json {
+pub(crate) fn json(report: &Report) -> Json {
     let sheets = report.sheets.iter().map(with_single_values).map(|sheet| {
         let object = |row: &Vec<Value>| -> Json {
             let pairs = sheet.columns.iter().zip(row);
@@ -539,7 +539,7 @@ pub fn json(report: &Report) -> Json {
 }
 
 /// Breaks a sentence into lines of at most `width` columns, later lines indented.
-pub fn wrap(text: &str, width: usize) -> String {
+pub(crate) fn wrap(text: &str, width: usize) -> String {
     let (mut out, mut column) = (String::new(), 0);
     // A word that is wider than a line is broken where it has to be.
     let longest = width.saturating_sub(2).max(1);

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::process::Command;
 
 /// A command with the variables set for it, in the words of a POSIX shell.
-pub fn line(command: &Command) -> String {
+pub(crate) fn line(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         // No quotes around the name: it would not be taken for one.
         Some(format!("{}={}", name.to_string_lossy(), quoted(value?)))
@@ -25,7 +25,7 @@ fn quoted(word: &OsStr) -> Cow<'_, str> {
 }
 
 /// The words of a line, as a POSIX shell splits them: blanks separate, quotes and backslashes keep. Nothing is expanded.
-pub fn words(line: &str) -> Result<Vec<String>, String> {
+pub(crate) fn words(line: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word) = (Vec::new(), None::<String>);
     let mut letters = line.chars();
     while let Some(letter) = letters.next() {

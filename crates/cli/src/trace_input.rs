@@ -14,7 +14,7 @@ use crate::{interrupt, nsys, output, progress};
 
 /// How traces are to be looked at.
 #[derive(clap::Args, Default)]
-pub struct ViewArgs {
+pub(crate) struct ViewArgs {
     /// Ranges whose name matches this regular expression are the iterations
     #[arg(long, value_name = "REGEX")]
     iteration_range: Option<String>,
@@ -28,7 +28,7 @@ pub struct ViewArgs {
 
 impl ViewArgs {
     /// Checks the options.
-    pub fn options(&self) -> Result<Options> {
+    pub(crate) fn options(&self) -> Result<Options> {
         let iteration_range = match &self.iteration_range {
             Some(text) => Some(regex::Regex::new(text).map_err(|e| {
                 let problem = e.to_string();
@@ -50,7 +50,7 @@ impl ViewArgs {
 }
 
 /// Reads files, or a run directory, as the ranks of one run.
-pub fn read(paths: &[PathBuf]) -> Result<Trace> {
+pub(crate) fn read(paths: &[PathBuf]) -> Result<Trace> {
     let run = match paths {
         [dir] if RunDir::is_at(dir) => Some(RunDir::open(dir)?),
         _ => None,
@@ -121,7 +121,7 @@ fn said(trace: Trace) -> Trace {
 }
 
 /// A trace with categories and iterations; an iteration range that matches nothing is an error.
-pub fn context<'t>(trace: &'t Trace, options: &Options) -> Result<Context<'t>> {
+pub(crate) fn context<'t>(trace: &'t Trace, options: &Options) -> Result<Context<'t>> {
     let context = Context::new(trace, options);
     if let Some(range) = &options.iteration_range
         && context.iterations.list.is_empty()
@@ -145,12 +145,12 @@ pub fn context<'t>(trace: &'t Trace, options: &Options) -> Result<Context<'t>> {
 }
 
 /// The same for several traces.
-pub fn contexts<'t>(traces: &'t [Trace], options: &Options) -> Result<Vec<Context<'t>>> {
+pub(crate) fn contexts<'t>(traces: &'t [Trace], options: &Options) -> Result<Vec<Context<'t>>> {
     traces.iter().map(|trace| context(trace, options)).collect()
 }
 
 /// The files of a trace, for programs. Only names: where a file lay is nobody else's business.
-pub fn sources(trace: &Trace) -> serde_json::Value {
+pub(crate) fn sources(trace: &Trace) -> serde_json::Value {
     let source = |s: &strobe_trace::Source| {
         let name = s.path.file_name().map(|name| name.to_string_lossy().into_owned());
         serde_json::json!({
@@ -169,7 +169,7 @@ fn unprofiled_run(run: &RunDir) -> Result<Option<Trace>> {
 }
 
 /// All iterations of a run directory, whatever was recorded of them; none where another runtime kept none.
-pub fn iterations_of(path: &Path) -> Result<Trace> {
+pub(crate) fn iterations_of(path: &Path) -> Result<Trace> {
     let run = RunDir::open(path)?;
     run.notices()?.iter().for_each(|notice| output::warn(notice));
     if !run.file(run_dir::ITERATIONS).is_file() {
@@ -213,7 +213,7 @@ fn iterations_trace(run: &RunDir) -> Result<Trace> {
 }
 
 /// The paths that an argument means: itself if it exists, else what matches it as a pattern (`*`, `?`).
-pub fn expand(argument: &str) -> Result<Vec<PathBuf>> {
+pub(crate) fn expand(argument: &str) -> Result<Vec<PathBuf>> {
     let path = PathBuf::from(argument);
     if path.exists() {
         return Ok(vec![path]);

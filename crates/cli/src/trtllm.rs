@@ -13,7 +13,7 @@ use crate::shell;
 
 /// A command line in strobe's words.
 #[derive(Debug, PartialEq)]
-pub struct Translated {
+pub(crate) struct Translated {
     /// The words, the program's name first.
     pub words: Vec<OsString>,
     /// What was left out and why; the line that ran where another tool's was typed.
@@ -217,7 +217,7 @@ impl Tool {
 }
 
 /// Translates what was typed; `command` says which options of strobe take no value, and what its verbs are called.
-pub fn translate(typed: Vec<OsString>, command: &clap::Command) -> Result<Translated, String> {
+pub(crate) fn translate(typed: Vec<OsString>, command: &clap::Command) -> Result<Translated, String> {
     let mut words = typed.into_iter();
     let program = words.next().unwrap_or_else(|| "strobe".into());
     let mut words: Vec<OsString> = words.collect();

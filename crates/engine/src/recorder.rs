@@ -116,7 +116,7 @@ const RESERVED_STEPS: usize = 256;
 
 impl Recorder {
     /// With `probe`, every second block of that many iterations is recorded, and no window.
-    pub fn new(windows: Vec<Window>, nodes: usize, probe: Option<u64>) -> Recorder {
+    pub(crate) fn new(windows: Vec<Window>, nodes: usize, probe: Option<u64>) -> Recorder {
         Recorder { windows, next: 0, current: None, nodes, probe, spare: None }
     }
 
@@ -135,23 +135,23 @@ impl Recorder {
     }
 
     /// Whether `iteration` is the first of a window that is not open yet.
-    pub fn opens(&self, iteration: u64) -> bool {
+    pub(crate) fn opens(&self, iteration: u64) -> bool {
         self.opening(iteration).is_some()
     }
 
     /// Whether a window opens right after `iteration`. Not where steps with and without recording are compared: nothing of
     /// the one kind may fall on the other.
-    pub fn opens_after(&self, iteration: u64) -> bool {
+    pub(crate) fn opens_after(&self, iteration: u64) -> bool {
         self.probe.is_none() && self.opens(iteration + 1)
     }
 
     /// Whether `iteration` is the last of the open window.
-    pub fn closes(&self, iteration: u64) -> bool {
+    pub(crate) fn closes(&self, iteration: u64) -> bool {
         self.current.as_ref().is_some_and(|recording| iteration >= recording.window.last)
     }
 
     /// Whether `iteration` is recorded. Opens its window when it is the first one inside.
-    pub fn begin(&mut self, iteration: u64) -> bool {
+    pub(crate) fn begin(&mut self, iteration: u64) -> bool {
         if let Some(window) = self.opening(iteration) {
             self.open(self.next, window);
             self.next += 1;
@@ -176,14 +176,14 @@ impl Recorder {
         });
     }
 
-    pub fn op(&mut self, event: OpEvent) {
+    pub(crate) fn op(&mut self, event: OpEvent) {
         if let Some(recording) = &mut self.current {
             recording.ops.push(event);
         }
     }
 
     /// What ops of an iteration cost, where it is known only after they ran: `cost` is asked for each of them.
-    pub fn correct(&mut self, iteration: u64, cost: impl Fn(&OpEvent) -> Option<Cost>) {
+    pub(crate) fn correct(&mut self, iteration: u64, cost: impl Fn(&OpEvent) -> Option<Cost>) {
         let Some(recording) = &mut self.current else { return };
         for event in recording.ops.iter_mut().rev().skip_while(|event| event.iteration > iteration) {
             if event.iteration < iteration {
@@ -196,7 +196,7 @@ impl Recorder {
     }
 
     /// Close the iteration; returns the recording when its window is complete.
-    pub fn end(&mut self, step: StepEvent) -> Option<Recording> {
+    pub(crate) fn end(&mut self, step: StepEvent) -> Option<Recording> {
         let recording = self.current.as_mut()?;
         recording.steps.push(step);
         if step.iteration < recording.window.last {
@@ -207,12 +207,12 @@ impl Recorder {
     }
 
     /// Whether recordings are only made to see what that costs.
-    pub fn is_probe(&self) -> bool {
+    pub(crate) fn is_probe(&self) -> bool {
         self.probe.is_some()
     }
 
     /// Take back the recording of a probe, which nobody wants.
-    pub fn discard(&mut self, mut recording: Recording) {
+    pub(crate) fn discard(&mut self, mut recording: Recording) {
         recording.steps.clear();
         recording.ops.clear();
         recording.complete = false;
@@ -221,7 +221,7 @@ impl Recorder {
     }
 
     /// The program ends: hand out a window that was cut short, and name those never reached.
-    pub fn finish(&mut self) -> (Option<Recording>, Vec<Window>) {
+    pub(crate) fn finish(&mut self) -> (Option<Recording>, Vec<Window>) {
         let cut = self.current.take().filter(|_| self.probe.is_none());
         (cut, self.windows.get(self.next..).unwrap_or_default().to_vec())
     }

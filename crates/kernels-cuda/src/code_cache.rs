@@ -34,7 +34,7 @@ pub(crate) struct CodeCache<'a> {
 
 impl<'a> CodeCache<'a> {
     /// `parts` are the texts that the code depends on, but for the compiler.
-    pub fn new(directory: &'a Path, name: &str, parts: &[&str]) -> CodeCache<'a> {
+    pub(crate) fn new(directory: &'a Path, name: &str, parts: &[&str]) -> CodeCache<'a> {
         CodeCache { directory, stem: format!("{name}-{}-nvrtc", fingerprint(parts)) }
     }
 
@@ -43,12 +43,12 @@ impl<'a> CodeCache<'a> {
     }
 
     /// What this version of the compiler has made.
-    pub fn find(&self, compiler: &str) -> Option<Vec<u8>> {
+    pub(crate) fn find(&self, compiler: &str) -> Option<Vec<u8>> {
         read(&self.path(compiler))
     }
 
     /// What the newest compiler up to this major version has made: a warm start needs none.
-    pub fn find_any(&self, newest: i32) -> Option<Vec<u8>> {
+    pub(crate) fn find_any(&self, newest: i32) -> Option<Vec<u8>> {
         let entries = std::fs::read_dir(self.directory).ok()?.flatten();
         let version = |name: String| -> Option<((i32, i32), String)> {
             let (major, minor) = name.strip_prefix(&self.stem)?.strip_suffix(".cubin")?.split_once('.')?;
@@ -61,7 +61,7 @@ impl<'a> CodeCache<'a> {
     }
 
     /// Keep what `compiler` has made.
-    pub fn keep(&self, compiler: &str, code: &[u8]) -> std::io::Result<()> {
+    pub(crate) fn keep(&self, compiler: &str, code: &[u8]) -> std::io::Result<()> {
         let path = self.path(compiler);
         // Written beside and renamed, so that others see whole files. In containers that share a directory every process
         // may have the same number, so the time is in the name too.

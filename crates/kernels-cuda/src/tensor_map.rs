@@ -69,7 +69,7 @@ pub(crate) struct TensorMaps(RefCell<HashMap<MapKey, TensorMap>>);
 
 impl TensorMaps {
     /// The copy engine's view of a matrix: operands in boxes of 128 bytes of k, outputs in boxes of 32 columns.
-    pub fn get(&self, key: MapKey) -> Result<TensorMap, CudaError> {
+    pub(crate) fn get(&self, key: MapKey) -> Result<TensorMap, CudaError> {
         let mut maps = self.0.borrow_mut();
         if let Some(map) = maps.get(&key) {
             return Ok(*map);

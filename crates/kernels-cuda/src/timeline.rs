@@ -289,17 +289,17 @@ pub(crate) struct ClockMap {
 
 impl ClockMap {
     /// Each moment is (source clock, target clock).
-    pub fn new(first: (u64, u64), last: (u64, u64)) -> ClockMap {
+    pub(crate) fn new(first: (u64, u64), last: (u64, u64)) -> ClockMap {
         ClockMap { from: (first.0, last.0), to: (first.1, last.1) }
     }
 
     /// Whether a time of the source clock lies before the first moment.
-    pub fn is_before(&self, time: u64) -> bool {
+    pub(crate) fn is_before(&self, time: u64) -> bool {
         time < self.from.0
     }
 
     /// A time of the source clock on the target clock.
-    pub fn map(&self, time: u64) -> i64 {
+    pub(crate) fn map(&self, time: u64) -> i64 {
         let since = time.wrapping_sub(self.from.0) as i64;
         let lengths = (self.from.1.saturating_sub(self.from.0), self.to.1.saturating_sub(self.to.0));
         // The clocks differ by parts per million: only that part is computed in floating point.

@@ -39,7 +39,7 @@ pub(super) struct Facts<'c, 't> {
 }
 
 impl<'c, 't> Facts<'c, 't> {
-    pub fn of(context: &'c Context<'t>) -> Self {
+    pub(super) fn of(context: &'c Context<'t>) -> Self {
         let trace = context.trace;
         let is_gpu = |device: u32| trace.devices.get(device as usize).is_none_or(|d| !d.is_cpu);
         let mut spans: HashMap<u32, Vec<Span>> = HashMap::new();
@@ -80,22 +80,22 @@ impl<'c, 't> Facts<'c, 't> {
     }
 
     /// How much of a span passes without any op of a process on a GPU, as far as it was recorded.
-    pub fn idle_ns(&self, process: u32, span: Span) -> i64 {
+    pub(super) fn idle_ns(&self, process: u32, span: Span) -> i64 {
         span.length().saturating_sub(self.busy.get(&process).map_or(0, |busy| busy.covered(span)))
     }
 
     /// What of a span was recorded.
-    pub fn seen_ns(&self, span: Span) -> i64 {
+    pub(super) fn seen_ns(&self, span: Span) -> i64 {
         span.length().saturating_sub(self.context.unseen().covered(span))
     }
 
     /// Whether the ops are those of an engine on the CPU.
-    pub fn on_cpu(&self) -> bool {
+    pub(super) fn on_cpu(&self) -> bool {
         self.devices.is_empty()
     }
 
     /// How long threads waited for a CPU in the recorded iterations, and how long those took.
-    pub fn waited_ns(&self) -> (i64, i64) {
+    pub(super) fn waited_ns(&self) -> (i64, i64) {
         let parts = self.budgets.iter().flat_map(|budget| &budget.parts);
         let waited = parts.filter(|(part, _)| *part == Part::CpuWait).map(|(_, ns)| *ns);
         let whole = self.budgets.iter().map(|budget| budget.wall_ns);
@@ -104,30 +104,30 @@ impl<'c, 't> Facts<'c, 't> {
 
     /// When the next kernel of a process begins after a moment. Copies on the way do not count: they are what the next
     /// step is fed with.
-    pub fn next_kernel(&self, process: u32, moment: i64) -> Option<i64> {
+    pub(super) fn next_kernel(&self, process: u32, moment: i64) -> Option<i64> {
         let starts = self.kernel_starts.get(&process)?;
         starts.get(starts.partition_point(|&start| start < moment)).copied()
     }
 
     /// The length of all critical paths together.
-    pub fn path_ns(&self) -> i64 {
+    pub(super) fn path_ns(&self) -> i64 {
         self.paths.iter().map(|p| self.seen_ns(p.span)).fold(0, i64::saturating_add)
     }
 
     /// What [`Facts::path_ns`] is, for a sentence.
-    pub fn path_words(&self) -> String {
+    pub(super) fn path_words(&self) -> String {
         let processes = self.paths.len();
         let of = if processes > 1 { format!(", {processes} processes together") } else { String::new() };
         format!("from the first launch to the last end{of}")
     }
 
     /// From first op to last end, of all GPUs together.
-    pub fn span_ns(&self) -> i64 {
+    pub(super) fn span_ns(&self) -> i64 {
         self.devices.iter().map(|d| d.span).fold(0, i64::saturating_add)
     }
 
     /// What [`Facts::span_ns`] is, for a sentence.
-    pub fn span_words(&self) -> String {
+    pub(super) fn span_words(&self) -> String {
         match self.devices.len() {
             0 | 1 => "span of the GPU".to_owned(),
             n => format!("span of {n} GPUs together"),
@@ -135,19 +135,19 @@ impl<'c, 't> Facts<'c, 't> {
     }
 
     /// The time of ops (durations, summed), copies and communication included.
-    pub fn op_ns(&self) -> i64 {
+    pub(super) fn op_ns(&self) -> i64 {
         self.categories.iter().map(|c| c.0).fold(0, i64::saturating_add)
     }
 
     /// Time and ops of the categories with these names.
-    pub fn category(&self, names: &[&str]) -> (i64, usize) {
+    pub(super) fn category(&self, names: &[&str]) -> (i64, usize) {
         let list = self.context.categories.list.iter().zip(&self.categories);
         let chosen = list.filter(|(category, _)| names.contains(&category.name.as_str()));
         chosen.fold((0, 0), |(ns, ops), (_, c)| (ns.saturating_add(c.0), ops + c.1))
     }
 
     /// Whether an op was launched as a part of a CUDA graph, or is one.
-    pub fn in_graph(&self, op: usize) -> bool {
+    pub(super) fn in_graph(&self, op: usize) -> bool {
         let launch = self.trace.ops.launch[op];
         self.trace.ops.kind[op] == OpKind::Graph
             || self.trace.ops.graph_node[op] != 0

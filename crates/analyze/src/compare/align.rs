@@ -58,7 +58,7 @@ const MANY_SIZES: usize = 8;
 
 /// An iteration to be aligned.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Slot {
+pub(super) struct Slot {
     /// Which of the side's traces it is from.
     pub repeat: usize,
     /// Its number.
@@ -77,7 +77,7 @@ pub struct Slot {
 
 /// Iterations that are compared with each other: indices into the two lists.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Group {
+pub(super) struct Group {
     /// What they are, e.g. `decode, 8 requests`.
     pub name: String,
     /// Their kind, where known.
@@ -105,7 +105,7 @@ pub struct LeftOut {
 
 /// The result of [`align`].
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Alignment {
+pub(super) struct Alignment {
     /// What is compared, in order of kind and size.
     pub groups: Vec<Group>,
     /// What is not.
@@ -129,7 +129,7 @@ struct Single {
 type Indices = [Vec<usize>; 2];
 
 /// How much two lists of iterations, by their indices, have in common: from 0 to 1.
-pub type Alike<'f> = &'f dyn Fn(&[usize], &[usize]) -> f64;
+pub(super) type Alike<'f> = &'f dyn Fn(&[usize], &[usize]) -> f64;
 
 /// What iterations that are called differently must have in common to be compared.
 const SAME_WORK: f64 = 0.5;
@@ -137,7 +137,7 @@ const SAME_WORK: f64 = 0.5;
 /// Aligns iterations by kind and size; those of unknown kind by their family, and by number where `numbered` says that
 /// numbers mean something (markers of the program, not a count of what was found). What one side calls differently is
 /// recognised by its work (`alike`).
-pub fn align(a: &[Slot], b: &[Slot], numbered: bool, alike: Alike) -> Alignment {
+pub(super) fn align(a: &[Slot], b: &[Slot], numbered: bool, alike: Alike) -> Alignment {
     let sides = [a, b];
     let mut families: BTreeMap<(Option<IterationKind>, &str), Indices> = BTreeMap::new();
     for (side, slots) in sides.iter().enumerate() {
@@ -216,7 +216,7 @@ fn by_family(result: &mut Alignment, sides: [&[Slot]; 2]) {
 }
 
 /// What the sides are called.
-pub const SIDES: [char; 2] = ['A', 'B'];
+pub(super) const SIDES: [char; 2] = ['A', 'B'];
 
 /// What iterations of unknown kind are called: their label if they share it, else their family where numbers only count
 /// them, else the labels of the smallest and the largest.

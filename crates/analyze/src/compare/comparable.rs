@@ -202,7 +202,7 @@ pub(super) fn judge(a: &[Context], b: &[Context]) -> Judged {
 
 impl Judged {
     /// When no iterations can be aligned: says why whole windows are compared, and whether they may be.
-    pub fn windows_only(
+    pub(super) fn windows_only(
         &mut self,
         contexts: [&[Context]; 2],
         sides: &[Side; 2],

@@ -9,7 +9,7 @@ use strobe_stats::{Plan, Range as Interval};
 
 /// What identifies an op on one side.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OpKey {
+pub(super) struct OpKey {
     /// What it does in the model, as strobe records it; empty for other traces.
     pub op: String,
     /// The kernel's name.
@@ -22,7 +22,7 @@ pub struct OpKey {
 
 /// How often an op ran and how long it took, per iteration.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Series {
+pub(super) struct Series {
     /// Runs, one value per iteration.
     pub count: Vec<f64>,
     /// Sum of durations in nanoseconds, one value per iteration.
@@ -30,7 +30,7 @@ pub struct Series {
 }
 
 /// The ops of one side.
-pub type Used = BTreeMap<OpKey, Series>;
+pub(super) type Used = BTreeMap<OpKey, Series>;
 
 /// By what kernels of the two sides were matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -119,7 +119,7 @@ impl KernelChange {
 ///
 /// Matched in turn by op, by exact name, by name without numbers of specialisation, by bare function name, and what is left of a
 /// category in A with what is left of it in B: those most alike in runs per iteration, then in time, first.
-pub fn match_kernels(a: &Used, b: &Used, plan: Option<&Plan>) -> Vec<KernelChange> {
+pub(super) fn match_kernels(a: &Used, b: &Used, plan: Option<&Plan>) -> Vec<KernelChange> {
     let mut open = [a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>()];
     let mut matches: Vec<(MatchedBy, [Vec<&OpKey>; 2])> = Vec::new();
     take_equal(&mut open, &mut matches, MatchedBy::Op, |key| (!key.op.is_empty()).then(|| key.op.clone()));

@@ -23,7 +23,7 @@ pub fn specialisation_free(name: &str) -> String {
 }
 
 /// Whether this is what profilers call a copy or a fill, not a kernel.
-pub fn is_memory_name(name: &str) -> bool {
+pub(super) fn is_memory_name(name: &str) -> bool {
     name.starts_with("[CUDA mem") || name.starts_with("Memcpy ") || name.starts_with("Memset ")
 }
 

@@ -34,7 +34,7 @@ pub(super) struct Sample {
 
 impl Sample {
     /// Brings everything in it to a part of its work.
-    pub fn divide(&mut self, by: f64) {
+    pub(super) fn divide(&mut self, by: f64) {
         for value in [&mut self.wall_ns, &mut self.kernels, &mut self.launches] {
             *value /= by;
         }
@@ -65,12 +65,12 @@ pub(super) struct Side {
 
 impl Side {
     /// The iterations of these traces.
-    pub fn of_iterations(contexts: &[Context]) -> Self {
+    pub(super) fn of_iterations(contexts: &[Context]) -> Self {
         Self::collect(contexts, |context, repeat, side, keys| side.add_iterations(context, repeat, keys))
     }
 
     /// Each trace as one single iteration.
-    pub fn of_windows(contexts: &[Context]) -> Self {
+    pub(super) fn of_windows(contexts: &[Context]) -> Self {
         Self::collect(contexts, |context, repeat, side, keys| side.add_window(context, repeat, keys))
     }
 
@@ -89,7 +89,7 @@ impl Side {
     }
 
     /// Whether the numbers of iterations are the program's own, in every trace.
-    pub fn is_numbered(&self) -> bool {
+    pub(super) fn is_numbered(&self) -> bool {
         self.methods.iter().all(|m| matches!(m, Some(Method::Recorded | Method::Markers(_))))
     }
 

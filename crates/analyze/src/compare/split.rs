@@ -32,7 +32,7 @@ pub(super) fn whole_window(context: &Context) -> Vec<Split> {
 pub(super) struct Owners(Vec<Vec<(Span, u32)>>);
 
 impl Owners {
-    pub fn of(context: &Context) -> Self {
+    pub(super) fn of(context: &Context) -> Self {
         let of_device = |ops: Vec<u32>| {
             let mut moments = Vec::with_capacity(ops.len());
             walk(context, &ops, |span, piece| {
@@ -46,7 +46,7 @@ impl Owners {
     }
 
     /// The ops that own moments of a window, and how much each owns.
-    pub fn within(&self, split: &Split) -> impl Iterator<Item = (usize, i64)> + '_ {
+    pub(super) fn within(&self, split: &Split) -> impl Iterator<Item = (usize, i64)> + '_ {
         let window = split.window;
         let moments = self.0.get(split.device as usize).map(Vec::as_slice).unwrap_or_default();
         let first = moments.partition_point(|(span, _)| span.end <= window.start);

@@ -692,30 +692,30 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    pub fn of(ns: f64) -> Self {
+    pub(super) fn of(ns: f64) -> Self {
         let scales = [(1e9, "s"), (1e6, "ms"), (1e3, "us")];
         let fits = scales.into_iter().find(|(scale, _)| ns.abs() >= *scale).unwrap_or((1.0, "ns"));
         Self { ns: fits.0, unit: fits.1 }
     }
 
-    pub fn number(self, ns: f64) -> String {
+    pub(super) fn number(self, ns: f64) -> String {
         format!("{:.*}", self.decimals(), self.rounded(ns))
     }
 
     /// With three significant digits.
-    pub fn short(self, ns: f64) -> String {
+    pub(super) fn short(self, ns: f64) -> String {
         format!("{} {}", number(ns / self.ns), self.unit)
     }
 
-    pub fn signed(self, ns: f64) -> String {
+    pub(super) fn signed(self, ns: f64) -> String {
         format!("{:+.*}", self.decimals(), self.rounded(ns))
     }
 
-    pub fn with_unit(self, ns: f64) -> String {
+    pub(super) fn with_unit(self, ns: f64) -> String {
         format!("{} {}", self.number(ns), self.unit)
     }
 
-    pub fn with_sign_and_unit(self, ns: f64) -> String {
+    pub(super) fn with_sign_and_unit(self, ns: f64) -> String {
         format!("{} {}", self.signed(ns), self.unit)
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    pub fn of(trace: &Trace) -> Option<Self> {
+    pub(super) fn of(trace: &Trace) -> Option<Self> {
         if trace.on_cpu.is_empty() && trace.cpu_samples.is_empty() {
             return None;
         }
@@ -54,7 +54,7 @@ impl Cpus {
 
     /// Says more of what a thread did in a piece of a silence, or of unnamed work: whether it had a CPU, and what it
     /// was in. `give` gets each moment once.
-    pub fn refine(&self, trace: &Trace, piece: Span, doing: Doing, mut give: impl FnMut(Span, Doing)) {
+    pub(super) fn refine(&self, trace: &Trace, piece: Span, doing: Doing, mut give: impl FnMut(Span, Doing)) {
         let open = [Class::HOST_CODE, Class::BETWEEN_CALLS, Class::UNKNOWN].contains(&doing.class);
         let own = matches!(doing.evidence, Evidence::Launcher | Evidence::Times | Evidence::None);
         let Some(times) = self.times.get(doing.thread as usize).filter(|_| open && own) else {
@@ -139,7 +139,7 @@ pub(crate) enum Occupant {
 }
 
 impl Occupants {
-    pub fn of(trace: &Trace) -> Self {
+    pub(crate) fn of(trace: &Trace) -> Self {
         let mut by_cpu: HashMap<u32, Vec<u32>> = HashMap::new();
         for (index, on) in trace.on_cpu.iter().enumerate() {
             by_cpu.entry(on.cpu).or_default().push(index as u32);
@@ -151,7 +151,7 @@ impl Occupants {
     }
 
     /// Who had the CPU that a thread had last before a moment, for each part of a span after that moment.
-    pub fn instead(&self, trace: &Trace, thread: u32, span: Span, mut give: impl FnMut(Occupant, i64)) {
+    pub(crate) fn instead(&self, trace: &Trace, thread: u32, span: Span, mut give: impl FnMut(Occupant, i64)) {
         let own = trace.on_cpu.partition_point(|on| (on.thread, on.start) <= (thread, span.start));
         let last = own.checked_sub(1).map(|last| &trace.on_cpu[last]).filter(|on| on.thread == thread);
         let Some(rows) = last.and_then(|on| self.by_cpu.get(&on.cpu)) else {

@@ -83,7 +83,7 @@ impl Doing {
     }
 
     /// Whether it is work or a call with a name, not one of what passes around every launch.
-    pub fn is_named(self) -> bool {
+    pub(crate) fn is_named(self) -> bool {
         self.event != Event::NONE
     }
 }
@@ -98,7 +98,7 @@ pub(crate) struct Explainer<'c> {
 }
 
 impl<'c> Explainer<'c> {
-    pub fn new(context: &'c Context) -> Self {
+    pub(crate) fn new(context: &'c Context) -> Self {
         let (trace, host) = (context.trace, context.host());
         let mut stream_threads: HashMap<(u32, u32, u32), Option<u32>> = HashMap::new();
         if trace.ops_without_launch() > 0 {
@@ -113,7 +113,7 @@ impl<'c> Explainer<'c> {
     }
 
     /// Says for each moment of a gap, or of a part of it, what the device waited for. The parts come in order.
-    pub fn gap(&mut self, gap: Span, next: u32, mut give: impl FnMut(Span, Doing)) {
+    pub(crate) fn gap(&mut self, gap: Span, next: u32, mut give: impl FnMut(Span, Doing)) {
         let trace = self.trace;
         let op = next as usize;
         let call = trace.ops.launch[op] as usize;
@@ -135,7 +135,7 @@ impl<'c> Explainer<'c> {
     }
 
     /// What most of a gap passes with.
-    pub fn most(&mut self, gap: Span, next: u32) -> Option<Doing> {
+    pub(crate) fn most(&mut self, gap: Span, next: u32) -> Option<Doing> {
         let trace = self.trace;
         let mut parts: BTreeMap<(Class, StrId, u32), (Doing, i64)> = BTreeMap::new();
         self.gap(gap, next, |span, doing| {
@@ -164,7 +164,7 @@ impl<'c> Explainer<'c> {
     }
 
     /// What a thread does in each moment of a span, or the one it waits for.
-    pub fn thread(&mut self, thread: u32, span: Span, give: &mut impl FnMut(Span, Doing)) {
+    pub(crate) fn thread(&mut self, thread: u32, span: Span, give: &mut impl FnMut(Span, Doing)) {
         let (trace, host) = (self.trace, self.host);
         let Some(cpus) = &host.cpus else { return self.recorded(thread, span, give) };
         self.recorded(thread, span, &mut |piece, doing| cpus.refine(trace, piece, doing, &mut *give));

@@ -34,13 +34,13 @@ impl Event {
     const NAME: u32 = 1 << 30;
     const INDEX: u32 = Self::NAME - 1;
     /// Nothing that was recorded.
-    pub const NONE: Event = Event(NONE);
+    pub(crate) const NONE: Event = Event(NONE);
 
     fn range(index: usize) -> Event {
         Event(index as u32 & Self::INDEX)
     }
 
-    pub fn call(index: usize) -> Event {
+    pub(crate) fn call(index: usize) -> Event {
         Event(index as u32 & Self::INDEX | Self::CALL)
     }
 
@@ -67,7 +67,7 @@ impl Event {
     }
 
     /// The call into CUDA or HIP that it is, if it is one.
-    pub fn gpu_call(self, trace: &Trace) -> Option<u32> {
+    pub(crate) fn gpu_call(self, trace: &Trace) -> Option<u32> {
         match self.place() {
             Place::Call(call) if trace.calls.kind[call] == CallKind::Gpu => Some(call as u32),
             _ => None,
@@ -75,7 +75,7 @@ impl Event {
     }
 
     /// What it is called.
-    pub fn name(self, trace: &Trace) -> StrId {
+    pub(crate) fn name(self, trace: &Trace) -> StrId {
         match self.place() {
             Place::Range(range) => trace.ranges.name[range],
             Place::Call(call) => trace.calls.name[call],
@@ -126,11 +126,11 @@ pub(crate) struct Host {
 
 impl Host {
     /// The threads of a process of which anything is known.
-    pub fn threads_of(&self, process: u32) -> &[u32] {
+    pub(crate) fn threads_of(&self, process: u32) -> &[u32] {
         self.of_process.get(process as usize).map_or(&[], Vec::as_slice)
     }
 
-    pub fn of(trace: &Trace) -> Self {
+    pub(crate) fn of(trace: &Trace) -> Self {
         let mut classes = Classes::new(trace);
         let mut threads: Vec<Open> = Vec::new();
         threads.resize_with(trace.threads.len(), Open::default);
@@ -202,7 +202,7 @@ impl Host {
     }
 
     /// Whether any range is of a class.
-    pub fn has(&self, class: Class) -> bool {
+    pub(crate) fn has(&self, class: Class) -> bool {
         self.seen.contains(&class)
     }
 

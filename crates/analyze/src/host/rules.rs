@@ -203,13 +203,13 @@ fn known(cache: &mut [Option<Class>], name: StrId, find: impl FnOnce() -> Class)
 }
 
 impl Classes {
-    pub fn new(trace: &Trace) -> Self {
+    pub(super) fn new(trace: &Trace) -> Self {
         let empty = || vec![None; trace.strings.len()];
         Self { ranges: empty(), calls: empty(), functions: empty(), domains: empty() }
     }
 
     /// The class of a range, or [`Class::NONE`].
-    pub fn of_range(&mut self, trace: &Trace, range: usize) -> Class {
+    pub(super) fn of_range(&mut self, trace: &Trace, range: usize) -> Class {
         let name = trace.ranges.name[range];
         let by_name = known(&mut self.ranges, name, || of_range_name(&plain(trace.text(name))));
         let domain = trace.ranges.domain[range];
@@ -221,7 +221,7 @@ impl Classes {
     }
 
     /// The class of a call.
-    pub fn of_call(&mut self, trace: &Trace, call: usize) -> Class {
+    pub(super) fn of_call(&mut self, trace: &Trace, call: usize) -> Class {
         let name = trace.calls.name[call];
         let (cache, pattern, other): (_, fn(&Rule) -> &Option<Regex>, _) = match trace.calls.kind[call] {
             CallKind::Gpu => (&mut self.calls, |rule| &rule.call, Class::OTHER_CALL),

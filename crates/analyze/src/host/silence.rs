@@ -18,7 +18,7 @@ pub(super) struct Cursors {
 }
 
 impl Cursors {
-    pub fn of(threads: usize) -> Self {
+    pub(super) fn of(threads: usize) -> Self {
         Self { stretches: vec![Cursor::default(); threads], calls: vec![Cursor::default(); threads] }
     }
 }

@@ -75,7 +75,7 @@ const LAYERS: &str = " repeats inside";
 
 impl Repeats {
     /// What repeats in each process, in the order of the trace's processes.
-    pub fn of(trace: &Trace) -> Vec<Self> {
+    pub(super) fn of(trace: &Trace) -> Vec<Self> {
         let graph_call = calls_by_name(trace, |name| name.contains("GraphLaunch"));
         let work = Work::by_process(trace, &graph_call);
         let mut marks = marks(trace, &graph_call, &work);
@@ -92,12 +92,12 @@ impl Repeats {
     }
 
     /// How many kernels the process ran.
-    pub fn kernels(&self) -> usize {
+    pub(super) fn kernels(&self) -> usize {
         self.units.iter().map(|unit| unit.kernels as usize).sum()
     }
 
     /// Whether the first level is clearly the one of steps.
-    pub fn is_decided(&self) -> bool {
+    pub(super) fn is_decided(&self) -> bool {
         let Some(first) = self.levels.first() else { return false };
         let rival =
             self.levels.iter().skip(1).filter(|other| !other.inside).map(|other| other.score).fold(0.0, f64::max);

@@ -18,7 +18,7 @@ pub(super) struct Marker {
 
 impl Marker {
     /// Takes what is unknown here from another marker of the same step, unless the two disagree about its kind.
-    pub fn fill_in(&mut self, other: &Marker) {
+    pub(super) fn fill_in(&mut self, other: &Marker) {
         self.number = self.number.or(other.number);
         if self.kind.is_some() && other.kind.is_some() && self.kind != other.kind {
             return;

@@ -47,7 +47,7 @@ impl GraphStep {
     }
 
     /// What is in it, in words.
-    pub fn label(&self) -> String {
+    pub(super) fn label(&self) -> String {
         let kernels = self.kernels;
         match self.graphs {
             0 => format!("{kernels} eager kernels"),

@@ -54,7 +54,7 @@ pub(super) struct Projected {
 
 impl Projected {
     /// Launches that a look at all in it passes.
-    pub fn held(&self) -> usize {
+    pub(super) fn held(&self) -> usize {
         (self.slice.1 - self.slice.0) as usize
     }
 }
@@ -67,7 +67,7 @@ pub(super) fn takes_part(trace: &Trace, range: usize) -> bool {
 }
 
 impl Launches {
-    pub fn of(trace: &Trace) -> Self {
+    pub(super) fn of(trace: &Trace) -> Self {
         let (ops, calls) = (&trace.ops, &trace.calls);
         let mut threads: Vec<ThreadLaunches> = trace.threads.iter().map(|_| ThreadLaunches::default()).collect();
         let mut without_call = 0;
@@ -124,7 +124,7 @@ impl Launches {
     }
 
     /// The ranges that hold launches, in the order of the trace.
-    pub fn project(&self, trace: &Trace) -> Vec<Projected> {
+    pub(super) fn project(&self, trace: &Trace) -> Vec<Projected> {
         let ranges = &trace.ranges;
         let mut projected: Vec<Projected> = Vec::new();
         let mut cursors = vec![0usize; self.threads.len()];
@@ -172,7 +172,7 @@ impl Launches {
     }
 
     /// The ops of a projected range.
-    pub fn ops_of<'a>(&'a self, trace: &'a Trace, projected: &Projected) -> impl Iterator<Item = usize> + 'a {
+    pub(super) fn ops_of<'a>(&'a self, trace: &'a Trace, projected: &Projected) -> impl Iterator<Item = usize> + 'a {
         let range = projected.range as usize;
         let thread = &self.threads[trace.ranges.thread[range] as usize];
         let end = trace.ranges.end[range];

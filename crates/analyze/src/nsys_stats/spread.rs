@@ -20,7 +20,7 @@ pub(super) struct Spread {
 
 impl Spread {
     /// The figures of these values, whose order is lost; `None` when there are none.
-    pub fn of(values: &mut [i64]) -> Option<Self> {
+    pub(super) fn of(values: &mut [i64]) -> Option<Self> {
         let (count, middle) = (values.len(), values.len() / 2);
         let (&min, &max) = (values.iter().min()?, values.iter().max()?);
         let total: i128 = values.iter().map(|&v| i128::from(v)).sum();
@@ -37,7 +37,7 @@ impl Spread {
     }
 
     /// Mean, median, minimum, maximum and deviation as the cells of a row.
-    pub fn cells(&self) -> [Value; 5] {
+    pub(super) fn cells(&self) -> [Value; 5] {
         [self.mean.into(), self.median.into(), self.min.into(), self.max.into(), self.deviation.into()]
     }
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use strobe_trace::{CallKind, CallRow, Device, OpKind, OpRow, Process, RangeRow, Thread, Trace};
 
 /// A trace of one process, one thread and one device, to be filled.
-pub fn empty() -> Trace {
+pub(crate) fn empty() -> Trace {
     Trace {
         threads: vec![Thread::default()],
         processes: vec![Process::default()],
@@ -17,7 +17,7 @@ pub fn empty() -> Trace {
 }
 
 /// Adds an op and returns its index.
-pub fn op(trace: &mut Trace, name: &str, span: (i64, i64), correlation: i64) -> usize {
+pub(crate) fn op(trace: &mut Trace, name: &str, span: (i64, i64), correlation: i64) -> usize {
     let kind = match name {
         "memcpy" => OpKind::Memcpy,
         "memset" => OpKind::Memset,
@@ -30,20 +30,20 @@ pub fn op(trace: &mut Trace, name: &str, span: (i64, i64), correlation: i64) -> 
 }
 
 /// Adds a call.
-pub fn call(trace: &mut Trace, name: &str, span: (i64, i64), correlation: i64) {
+pub(crate) fn call(trace: &mut Trace, name: &str, span: (i64, i64), correlation: i64) {
     let name = trace.strings.intern(name);
     let (start, end) = span;
     trace.calls.push(CallRow { start, end, name, thread: 0, correlation, kind: CallKind::Gpu, result: 0 });
 }
 
 /// Adds a range.
-pub fn range(trace: &mut Trace, name: &str, span: (i64, i64)) {
+pub(crate) fn range(trace: &mut Trace, name: &str, span: (i64, i64)) {
     let name = trace.strings.intern(name);
     trace.ranges.push(RangeRow::new(name, 0, span.0, span.1));
 }
 
 /// A random trace: ops of several classes on two devices, some without launch, calls of several kinds, iterations.
-pub fn random_trace() -> impl Strategy<Value = Trace> {
+pub(crate) fn random_trace() -> impl Strategy<Value = Trace> {
     let ops = prop::collection::vec((0i64..2000, 0i64..60, 0usize..5, 0u32..2, 0i64..40), 0..60);
     let calls = prop::collection::vec((0i64..2000, 0i64..50, 0usize..3), 0..40);
     let ranges = prop::collection::vec((0i64..2000, 1i64..500), 0..6);
@@ -68,7 +68,7 @@ pub fn random_trace() -> impl Strategy<Value = Trace> {
 }
 
 /// The folder with real traces, if there is one.
-pub fn traces() -> Option<PathBuf> {
+pub(crate) fn traces() -> Option<PathBuf> {
     let Some(data) = std::env::var_os("STROBE_TEST_DATA") else {
         println!("skipped: STROBE_TEST_DATA is not set");
         return None;
@@ -77,12 +77,12 @@ pub fn traces() -> Option<PathBuf> {
 }
 
 /// Reads one real trace.
-pub fn read(path: &Path) -> Trace {
+pub(crate) fn read(path: &Path) -> Trace {
     strobe_trace::import::read_files(&[path.to_owned()], &mut |_| ()).unwrap()
 }
 
 /// The rows of a CSV file without quotes inside fields, as maps from column to text.
-pub fn csv(path: &Path) -> Vec<std::collections::HashMap<String, String>> {
+pub(crate) fn csv(path: &Path) -> Vec<std::collections::HashMap<String, String>> {
     let text = std::fs::read_to_string(path).unwrap();
     let fields = |line: &str| -> Vec<String> {
         let mut fields = vec![String::new()];

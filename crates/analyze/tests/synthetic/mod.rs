@@ -9,12 +9,12 @@ use strobe_trace::{
 };
 
 /// A trace of one process with one GPU and one thread, to which events are added.
-pub struct Builder {
+pub(crate) struct Builder {
     pub trace: Trace,
 }
 
 impl Builder {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut trace = Trace::default();
         trace.processes.push(Process { pid: 1, ..Process::default() });
         trace.threads.push(Thread { process: 0, tid: 1, ..Thread::default() });
@@ -22,28 +22,36 @@ impl Builder {
         Self { trace }
     }
 
-    pub fn name(&mut self, text: &str) -> StrId {
+    pub(crate) fn name(&mut self, text: &str) -> StrId {
         self.trace.strings.intern(text)
     }
 
-    pub fn call(&mut self, name: &str, start: i64, end: i64, correlation: i64) -> &mut Self {
+    pub(crate) fn call(&mut self, name: &str, start: i64, end: i64, correlation: i64) -> &mut Self {
         let name = self.name(name);
         self.trace.calls.push(CallRow { start, end, name, thread: 0, correlation, kind: CallKind::Gpu, result: 0 });
         self
     }
 
-    pub fn kernel(&mut self, name: &str, start: i64, end: i64, correlation: i64) -> &mut Self {
+    pub(crate) fn kernel(&mut self, name: &str, start: i64, end: i64, correlation: i64) -> &mut Self {
         self.op(OpKind::Kernel, name, 7, start, end, correlation)
     }
 
-    pub fn op(&mut self, kind: OpKind, name: &str, stream: u32, start: i64, end: i64, correlation: i64) -> &mut Self {
+    pub(crate) fn op(
+        &mut self,
+        kind: OpKind,
+        name: &str,
+        stream: u32,
+        start: i64,
+        end: i64,
+        correlation: i64,
+    ) -> &mut Self {
         let name = self.name(name);
         self.trace.ops.push(OpRow { stream, context: 1, correlation, ..OpRow::new(kind, name, start, end) });
         self
     }
 
     /// A copy between kinds of memory, given by CUPTI's numbers.
-    pub fn copy(&mut self, kinds: [u8; 3], bytes: u64, start: i64, end: i64, correlation: i64) -> &mut Self {
+    pub(crate) fn copy(&mut self, kinds: [u8; 3], bytes: u64, start: i64, end: i64, correlation: i64) -> &mut Self {
         let [copy_kind, src_kind, dst_kind] = kinds;
         let (src_device, dst_device) = (None, None);
         let detail = OpDetail::Memcpy { copy_kind, src_kind, dst_kind, src_device, dst_device, cause: 0 };
@@ -55,12 +63,12 @@ impl Builder {
         self
     }
 
-    pub fn range(&mut self, source: RangeSource, name: &str, start: i64, end: i64) -> &mut Self {
+    pub(crate) fn range(&mut self, source: RangeSource, name: &str, start: i64, end: i64) -> &mut Self {
         self.operator(source, name, start, end, "", "")
     }
 
     /// A range with the dimensions and types of its inputs as JSON text.
-    pub fn operator(
+    pub(crate) fn operator(
         &mut self,
         source: RangeSource,
         name: &str,
@@ -77,24 +85,24 @@ impl Builder {
     }
 
     /// A kernel and the call that launches it.
-    pub fn launch(&mut self, name: &str, call: (i64, i64), kernel: (i64, i64)) -> &mut Self {
+    pub(crate) fn launch(&mut self, name: &str, call: (i64, i64), kernel: (i64, i64)) -> &mut Self {
         let correlation = 1 + self.trace.calls.len() as i64;
         self.call("cudaLaunchKernel", call.0, call.1, correlation).kernel(name, kernel.0, kernel.1, correlation)
     }
 
-    pub fn build(&mut self) -> Trace {
+    pub(crate) fn build(&mut self) -> Trace {
         self.trace.finish();
         self.trace.clone()
     }
 }
 
 /// A trace with its categories and iterations.
-pub fn context(trace: &Trace) -> Context<'_> {
+pub(crate) fn context(trace: &Trace) -> Context<'_> {
     Context::new(trace, &Options::default())
 }
 
 /// The folder of real traces; says so when it is not given.
-pub fn real_data() -> Option<PathBuf> {
+pub(crate) fn real_data() -> Option<PathBuf> {
     let folder = std::env::var_os("STROBE_TEST_DATA").map(|data| Path::new(&data).join("traces"));
     if folder.is_none() {
         println!("skipped: STROBE_TEST_DATA is not set");
@@ -103,12 +111,12 @@ pub fn real_data() -> Option<PathBuf> {
 }
 
 /// Reads real traces as one run.
-pub fn read(paths: &[PathBuf]) -> Trace {
+pub(crate) fn read(paths: &[PathBuf]) -> Trace {
     strobe_trace::import::read_files(paths, &mut |_| {}).unwrap_or_else(|error| panic!("{paths:?}: {error}"))
 }
 
 /// Every trace in the folder of real data.
-pub fn all_traces(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn all_traces(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {

@@ -15,7 +15,7 @@ use crate::shell;
 const OF_MODELS: [&str; 4] = ["engine", "safetensors", "gguf", "bin"];
 
 /// The identity of a comparison, taken before its first run.
-pub fn of(plan: &Plan) -> Value {
+pub(super) fn of(plan: &Plan) -> Value {
     let side = |side: &Side| match side {
         Side::Command(line) => json!({"command": line}),
         Side::Strobe(s) => json!({
@@ -39,7 +39,7 @@ pub fn of(plan: &Plan) -> Value {
 
 /// What differs between the identity that a directory holds and that of this call, in words. What an older version did not
 /// keep is taken to be the same.
-pub fn differences(kept: &Value, now: &Value) -> Vec<String> {
+pub(super) fn differences(kept: &Value, now: &Value) -> Vec<String> {
     let empty = Map::new();
     let kept = kept.as_object().unwrap_or(&empty);
     let mut found = Vec::new();

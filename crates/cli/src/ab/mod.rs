@@ -3,9 +3,9 @@
 //! looks significant: looking again and again would find one where there is none.
 
 mod identity;
-pub mod process;
-pub mod results;
-pub mod side;
+pub(crate) mod process;
+pub(crate) mod results;
+pub(crate) mod side;
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use crate::{interrupt, run_dir};
 use side::{Side, shell_command};
 
 /// What was asked for and what became of it, in the directory of a comparison.
-pub const PLAN: &str = "ab.json";
+pub(crate) const PLAN: &str = "ab.json";
 /// Where its runs are.
-pub const RUNS: &str = "runs";
+pub(crate) const RUNS: &str = "runs";
 
 /// Everything that decides an interleaved comparison.
-pub struct Plan {
+pub(crate) struct Plan {
     pub sides: [Side; 2],
     /// `throughput` or `latency`.
     pub mode: String,
@@ -50,7 +50,7 @@ pub struct Plan {
 
 /// Why it stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stopped {
+pub(crate) enum Stopped {
     /// The interval is narrow enough.
     Narrow,
     /// As many pairs as were allowed.
@@ -64,7 +64,7 @@ pub enum Stopped {
 }
 
 impl Stopped {
-    pub fn in_words(self, half_width: f64) -> String {
+    pub(crate) fn in_words(self, half_width: f64) -> String {
         match self {
             Stopped::Narrow => format!("the interval is narrower than ±{:.1} %", 100.0 * half_width),
             Stopped::Pairs => "the last pair allowed by --pairs".to_owned(),
@@ -76,7 +76,7 @@ impl Stopped {
 }
 
 /// The runs that count, and the recorded pair.
-pub struct Found {
+pub(crate) struct Found {
     pub known: [Vec<KnownRun>; 2],
     /// Where the runs that count are, in the order of `known`.
     pub paths: [Vec<PathBuf>; 2],
@@ -93,7 +93,7 @@ pub struct Found {
 const MOST_FAILURES: usize = 3;
 
 /// What is told while it goes on.
-pub trait Listener {
+pub(crate) trait Listener {
     /// A pair has ended: its number (0 warms up), what counts so far.
     fn pair(&mut self, number: usize, known: &[Vec<KnownRun>; 2], so_far: Option<&WholeRuns>);
     /// Something to say.
@@ -106,7 +106,7 @@ impl Plan {
     }
 
     /// Creates the directory, or goes on in one that an earlier call left.
-    pub fn open(&self, overwrite: bool) -> Result<bool> {
+    pub(crate) fn open(&self, overwrite: bool) -> Result<bool> {
         let file = self.dir.join(PLAN);
         let known = match std::fs::read(&file) {
             Ok(text) => {
@@ -147,7 +147,7 @@ impl Plan {
     }
 
     /// Writes what became of it.
-    pub fn write(&self, state: &str, outcome: &Value) -> Result<()> {
+    pub(crate) fn write(&self, state: &str, outcome: &Value) -> Result<()> {
         let text = json!({
             "strobe": env!("CARGO_PKG_VERSION"), "state": state, "command": crate::commands::bench::command_line(),
             "plan": self.identity(), "outcome": outcome,
@@ -220,7 +220,7 @@ impl Plan {
     }
 
     /// Runs pairs until it is told to stop.
-    pub fn execute(&self, listener: &mut dyn Listener) -> Result<Found> {
+    pub(crate) fn execute(&self, listener: &mut dyn Listener) -> Result<Found> {
         let begin = Instant::now();
         let engines = self.engines(listener)?;
         interrupt::hold_to_the_end();
@@ -326,19 +326,19 @@ impl Plan {
     }
 
     /// How many runs are kept, those too that do not count.
-    pub fn kept(&self) -> usize {
+    pub(crate) fn kept(&self) -> usize {
         let there = |path: &PathBuf| results::read(path, 0).is_ok();
         let entries = std::fs::read_dir(self.dir.join(RUNS)).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).filter(there).count()
     }
 
     /// The pairs as a comparison takes them.
-    pub fn runs(&self, known: [Vec<KnownRun>; 2]) -> Runs {
+    pub(crate) fn runs(&self, known: [Vec<KnownRun>; 2]) -> Runs {
         Runs { resolution: self.half_width, ..runs_of(known, self.metric.as_deref(), true) }
     }
 
     /// What pairs say so far.
-    pub fn judge(&self, known: &[Vec<KnownRun>; 2]) -> Result<WholeRuns> {
+    pub(crate) fn judge(&self, known: &[Vec<KnownRun>; 2]) -> Result<WholeRuns> {
         let shared = known.each_ref().map(|side| side.iter().map(KnownRun::shallow).collect());
         let judged = self.runs(shared).judge(self.margin);
         if judged.figures.is_empty() {

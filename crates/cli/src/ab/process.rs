@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::{interrupt, run_dir};
 
 /// What became of it.
-pub struct Finished {
+pub(crate) struct Finished {
     status: ExitStatus,
     /// The end of what it said on stderr.
     said: String,
@@ -25,7 +25,7 @@ const KEPT: u64 = 4000;
 const TICK: Duration = Duration::from_millis(20);
 
 /// Runs a command to its end; its output goes to `output` (whole or not at all), or nowhere. An interrupt is handed on.
-pub fn run(command: &mut Command, output: Option<&Path>) -> Result<Finished> {
+pub(crate) fn run(command: &mut Command, output: Option<&Path>) -> Result<Finished> {
     let program = command.get_program().to_string_lossy().into_owned();
     let log = std::env::temp_dir().join(format!("strobe-{}-{:?}.log", std::process::id(), std::thread::current().id()));
     let create = |path: &Path| {
@@ -79,7 +79,7 @@ pub fn run(command: &mut Command, output: Option<&Path>) -> Result<Finished> {
 
 impl Finished {
     /// Why it did not end well.
-    pub fn problem(&self) -> Option<String> {
+    pub(crate) fn problem(&self) -> Option<String> {
         if self.status.success() {
             return None;
         }
@@ -93,7 +93,7 @@ impl Finished {
     }
 
     /// An error where it did not end well.
-    pub fn ok_or_error(&self, what: &str) -> Result<()> {
+    pub(crate) fn ok_or_error(&self, what: &str) -> Result<()> {
         if interrupt::requested() {
             bail!(interrupt::Interrupted);
         }

@@ -10,7 +10,7 @@ use crate::run_dir::RunDir;
 use crate::run_facts::{KnownRun, known_run};
 
 /// Reads what a run left at `path`. `metric` may name any figure of a result of another benchmark.
-pub fn read(path: &Path, process: usize) -> Result<KnownRun> {
+pub(crate) fn read(path: &Path, process: usize) -> Result<KnownRun> {
     if RunDir::is_at(path) {
         return known_run(path, process);
     }
@@ -44,7 +44,7 @@ fn metric(name: &str, unit: &str, higher_is_better: bool, value: f64) -> Metric 
 }
 
 /// A result as text: one JSON document, or a line each.
-pub fn of_text(text: &str) -> Result<KnownRun> {
+pub(crate) fn of_text(text: &str) -> Result<KnownRun> {
     let document = match serde_json::from_str::<Value>(text) {
         Ok(document) => document,
         Err(whole) => {

@@ -11,7 +11,7 @@ use crate::shell;
 
 /// How one side runs.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Side {
+pub(crate) enum Side {
     /// strobe, perhaps another binary than this one.
     Strobe(Strobe),
     /// Any command; `{out}` stands for where its result goes.
@@ -20,7 +20,7 @@ pub enum Side {
 
 /// A run of `strobe bench`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Strobe {
+pub(crate) struct Strobe {
     /// The binary.
     pub binary: PathBuf,
     /// What to build before the first run, if anything.
@@ -53,7 +53,7 @@ fn build_options() -> Vec<(String, bool)> {
 
 impl Strobe {
     /// Sorts the words of a side into options of the build and of the run. `option` is what they were given to, for errors.
-    pub fn of(option: &str, words: Vec<String>, binary: PathBuf, common: &Strobe) -> Result<Strobe> {
+    pub(crate) fn of(option: &str, words: Vec<String>, binary: PathBuf, common: &Strobe) -> Result<Strobe> {
         let of_build = build_options();
         let mut side = Strobe { binary, ..common.clone() };
         let mut words = words.into_iter().peekable();
@@ -108,7 +108,7 @@ impl Strobe {
     }
 
     /// The command that builds its engine into `dir`.
-    pub fn build_command(&self, dir: &Path) -> Option<Command> {
+    pub(crate) fn build_command(&self, dir: &Path) -> Option<Command> {
         let model = self.model.as_ref()?;
         let mut command = Command::new(&self.binary);
         command.args(["build", "--model", model]).args(&self.build).arg("--output-dir").arg(dir).arg("--overwrite");
@@ -116,7 +116,7 @@ impl Strobe {
     }
 
     /// Whether two sides have the same engine.
-    pub fn same_engine(&self, other: &Strobe) -> bool {
+    pub(crate) fn same_engine(&self, other: &Strobe) -> bool {
         self.binary == other.binary
             && self.model == other.model
             && self.engine_dir == other.engine_dir
@@ -124,7 +124,7 @@ impl Strobe {
     }
 
     /// The command that runs it once.
-    pub fn run_command(&self, engine: &Path, mode: &str, out: &Path, profile: Option<&str>) -> Command {
+    pub(crate) fn run_command(&self, engine: &Path, mode: &str, out: &Path, profile: Option<&str>) -> Command {
         let mut command = Command::new(&self.binary);
         command.args(["bench", mode, "--engine-dir"]).arg(engine).args(&self.bench).arg("--output-dir").arg(out);
         if let Some(profile) = profile {
@@ -140,7 +140,7 @@ impl Strobe {
 
 impl Side {
     /// What a reader tells it by.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match self {
             Side::Command(line) => line.clone(),
             Side::Strobe(strobe) => {
@@ -160,7 +160,7 @@ impl Side {
 }
 
 /// A command as a person would type it: this binary by its name.
-pub fn own_words(command: &Command) -> String {
+pub(crate) fn own_words(command: &Command) -> String {
     let own = std::env::current_exe().is_ok_and(|own| command.get_program() == own);
     let mut named = Command::new(if own { "strobe".as_ref() } else { command.get_program() });
     named.args(command.get_args());
@@ -168,7 +168,7 @@ pub fn own_words(command: &Command) -> String {
 }
 
 /// The command of a line with `{out}` replaced.
-pub fn shell_command(line: &str, out: &Path) -> Command {
+pub(crate) fn shell_command(line: &str, out: &Path) -> Command {
     let mut quoted = Command::new("x");
     quoted.arg(out);
     let out = shell::line(&quoted);
@@ -178,7 +178,7 @@ pub fn shell_command(line: &str, out: &Path) -> Command {
 }
 
 /// Names for the sides: what is in the words of one and not of the other.
-pub fn names(a: &Side, b: &Side) -> [String; 2] {
+pub(crate) fn names(a: &Side, b: &Side) -> [String; 2] {
     let of = |side: &Side| match side {
         Side::Command(line) => shell::words(line).unwrap_or_else(|_| vec![line.clone()]),
         Side::Strobe(_) => side.describe().split(' ').map(str::to_owned).collect(),

@@ -29,7 +29,7 @@ use crate::run_writer::{Problems, RunWriter};
 use crate::{explore, interrupt, recording, run_dir, sheets};
 
 /// The answer in a result directory.
-pub const ANSWER: &str = "balance.json";
+pub(crate) const ANSWER: &str = "balance.json";
 /// What the two sides are called, in the order of every pair here.
 const NAMES: [&str; 2] = ["learned", "perfect"];
 /// What the tables of the recorded pair are for.
@@ -166,7 +166,7 @@ struct Side {
 }
 
 /// What was found.
-pub struct Answer {
+pub(crate) struct Answer {
     threshold: f64,
     pairs: usize,
     figures: Vec<Figure>,
@@ -187,7 +187,7 @@ pub struct Answer {
 }
 
 /// Run both sides in turn: `spec.repeat` pairs that are measured and one that is recorded.
-pub fn execute(
+pub(crate) fn execute(
     device: Device,
     model: &LoadedModel,
     peaks: impl FnOnce() -> Result<MeasuredPeaks>,
@@ -344,7 +344,7 @@ impl Answer {
         rows
     }
 
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         let figure = |f: &Figure| {
             json!({
                 "figure": f.name, "unit": "tokens/s",
@@ -389,7 +389,7 @@ impl Answer {
         })
     }
 
-    pub fn text(&self, width: usize) -> String {
+    pub(crate) fn text(&self, width: usize) -> String {
         let mut text = String::new();
         text::heading(&mut text, "IS THE ROUTER THE BOTTLENECK?");
         let _ = writeln!(text, "{}\n", sheets::wrap(&self.answer(), width).trim_end());
@@ -539,7 +539,7 @@ impl Answer {
     }
 
     /// Writes the answer, both heat maps, both traces and the page of their comparison; one that fails does not stop the others.
-    pub fn write(&self, dir: &Path, problems: &mut Problems) {
+    pub(crate) fn write(&self, dir: &Path, problems: &mut Problems) {
         let file = |name: &str| dir.join(name);
         problems.keep(run_dir::write_whole(&file(ANSWER), format!("{:#}\n", self.to_json()).as_bytes()));
         problems.keep(run_dir::write_whole(&file("balance.txt"), self.text(110).as_bytes()));

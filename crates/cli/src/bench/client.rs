@@ -15,7 +15,7 @@ use crate::{interrupt, iteration_json, output, progress};
 
 /// One request of a run.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub(crate) struct Job {
     pub task_id: i64,
     pub prompt: Vec<u32>,
     pub output_tokens: u32,
@@ -23,7 +23,7 @@ pub struct Job {
 
 /// How requests are sent.
 #[derive(Clone, Debug)]
-pub struct Load {
+pub(crate) struct Load {
     /// Intended arrivals, relative to the start; all 0 when there is no rate.
     pub arrivals_ns: Vec<u64>,
     /// Whether a rate paces the requests (open loop).
@@ -40,7 +40,7 @@ pub struct Load {
 
 /// Everything one run left behind.
 #[derive(Default)]
-pub struct RunData {
+pub(crate) struct RunData {
     pub records: Vec<RequestRecord>,
     /// Indices of the records whose request has ended, as they ended.
     pub ended: Vec<usize>,
@@ -61,7 +61,7 @@ pub struct RunData {
 
 impl RunData {
     /// Decisions of one iteration.
-    pub fn decisions_of(&self, record: &IterationRecord) -> &[Decision] {
+    pub(crate) fn decisions_of(&self, record: &IterationRecord) -> &[Decision] {
         let (first, count) = (record.decisions.0 as usize, record.decisions.1 as usize);
         self.decisions.get(first..first + count).unwrap_or_default()
     }
@@ -71,7 +71,7 @@ impl RunData {
 const TICK: Duration = Duration::from_millis(100);
 
 /// Random requests before the measurement, shaped like the first of the run. Says when the first token was drawn.
-pub fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingParams) -> Result<Option<u64>> {
+pub(crate) fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingParams) -> Result<Option<u64>> {
     let Some(first) = jobs.first() else { return Ok(None) };
     if count == 0 {
         return Ok(None);
@@ -104,7 +104,13 @@ pub fn warm_up(engine: &Engine, jobs: &[Job], count: usize, params: &SamplingPar
 }
 
 /// Send `jobs` and collect what the engine says until all have ended; `keep` gets it as it comes.
-pub fn run(engine: &Engine, jobs: &[Job], load: &Load, windows: Vec<Window>, keep: &mut RunWriter) -> Result<RunData> {
+pub(crate) fn run(
+    engine: &Engine,
+    jobs: &[Job],
+    load: &Load,
+    windows: Vec<Window>,
+    keep: &mut RunWriter,
+) -> Result<RunData> {
     let clock = engine.info().clock;
     let mut outbox = engine.outbox();
     let mut next = 0;
@@ -249,7 +255,7 @@ fn take_iterations(run: &mut RunData, outbox: &Outbox, limits: &IterationLimits,
 
 /// Stop the engine and take what it still had to say into the last run. A run that measured something before the engine
 /// failed is kept, with the failure; otherwise the failure is all there is.
-pub fn finish(engine: Engine, run: &mut RunData, load: &Load) -> Result<(), EngineError> {
+pub(crate) fn finish(engine: Engine, run: &mut RunData, load: &Load) -> Result<(), EngineError> {
     let limits = engine.info().limits;
     let (outbox, failure) = engine.end();
     take(run, &outbox, &limits, load);

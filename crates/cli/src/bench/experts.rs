@@ -22,10 +22,10 @@ use crate::sheets;
 const VARIABLE: &str = "ENABLE_PERFECT_ROUTER";
 
 /// What everything made with the perfect router says.
-pub const WRONG: &str = "PERFECT ROUTER: tokens are sent to experts in balance, whatever the model's router says; the output is wrong by design";
+pub(crate) const WRONG: &str = "PERFECT ROUTER: tokens are sent to experts in balance, whatever the model's router says; the output is wrong by design";
 
 /// The figures as a plot, beside the report.
-pub const HEAT_MAP: &str = "experts";
+pub(crate) const HEAT_MAP: &str = "experts";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlanChoice {
@@ -46,7 +46,7 @@ impl From<PlanChoice> for Plan {
 
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Experts")]
-pub struct ExpertArgs {
+pub(crate) struct ExpertArgs {
     /// Send tokens to experts in perfect balance and discard what the router says, which makes the output wrong by design;
     /// also ENABLE_PERFECT_ROUTER=1
     #[arg(long, value_enum, value_name = "PLAN", num_args = 0..=1, default_missing_value = "even", require_equals = true)]
@@ -58,14 +58,14 @@ pub struct ExpertArgs {
 
 /// What was asked for, in terms of a model.
 #[derive(Clone, Copy, Debug)]
-pub struct ExpertOptions {
+pub(crate) struct ExpertOptions {
     pub perfect_router: Option<PerfectRouterOptions>,
     pub ranks: usize,
 }
 
 impl ExpertArgs {
     /// The options that were given, for runtimes that have none of them.
-    pub fn given(&self) -> [(&'static str, bool); 2] {
+    pub(crate) fn given(&self) -> [(&'static str, bool); 2] {
         [("--perfect-router", self.plan().is_some()), ("--assume-ep", self.assume_ep.is_some())]
     }
 
@@ -75,7 +75,7 @@ impl ExpertArgs {
     }
 
     /// Checks the options against the model.
-    pub fn options(&self, model: &LoadedModel) -> Result<ExpertOptions> {
+    pub(crate) fn options(&self, model: &LoadedModel) -> Result<ExpertOptions> {
         let ranks = self.assume_ep.unwrap_or(1);
         let given = self.given().into_iter().find(|(_, given)| *given);
         match (&model.config.model.moe, given) {
@@ -93,7 +93,7 @@ impl ExpertArgs {
     }
 
     /// The same with balanced logits made ready, whether they were asked for or not.
-    pub fn balanced(&self, model: &LoadedModel) -> Result<ExpertOptions> {
+    pub(crate) fn balanced(&self, model: &LoadedModel) -> Result<ExpertOptions> {
         if model.config.model.moe.is_none() {
             bail!("moe-balance needs an MoE model; {} has no experts", model.config.model_name);
         }
@@ -104,19 +104,24 @@ impl ExpertArgs {
 }
 
 /// The layers of a model, for [`ExpertCounts`].
-pub fn layers_of(info: &EngineInfo) -> Vec<usize> {
+pub(crate) fn layers_of(info: &EngineInfo) -> Vec<usize> {
     (0..info.experts.map_or(0, |(layers, _)| layers)).collect()
 }
 
 /// The counts of a run; `None` for a model without experts or a device that does not count.
-pub fn counts<'a>(info: &EngineInfo, run: &'a RunData, layers: &'a [usize], ranks: usize) -> Option<ExpertCounts<'a>> {
+pub(crate) fn counts<'a>(
+    info: &EngineInfo,
+    run: &'a RunData,
+    layers: &'a [usize],
+    ranks: usize,
+) -> Option<ExpertCounts<'a>> {
     let (_, experts) = info.experts?;
     let known = !run.iterations.is_empty() && run.expert_counts.len() == run.iterations.len() * info.expert_counts();
     known.then_some(ExpertCounts { counts: &run.expert_counts, layers, experts, ranks })
 }
 
 /// The loads of an iteration, for its line of `iterations.jsonl`.
-pub fn iteration_json(counts: &ExpertCounts<'_>, iteration: usize) -> Value {
+pub(crate) fn iteration_json(counts: &ExpertCounts<'_>, iteration: usize) -> Value {
     let layer = |load: &LayerLoad| {
         let mut value = json!({
             "layer": load.layer,
@@ -135,7 +140,7 @@ pub fn iteration_json(counts: &ExpertCounts<'_>, iteration: usize) -> Value {
 }
 
 /// What the balanced plan does to ranks, for every result made with it: the plan of TensorRT-LLM is not even everywhere.
-pub fn plan_json(balance: &Balance) -> Value {
+pub(crate) fn plan_json(balance: &Balance) -> Value {
     json!({
         "output": WRONG,
         "method": balance.method.name(),
@@ -156,7 +161,7 @@ fn plan_name(plan: Plan) -> &'static str {
 }
 
 /// Figures of a whole run.
-pub struct ExpertReport {
+pub(crate) struct ExpertReport {
     pub loads: Vec<LayerLoad>,
     ranks: usize,
     /// See [`ExpertCounts::rank_slowdown`].
@@ -164,17 +169,17 @@ pub struct ExpertReport {
 }
 
 impl ExpertReport {
-    pub fn of(outcome: &Outcome) -> Option<ExpertReport> {
+    pub(crate) fn of(outcome: &Outcome) -> Option<ExpertReport> {
         let layers = layers_of(&outcome.info);
         let counts = counts(&outcome.info, &outcome.run, &layers, outcome.assumed_ranks)?;
         Some(ExpertReport::of_counts(&counts)).filter(|report| !report.loads.is_empty())
     }
 
-    pub fn of_counts(counts: &ExpertCounts<'_>) -> ExpertReport {
+    pub(crate) fn of_counts(counts: &ExpertCounts<'_>) -> ExpertReport {
         ExpertReport { loads: counts.layer_loads(), ranks: counts.ranks, rank_slowdown: counts.rank_slowdown() }
     }
 
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         let mut value = json!({"layers": self.loads});
         if self.ranks > 1 {
             value["assumed_ranks"] = json!(self.ranks);
@@ -185,7 +190,7 @@ impl ExpertReport {
     }
 
     /// Pairs of each rank over all layers.
-    pub fn rank_loads(&self) -> Vec<u64> {
+    pub(crate) fn rank_loads(&self) -> Vec<u64> {
         let mut sums = vec![0; self.ranks];
         for load in &self.loads {
             sums.iter_mut().zip(&load.tokens_per_rank).for_each(|(sum, tokens)| *sum += tokens);
@@ -194,7 +199,7 @@ impl ExpertReport {
     }
 
     /// Ranks in words, where they were assumed.
-    pub fn ranks_in_words(&self) -> Option<String> {
+    pub(crate) fn ranks_in_words(&self) -> Option<String> {
         let loads = self.rank_loads();
         let spread = loads.iter().max()? - loads.iter().min()?;
         let slowdown = self.rank_slowdown?;
@@ -206,7 +211,7 @@ impl ExpertReport {
         ))
     }
 
-    pub fn text(&self, text: &mut String, width: usize) {
+    pub(crate) fn text(&self, text: &mut String, width: usize) {
         text::heading(text, "EXPERT LOAD");
         text.push_str(&sheets::table(&sheet(&self.loads), MOST_LAYERS).render(width));
         text.push_str(&sheets::wrap(NOTE, width));
@@ -232,12 +237,12 @@ impl ExpertReport {
     }
 
     /// The heat map as files: ending and content.
-    pub fn plots(&self) -> [(&'static str, Vec<u8>); 2] {
+    pub(crate) fn plots(&self) -> [(&'static str, Vec<u8>); 2] {
         let map = self.heat_map();
         [("svg", heat_map(&map).as_str().as_bytes().to_vec()), ("png", heat_map_png(&map))]
     }
 
-    pub fn page(&self, page: Page) -> Page {
+    pub(crate) fn page(&self, page: Page) -> Page {
         let mut page = page.section("Experts").svg(&heat_map(&self.heat_map())).prose(NOTE);
         if let Some(ranks) = self.ranks_in_words() {
             page = page.prose(&ranks);

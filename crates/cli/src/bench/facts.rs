@@ -11,7 +11,7 @@ use super::outcome::{Outcome, host_json};
 
 /// Rows of the text report, and what stands for them under `strobe` in `report.json`.
 #[derive(Default)]
-pub struct Facts {
+pub(super) struct Facts {
     /// Labels and what is said, in order.
     pub rows: Vec<(&'static str, String)>,
     /// The same as values.
@@ -32,7 +32,7 @@ impl Facts {
     }
 
     /// Everything there is to say of a run's load, machine and memory.
-    pub fn of(outcome: &Outcome) -> Facts {
+    pub(super) fn of(outcome: &Outcome) -> Facts {
         let mut facts = Facts::default();
         facts.load_and_machine(outcome);
         facts.memory(outcome);

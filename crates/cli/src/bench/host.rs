@@ -5,7 +5,7 @@ use strobe_report::human;
 
 /// What the machine did during a run, in one line. What is not known is left out, except the wait: that it is not known is
 /// worth knowing.
-pub fn line(host: &HostReadings) -> String {
+pub(crate) fn line(host: &HostReadings) -> String {
     let count = |count: Option<u64>, one: &str, many: &str| {
         count.map(|count| format!("{} {}", human::count(count), if count == 1 { one } else { many }))
     };
@@ -37,7 +37,7 @@ pub fn line(host: &HostReadings) -> String {
 }
 
 /// A warning for a run whose figures are not the engine's alone.
-pub fn warning(host: &HostReadings) -> Option<String> {
+pub(crate) fn warning(host: &HostReadings) -> Option<String> {
     let reason = host.disturbance()?;
     Some(format!("DISTURBED RUN: {reason}; figures include that, repeat the run on a quiet machine"))
 }

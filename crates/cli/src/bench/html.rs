@@ -19,7 +19,7 @@ use super::utilization::{Utilization, kind_of};
 use crate::{recording, run_dir};
 
 /// The page of one run. `trace_page` says whether a page of its trace lies beside it.
-pub fn page(outcome: &Outcome, report: &Value, trace_page: bool) -> String {
+pub(crate) fn page(outcome: &Outcome, report: &Value, trace_page: bool) -> String {
     let config = &outcome.config;
     let mut page =
         Page::new(format!("strobe: {}", config.model_name)).subtitle(subtitle(outcome)).verdict(headline(outcome));
@@ -57,7 +57,7 @@ fn headline(outcome: &Outcome) -> String {
 }
 
 /// How fast the run was, and what held it back.
-pub fn answer(outcome: &Outcome) -> String {
+pub(crate) fn answer(outcome: &Outcome) -> String {
     let figures = match &outcome.metrics {
         Ok(m) => format!(
             "{} output tok/s, {} per request (median), {} to the first token.",
@@ -144,7 +144,7 @@ fn subtitle(outcome: &Outcome) -> String {
 }
 
 /// Latency distributions of one or more runs: the first token and the whole request each on its own scale, a color per run.
-pub fn latency_cdfs(runs: &[(&str, &[RequestRecord])]) -> [svg::Svg; 2] {
+pub(crate) fn latency_cdfs(runs: &[(&str, &[RequestRecord])]) -> [svg::Svg; 2] {
     let plot = |title: &str, unnamed: &str, end: &dyn Fn(&RequestRecord) -> Option<u64>| {
         let series = runs.iter().map(|(name, records)| {
             let done = records.iter().filter(|r| r.finish_reason != "aborted");

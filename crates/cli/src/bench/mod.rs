@@ -1,19 +1,19 @@
 //! A benchmark from jobs to outcome; the verbs `bench` and `demo` are built on it.
 
-pub mod balance;
-pub mod client;
-pub mod experts;
+pub(crate) mod balance;
+pub(crate) mod client;
+pub(crate) mod experts;
 mod facts;
-pub mod host;
-pub mod html;
-pub mod kernels;
-pub mod outcome;
-pub mod overhead;
-pub mod plan;
-pub mod start;
-pub mod text;
-pub mod utilization;
-pub mod write;
+pub(crate) mod host;
+pub(crate) mod html;
+pub(crate) mod kernels;
+pub(crate) mod outcome;
+pub(crate) mod overhead;
+pub(crate) mod plan;
+pub(crate) mod start;
+pub(crate) mod text;
+pub(crate) mod utilization;
+pub(crate) mod write;
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ use outcome::{Outcome, RepeatFigures};
 use start::Start;
 
 /// Everything that decides a run, checked and resolved.
-pub struct Spec {
+pub(crate) struct Spec {
     pub jobs: Vec<Job>,
     pub load: Load,
     pub engine: EngineOptions,
@@ -56,7 +56,12 @@ pub struct Spec {
 }
 
 /// Turn samples into jobs: tokenize text, check ids.
-pub fn jobs(dataset: &Path, samples: Vec<Sample>, vocab: usize, tokenizer: Option<&Tokenizer>) -> Result<Vec<Job>> {
+pub(crate) fn jobs(
+    dataset: &Path,
+    samples: Vec<Sample>,
+    vocab: usize,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Vec<Job>> {
     check_ids(dataset, &samples, vocab as u32)?;
     let job = |(index, sample): (usize, Sample)| -> Result<Job> {
         let prompt = match sample.prompt {
@@ -133,7 +138,7 @@ fn warm(engine: &Engine, model: &LoadedModel, spec: &Spec) -> Result<Option<u64>
 /// Run a benchmark: start the engine, check every request, warm up, measure, stop. The ceilings are asked for once the
 /// engine is warm: measuring them is no part of its start, which is given where this is the first thing a process does.
 /// `keep` gets the records while the run goes on.
-pub fn execute(
+pub(crate) fn execute(
     device: Device,
     model: &LoadedModel,
     peaks: impl FnOnce() -> Result<MeasuredPeaks>,

@@ -28,11 +28,11 @@ use crate::machine::{Machine, MeasuredPeaks};
 use crate::recording;
 
 /// The figure by which whole runs are compared first, as reports name it.
-pub const OUTPUT_THROUGHPUT: &str = "Output throughput (tokens/sec)";
+pub(crate) const OUTPUT_THROUGHPUT: &str = "Output throughput (tokens/sec)";
 
 /// The figures whose spread over repetitions is reported.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RepeatFigures {
+pub(crate) struct RepeatFigures {
     pub request_throughput_req_s: f64,
     pub output_throughput_tok_s: f64,
     pub total_latency_ms: f64,
@@ -64,7 +64,7 @@ pub struct RepeatFigures {
 }
 
 impl RepeatFigures {
-    pub fn of(m: &Metrics, utilization: &[Utilization], iterations: &[IterationRecord]) -> RepeatFigures {
+    pub(crate) fn of(m: &Metrics, utilization: &[Utilization], iterations: &[IterationRecord]) -> RepeatFigures {
         let kind = |name: &str| utilization.iter().find(|u| u.kind == name);
         RepeatFigures {
             request_throughput_req_s: m.request_throughput_req_s,
@@ -84,7 +84,7 @@ impl RepeatFigures {
     }
 
     /// Name with unit, and value, of each figure.
-    pub fn rows(&self) -> Vec<(&'static str, f64)> {
+    pub(crate) fn rows(&self) -> Vec<(&'static str, f64)> {
         let mut rows = vec![
             ("Request throughput (req/sec)", self.request_throughput_req_s),
             (OUTPUT_THROUGHPUT, self.output_throughput_tok_s),
@@ -109,7 +109,7 @@ fn cells(iterations: &[IterationRecord]) -> Vec<Cell> {
 }
 
 /// Spread of each figure over the repetitions that have it.
-pub fn spreads(repeats: &[RepeatFigures]) -> Vec<(&'static str, Spread)> {
+pub(crate) fn spreads(repeats: &[RepeatFigures]) -> Vec<(&'static str, Spread)> {
     let mut values: Vec<(&'static str, Vec<f64>)> = Vec::new();
     for (name, value) in repeats.iter().flat_map(RepeatFigures::rows) {
         match values.iter_mut().find(|(known, _)| *known == name) {
@@ -121,7 +121,7 @@ pub fn spreads(repeats: &[RepeatFigures]) -> Vec<(&'static str, Spread)> {
 }
 
 /// Everything a benchmark found.
-pub struct Outcome {
+pub(crate) struct Outcome {
     pub metrics: anyhow::Result<Metrics>,
     pub utilization: Vec<Utilization>,
     pub config: EngineConfig,
@@ -177,54 +177,54 @@ pub(super) fn host_json(host: &HostReadings) -> Value {
 
 impl Outcome {
     /// Each window that was asked for, with what became of it.
-    pub fn window_states(&self) -> Vec<(Window, &'static str)> {
+    pub(crate) fn window_states(&self) -> Vec<(Window, &'static str)> {
         self.windows.iter().map(|window| (*window, window_state(&self.run, window))).collect()
     }
 
     /// Largest resident memory seen at the end of an iteration.
-    pub fn peak_resident(&self) -> Option<u64> {
+    pub(crate) fn peak_resident(&self) -> Option<u64> {
         self.run.iterations.iter().filter_map(|i| i.resident_bytes).max()
     }
 
     /// Most cache blocks in use at once.
-    pub fn peak_kv_blocks(&self) -> u32 {
+    pub(crate) fn peak_kv_blocks(&self) -> u32 {
         self.run.iterations.iter().map(|i| i.kv_used).max().unwrap_or(0)
     }
 
     /// Bytes of one cache block over all layers.
-    pub fn kv_block_bytes(&self) -> u64 {
+    pub(crate) fn kv_block_bytes(&self) -> u64 {
         self.info.memory.kv_cache_bytes / (self.info.limits.kv_blocks as u64).max(1)
     }
 
     /// Whether iterations all over the run were recorded to see what that costs.
-    pub fn probed(&self) -> bool {
+    pub(crate) fn probed(&self) -> bool {
         self.windows.is_empty() && self.run.iterations.iter().any(|i| i.profiled)
     }
 
     /// What the recorder cost; `None` when it was not probed, or no iterations were alike.
-    pub fn overhead(&self) -> Option<Overhead> {
+    pub(crate) fn overhead(&self) -> Option<Overhead> {
         self.probed().then(|| overhead::of_probe(&self.run.iterations)).flatten()
     }
 
     /// What the recorder is seen to cost in the profile windows, against the steps around them.
-    pub fn window_overhead(&self) -> Option<Overhead> {
+    pub(crate) fn window_overhead(&self) -> Option<Overhead> {
         (!self.windows.is_empty() && self.recorded()).then(|| overhead::of_windows(&self.run.iterations)).flatten()
     }
 
     /// Whether strobe itself recorded what was asked for: on a GPU another tool may, or none can.
-    pub fn recorded(&self) -> bool {
+    pub(crate) fn recorded(&self) -> bool {
         let on_gpu = matches!(self.info.device, DeviceFacts::Cuda(_));
         !on_gpu || self.run.recordings.iter().any(|recording| recording.gpu.is_some())
     }
 
     /// What switching a GPU's recorder on and off took for each window.
-    pub fn recorder_costs(&self) -> Vec<(Window, RecorderCost)> {
+    pub(crate) fn recorder_costs(&self) -> Vec<(Window, RecorderCost)> {
         let costs = self.run.recordings.iter().filter_map(|r| Some((r.window, r.gpu.as_ref()?.timeline.cost)));
         costs.collect()
     }
 
     /// Most GPU memory in use at once, by all processes, and how much of it is in none of the engine's pools.
-    pub fn gpu_memory(&self) -> Option<(u64, u64)> {
+    pub(crate) fn gpu_memory(&self) -> Option<(u64, u64)> {
         let peak = self.samples.as_ref()?.summary().series("GPU memory used")?.peak as u64;
         let m = &self.info.memory;
         let pools = m.weights_bytes + m.kv_cache_bytes + m.activation_bytes + m.workspace_bytes + m.graph_bytes;
@@ -232,7 +232,7 @@ impl Outcome {
     }
 
     /// What a report says that does not follow from the records.
-    pub fn context(&self) -> ReportContext {
+    pub(crate) fn context(&self) -> ReportContext {
         let build = &self.config.build;
         let mut strobe = Facts::of(self).json;
         let mut put = |key: &str, value: Value| strobe.insert(key.to_string(), value);
@@ -334,7 +334,7 @@ impl Outcome {
     }
 
     /// `report.json`.
-    pub fn report(&self) -> Value {
+    pub(crate) fn report(&self) -> Value {
         let context = self.context();
         match &self.metrics {
             Ok(metrics) => trtllm_report(metrics, &context),

@@ -7,7 +7,7 @@ use strobe_stats::{Interval, Rng, bootstrap_interval, median};
 
 /// Recorded iterations against unrecorded neighbours with the same batch.
 #[derive(Clone, Debug, Serialize)]
-pub struct Overhead {
+pub(crate) struct Overhead {
     /// Blocks of recorded iterations that were compared.
     pub pairs: usize,
     /// Iterations of the longest of them.
@@ -33,7 +33,7 @@ const RESAMPLES: usize = 2000;
 
 /// A run in which alternate blocks of iterations were recorded for this comparison. Each is compared with the mean of its
 /// neighbours on both sides, so that a drift (growing contexts, a busy machine) cancels. Disturbed iterations are left out.
-pub fn of_probe(iterations: &[IterationRecord]) -> Option<Overhead> {
+pub(crate) fn of_probe(iterations: &[IterationRecord]) -> Option<Overhead> {
     let (mut on, mut off, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     let mut longest = 0;
     for recorded in Recorded::all(iterations, |_| usize::MAX) {
@@ -66,7 +66,7 @@ pub fn of_probe(iterations: &[IterationRecord]) -> Option<Overhead> {
 /// A run with profile windows; `None` unless the cost is known to two percentage points. A window may lie at the end of the
 /// run, so one side is enough. Disturbed iterations are left out. The interval comes from a bootstrap over runs of neighbouring
 /// iterations, which are alike: single ones would make it too narrow.
-pub fn of_windows(iterations: &[IterationRecord]) -> Option<Overhead> {
+pub(crate) fn of_windows(iterations: &[IterationRecord]) -> Option<Overhead> {
     let enough = |w: &Recorded| w.on.len() >= LEAST_STEPS && w.before.len() + w.after.len() >= LEAST_STEPS;
     let windows: Vec<Recorded> =
         Recorded::all(iterations, |length| length.max(LEAST_REACH)).into_iter().filter(enough).collect();

@@ -10,7 +10,7 @@ use super::experts::PlanChoice;
 use crate::output;
 
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Routing method by TensorRT-LLM's name: Default, RenormalizeNaive, Renormalize or DeepSeekV3
     #[arg(long, default_value = "Renormalize")]
     method: String,
@@ -43,7 +43,7 @@ pub struct Args {
 /// More tokens than any step has.
 const MOST_TOKENS: usize = 1 << 16;
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     let Args { tokens, experts, top_k, ep, .. } = args;
     anyhow::ensure!(tokens <= MOST_TOKENS, "--tokens must be at most {MOST_TOKENS}, found {tokens}");
     anyhow::ensure!(experts <= 1 << 12, "--experts must be at most {}, found {experts}", 1 << 12);

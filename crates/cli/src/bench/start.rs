@@ -10,13 +10,13 @@ use strobe_report::human;
 static BEGAN: OnceLock<Instant> = OnceLock::new();
 
 /// Milliseconds since the first call, which `main` makes.
-pub fn since_beginning_ms() -> f64 {
+pub(crate) fn since_beginning_ms() -> f64 {
     BEGAN.get_or_init(Instant::now).elapsed().as_secs_f64() * 1e3
 }
 
 /// How far a process had got when, in milliseconds since it began.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Start {
+pub(crate) struct Start {
     /// Arguments checked and the device opened.
     pub device_ms: f64,
     /// The model mapped (from an engine directory) or built.
@@ -30,7 +30,7 @@ pub struct Start {
 
 impl Start {
     /// The first token was drawn at this time of the engine's clock.
-    pub fn first_token_at(&mut self, info: &EngineInfo, time_ns: u64) {
+    pub(crate) fn first_token_at(&mut self, info: &EngineInfo, time_ns: u64) {
         let ago_ms = info.clock.now().saturating_sub(time_ns) as f64 / 1e6;
         self.first_token_ms.get_or_insert(since_beginning_ms() - ago_ms);
     }

@@ -19,12 +19,12 @@ use crate::{recording, sheets};
 const RULE: &str = "===========================================================";
 
 /// A title between two rules.
-pub fn heading(text: &mut String, title: &str) {
+pub(crate) fn heading(text: &mut String, title: &str) {
     let _ = writeln!(text, "{RULE}\n= {title}\n{RULE}");
 }
 
 /// The whole report.
-pub fn report(outcome: &Outcome, width: usize) -> String {
+pub(crate) fn report(outcome: &Outcome, width: usize) -> String {
     let mut text = String::new();
     if outcome.info.perfect_router.is_some() {
         let _ = writeln!(text, "{}\n", experts::WRONG);
@@ -140,7 +140,7 @@ fn details(text: &mut String, outcome: &Outcome, width: usize) {
 }
 
 /// How the figures differ between repetitions; nothing for a single run.
-pub fn spread_section(text: &mut String, repeats: &[RepeatFigures], width: usize) {
+pub(crate) fn spread_section(text: &mut String, repeats: &[RepeatFigures], width: usize) {
     if repeats.len() < 2 {
         return;
     }
@@ -300,7 +300,7 @@ fn budget_table(budgets: &[IterationBudget]) -> Table {
 }
 
 /// Ops by time, with their share of the roofline.
-pub fn ops_table(ops: &[OpSummary], most: usize) -> Table {
+pub(crate) fn ops_table(ops: &[OpSummary], most: usize) -> Table {
     let mut table =
         Table::new(["op", "calls", "total", "median", "of wall", "FLOP/s", "bytes/s", "roofline", "bound by"]);
     // Cells carry their numbers, so that pages sort by value and not by text.
@@ -325,11 +325,11 @@ pub fn ops_table(ops: &[OpSummary], most: usize) -> Table {
 }
 
 /// What an iteration worked on.
-pub fn kind_name(kind: Option<IterationKind>) -> String {
+pub(crate) fn kind_name(kind: Option<IterationKind>) -> String {
     kind.map_or(human::NOT_KNOWN.into(), |kind| kind.to_string())
 }
 
 /// Kinds of iteration that occur in a trace.
-pub fn kinds(trace: &Trace) -> Vec<IterationKind> {
+pub(crate) fn kinds(trace: &Trace) -> Vec<IterationKind> {
     IterationKind::ALL.into_iter().filter(|kind| trace.iterations.iter().any(|i| i.kind() == *kind)).collect()
 }

@@ -8,7 +8,7 @@ use crate::machine::{Achieved, MeasuredPeaks};
 
 /// Sums over iterations, then ratios: never the mean of ratios.
 #[derive(Clone, Debug, Serialize)]
-pub struct Utilization {
+pub(crate) struct Utilization {
     /// `prefill`, `mixed`, `decode` or `all`.
     pub kind: &'static str,
     pub iterations: usize,
@@ -33,7 +33,7 @@ pub struct Utilization {
 }
 
 /// Prompts only, generation only, or both.
-pub fn kind_of(record: &IterationRecord) -> IterationKind {
+pub(crate) fn kind_of(record: &IterationRecord) -> IterationKind {
     match (record.context_requests, record.generation_requests) {
         (0, _) => IterationKind::Decode,
         (_, 0) => IterationKind::Prefill,
@@ -44,7 +44,7 @@ pub fn kind_of(record: &IterationRecord) -> IterationKind {
 /// Generation with every request of the run in the batch: what decoding at this batch size takes, without the steps
 /// in which the batch fills or drains.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct FullBatchDecode {
+pub(crate) struct FullBatchDecode {
     /// Requests in each of these iterations: the most that any pure generation iteration had.
     pub requests: u32,
     pub iterations: usize,
@@ -55,7 +55,7 @@ pub struct FullBatchDecode {
 
 impl FullBatchDecode {
     /// Recorded iterations are left out: recording takes time.
-    pub fn of(iterations: &[IterationRecord]) -> Option<FullBatchDecode> {
+    pub(crate) fn of(iterations: &[IterationRecord]) -> Option<FullBatchDecode> {
         let decode = || iterations.iter().filter(|i| kind_of(i) == IterationKind::Decode && i.is_unrecorded());
         let requests = decode().map(|i| i.generation_requests).max()?;
         let walls: Vec<u64> =
@@ -71,7 +71,7 @@ impl FullBatchDecode {
 }
 
 /// Tokens per second of pure prompt iterations that were not recorded.
-pub fn prefill_tokens_per_s(iterations: &[IterationRecord]) -> Option<f64> {
+pub(crate) fn prefill_tokens_per_s(iterations: &[IterationRecord]) -> Option<f64> {
     let chosen = || iterations.iter().filter(|i| kind_of(i) == IterationKind::Prefill && i.is_unrecorded());
     let wall: u64 = chosen().map(IterationRecord::wall_ns).sum();
     let tokens: u64 = chosen().map(|i| u64::from(i.context_tokens)).sum();
@@ -79,7 +79,7 @@ pub fn prefill_tokens_per_s(iterations: &[IterationRecord]) -> Option<f64> {
 }
 
 /// Bytes and operations per second, each of the kind of iteration that reached most.
-pub fn achieved(iterations: &[IterationRecord]) -> Achieved {
+pub(crate) fn achieved(iterations: &[IterationRecord]) -> Achieved {
     let rate = |kind: IterationKind| {
         let chosen = || iterations.iter().filter(move |i| kind_of(i) == kind);
         let ops: f64 = chosen().map(useful_flops).sum();
@@ -106,7 +106,7 @@ fn bytes_per_s(iterations: &[IterationRecord]) -> f64 {
 }
 
 /// One row per kind that occurred, and one for all; `ops_per_s` is what the engine's products reach at best.
-pub fn by_kind(iterations: &[IterationRecord], peaks: &MeasuredPeaks, ops_per_s: f64) -> Vec<Utilization> {
+pub(crate) fn by_kind(iterations: &[IterationRecord], peaks: &MeasuredPeaks, ops_per_s: f64) -> Vec<Utilization> {
     let total_ns: u64 = iterations.iter().map(IterationRecord::wall_ns).sum();
     let row = |kind: &'static str, wanted: &dyn Fn(&IterationRecord) -> bool| {
         let chosen: Vec<_> = iterations.iter().filter(|i| wanted(i)).collect();

@@ -22,7 +22,7 @@ use crate::{explore, iteration_json, output, recording, run_dir};
 
 /// Files beside or instead of a run directory.
 #[derive(Clone, Debug, Default)]
-pub struct Files {
+pub(crate) struct Files {
     pub report_json: Option<PathBuf>,
     pub request_json: Option<PathBuf>,
     pub iteration_log: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub struct Files {
 
 impl Files {
     /// Find out before the run whether they can be written. They may go into the run directory, which appears first.
-    pub fn check(&self, output_dir: Option<&Path>) -> Result<()> {
+    pub(crate) fn check(&self, output_dir: Option<&Path>) -> Result<()> {
         let all = [&self.report_json, &self.request_json, &self.iteration_log, &self.trace_out];
         let outside = |path: &&PathBuf| output_dir.is_none() || path.parent() != output_dir;
         all.into_iter().flatten().filter(outside).try_for_each(|path| run_dir::check_writable(path))
@@ -39,7 +39,7 @@ impl Files {
 }
 
 /// One JSON object per line and iteration, from the iteration at index `first` on.
-pub fn iteration_lines(run: &RunData, info: &EngineInfo, ranks: usize, first: usize) -> String {
+pub(crate) fn iteration_lines(run: &RunData, info: &EngineInfo, ranks: usize, first: usize) -> String {
     let mut text = String::new();
     let layers = experts::layers_of(info);
     let counts = experts::counts(info, run, &layers, ranks);
@@ -59,7 +59,10 @@ pub fn iteration_lines(run: &RunData, info: &EngineInfo, ranks: usize, first: us
 }
 
 /// One JSON object per line and request.
-pub fn request_lines<'a>(records: impl IntoIterator<Item = &'a RequestRecord>, info: &EngineInfo) -> Result<String> {
+pub(crate) fn request_lines<'a>(
+    records: impl IntoIterator<Item = &'a RequestRecord>,
+    info: &EngineInfo,
+) -> Result<String> {
     let mut text = String::new();
     for record in records {
         let mut line = serde_json::to_value(record).context("a request record can't be written as JSON")?;
@@ -73,7 +76,7 @@ pub fn request_lines<'a>(records: impl IntoIterator<Item = &'a RequestRecord>, i
 }
 
 /// What `run.json` says, without how far the run came.
-pub struct About<'a> {
+pub(crate) struct About<'a> {
     pub info: &'a EngineInfo,
     pub config: &'a EngineConfig,
     pub engine_dir: Option<&'a Path>,
@@ -84,7 +87,7 @@ pub struct About<'a> {
 }
 
 impl About<'_> {
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         let mut run = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "command": self.command,
@@ -104,7 +107,7 @@ impl About<'_> {
 }
 
 /// Write into a run directory what is only known at the end: the trace and the reports.
-pub fn results(outcome: &Outcome, report: &Value, dir: &Path, problems: &mut Problems) {
+pub(crate) fn results(outcome: &Outcome, report: &Value, dir: &Path, problems: &mut Problems) {
     let file = |name: &str| dir.join(name);
     // The smallest first: it is the likeliest to fit.
     problems.keep(run_dir::write_whole(&file(run_dir::REPORT_JSON), format!("{report:#}\n").as_bytes()));
@@ -125,7 +128,7 @@ pub fn results(outcome: &Outcome, report: &Value, dir: &Path, problems: &mut Pro
 }
 
 /// Write the single files; one that fails does not stop the others.
-pub fn single_files(
+pub(crate) fn single_files(
     outcome: &Outcome,
     report: &Value,
     files: &Files,

@@ -34,7 +34,7 @@ because a difference looks significant. How a verdict is reached: docs/verdicts.
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     /// Options of A: of `strobe build` (then --model is built with them) and of `strobe bench`
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, conflicts_with = "a_cmd")]
     a: Option<String>,
@@ -117,7 +117,7 @@ fn pairs(text: &str) -> Result<(usize, usize), String> {
 }
 
 /// `90s`, `10m`, `1.5h`.
-pub fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is no time; write 90s, 10m or 1h");
     let text = text.trim();
     let (number, scale) = match text.char_indices().next_back() {
@@ -168,7 +168,7 @@ impl Args {
 }
 
 /// Prints pairs as they end.
-pub struct Told {
+pub(crate) struct Told {
     /// Stdout is for JSON.
     pub json: bool,
     /// What the sides are called.
@@ -204,7 +204,7 @@ impl Listener for Told {
     }
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     let sides = args.sides()?;
     let named = match &args.a_cmd {
         // Other benchmarks have figures of their own.
@@ -309,7 +309,7 @@ fn goes_on(plan: &Plan, named: bool) -> String {
 }
 
 /// A comparison that has come to its end.
-pub struct Concluded {
+pub(crate) struct Concluded {
     pub comparison: Comparison,
     /// The page, and where it goes.
     pub page: Option<(PathBuf, String)>,
@@ -336,7 +336,7 @@ impl Concluded {
     }
 
     /// Writes the page, and what became of it.
-    pub fn write(&self, plan: &Plan) -> Result<()> {
+    pub(crate) fn write(&self, plan: &Plan) -> Result<()> {
         let mut problems = Problems::default();
         if let Some((path, page)) = &self.page {
             problems.keep(run_dir::write_whole(path, page.as_bytes()));
@@ -352,7 +352,7 @@ impl Concluded {
 }
 
 /// Verdict, explanation and page of what ran. `overview` leads from that page to one that stands above it.
-pub fn conclude(
+pub(crate) fn conclude(
     plan: &Plan,
     found: Found,
     names: [String; 2],

@@ -24,7 +24,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES, after_help = reports_help())]
-pub struct Args {
+pub(crate) struct Args {
     /// Trace files (Nsight Systems SQLite or report, PyTorch profiler JSON, strobe), a run directory or one of tables in
     /// Parquet; several are ranks of one job
     #[arg(required = true, value_name = "TRACE")]
@@ -106,7 +106,7 @@ fn page_links(page: &Path, traces: &[PathBuf]) -> Vec<Link> {
 }
 
 /// Print what `strobe analyze PATH` prints.
-pub fn first_screen(path: &Path) -> Result<()> {
+pub(crate) fn first_screen(path: &Path) -> Result<()> {
     run(Args {
         traces: vec![path.to_owned()],
         report: Vec::new(),
@@ -119,7 +119,7 @@ pub fn first_screen(path: &Path) -> Result<()> {
     })
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     let entries = chosen(&args.report)?;
     let options = args.view.options()?;
     if let Some(path) = &args.html {

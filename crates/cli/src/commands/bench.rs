@@ -52,7 +52,7 @@ const KERNEL_EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     mode: Mode,
 }
@@ -253,7 +253,7 @@ struct BenchArgs {
     json: bool,
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     match args.mode {
         Mode::Throughput(args) => bench(*args, false),
         Mode::Latency(args) => bench(*args, true),
@@ -629,7 +629,7 @@ const GC_VARIABLE: &str = "TLLM_PROFILE_RECORD_GC";
 const MOST_WARMUP: usize = 10_000;
 
 /// The words of this call, for the record.
-pub fn command_line() -> String {
+pub(crate) fn command_line() -> String {
     crate::shell::line(std::process::Command::new("strobe").args(crate::words()))
 }
 

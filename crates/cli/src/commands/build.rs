@@ -26,7 +26,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     /// List presets with parameters and bytes
     #[arg(long)]
     list_presets: bool,
@@ -58,7 +58,7 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     if args.list_presets {
         list_presets(args.json);
         return Ok(());

@@ -27,7 +27,7 @@ How a verdict is reached: docs/verdicts.md.";
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     /// The first side: a trace, a run directory, or a quoted pattern such as 'runs/a-*' that matches repeats
     #[arg(value_name = "A")]
     a: String,
@@ -59,7 +59,7 @@ pub struct Args {
 }
 
 /// The name of a figure as reports have it.
-pub fn metric(name: Option<&str>) -> Result<Option<&'static str>> {
+pub(crate) fn metric(name: Option<&str>) -> Result<Option<&'static str>> {
     let Some(name) = name else { return Ok(None) };
     match metric_named(name) {
         Some(known) => Ok(Some(known)),
@@ -67,7 +67,7 @@ pub fn metric(name: Option<&str>) -> Result<Option<&'static str>> {
     }
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     let paths = [trace_input::expand(&args.a)?, trace_input::expand(&args.b)?];
     if let Some(path) = &args.html {
         run_dir::check_output(path, &paths.concat())?;
@@ -134,13 +134,13 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 /// Prints a comparison for people.
-pub fn show(comparison: &Comparison, top: usize) {
+pub(crate) fn show(comparison: &Comparison, top: usize) {
     output::print(&sheets::text(&comparison.report(), output::width(), top));
 }
 
 /// Reads every repeat of both sides as a trace of its own. Where some are run directories with recorded windows and some
 /// without, the iterations of all are read instead: like is compared with like.
-pub fn read_sides(sides: &[Vec<PathBuf>; 2]) -> Result<[Vec<Trace>; 2]> {
+pub(crate) fn read_sides(sides: &[Vec<PathBuf>; 2]) -> Result<[Vec<Trace>; 2]> {
     let all = || sides.iter().flatten();
     let mixed = all().all(|path| RunDir::is_at(path)) && {
         let profiled = all().filter(|path| path.join(run_dir::TRACE).is_file()).count();
@@ -157,7 +157,7 @@ pub fn read_sides(sides: &[Vec<PathBuf>; 2]) -> Result<[Vec<Trace>; 2]> {
 }
 
 /// What is known of whole runs, where every path is a run directory.
-pub fn known_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<[Vec<KnownRun>; 2]>> {
+pub(crate) fn known_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<[Vec<KnownRun>; 2]>> {
     if !sides.iter().flatten().all(|path| RunDir::is_at(path)) {
         return Ok(None);
     }
@@ -168,7 +168,7 @@ pub fn known_runs(sides: &[Vec<PathBuf>; 2]) -> Result<Option<[Vec<KnownRun>; 2]
 }
 
 /// The runs of both sides with what equal runs are known to differ by.
-pub fn runs_of(known: [Vec<KnownRun>; 2], metric: Option<&str>, paired: bool) -> Runs {
+pub(crate) fn runs_of(known: [Vec<KnownRun>; 2], metric: Option<&str>, paired: bool) -> Runs {
     let stored = noise::known_for(&known).filter(|_| !paired);
     let decides = metric.or_else(|| known.iter().flatten().find_map(|run| run.metric)).map(str::to_owned);
     let remedy = remedy(&known);
@@ -217,7 +217,7 @@ fn options_of(about: &Value) -> Map<String, Value> {
 }
 
 /// What to say where the sides differ in options that cannot act in the recorded iterations.
-pub fn out_of_reach(known: &[Vec<KnownRun>; 2], contexts: &[Vec<Context>; 2]) -> Option<String> {
+pub(crate) fn out_of_reach(known: &[Vec<KnownRun>; 2], contexts: &[Vec<Context>; 2]) -> Option<String> {
     let [a, b] = [options_of(&known[0].first()?.about), options_of(&known[1].first()?.about)];
     let differing: Vec<&str> =
         PROMPTS_ONLY.into_iter().filter(|name| a.get(*name).zip(b.get(*name)).is_some_and(|(a, b)| a != b)).collect();

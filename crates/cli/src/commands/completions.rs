@@ -12,13 +12,13 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     /// Whose completions to print
     #[arg(value_enum)]
     shell: Shell,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut crate::command(), "strobe", &mut script);
     output::print(&String::from_utf8_lossy(&script));

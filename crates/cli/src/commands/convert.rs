@@ -16,7 +16,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     /// Trace files (Nsight Systems SQLite or report, PyTorch profiler JSON, strobe), a run directory or one of tables in
     /// Parquet; several are ranks of one job
     #[arg(required = true, value_name = "TRACE")]
@@ -32,7 +32,7 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     let format = match &args.to {
         Some(name) => Format::from_name(name).with_context(|| {
             let known: Vec<_> = Format::ALL.iter().map(|format| format.as_str()).collect();

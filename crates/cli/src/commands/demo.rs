@@ -40,7 +40,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     /// Where to write engines, dataset, run directories and the pages
     #[arg(long, value_name = "DIR", default_value = "strobe-demo")]
     output_dir: PathBuf,
@@ -75,7 +75,7 @@ const DATASET: &str = "dataset.jsonl";
 /// What the two builds are called: B is the one with fused attention.
 const NAMES: [&str; 2] = ["unfused attention", "fused attention"];
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     let start = Instant::now();
     make_room(&args)?;
     let cpu = args.cpu.open()?;
@@ -263,7 +263,7 @@ impl Recorded {
     }
 }
 
-pub fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Result<()> {
+pub(crate) fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Result<()> {
     let model = ModelRef::open(MODEL, 0)?;
     let config = model.engine_config(BuildConfig {
         quantization: Quantization::None,
@@ -281,7 +281,7 @@ pub fn build(cpu: &mut strobe_kernels_cpu::Cpu, dir: &Path, fmha: bool) -> Resul
     Ok(())
 }
 
-pub fn make_dataset(path: &Path) -> Result<()> {
+pub(crate) fn make_dataset(path: &Path) -> Result<()> {
     let config = strobe_model::preset(MODEL).context("the embedded preset is missing")?.config();
     let lengths = |mean: f64| Lengths::Normal(NormDist { mean, stdev: 0.0 });
     let samples = synthetic(&SyntheticSpec {

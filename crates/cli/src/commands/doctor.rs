@@ -31,7 +31,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -209,7 +209,7 @@ impl ReadingCost {
 
 /// An engine is not as it was built.
 #[derive(Debug)]
-pub struct Damaged(String);
+pub(crate) struct Damaged(String);
 
 impl std::fmt::Display for Damaged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -274,7 +274,7 @@ fn noise(args: Args) -> Result<()> {
     measure_noise::run(&measure_noise::Task { engine_dir, dataset, runs, options, json: args.json })
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     if args.noise {
         return noise(args);
     }

@@ -22,7 +22,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     what: What,
 }
@@ -61,7 +61,7 @@ struct LogitsArgs {
     cpu: CpuArgs,
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     match args.what {
         What::Logits(args) => logits(args),
         What::Perplexity(args) => perplexity::run(&args),

@@ -13,13 +13,13 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     /// Directory to write into; made if it is not there
     #[arg(long, value_name = "DIR")]
     output_dir: PathBuf,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let dir = &args.output_dir;
     fs::create_dir_all(dir).with_context(|| format!("--output-dir: cannot make {}", dir.display()))?;
     let mut command = crate::command();

@@ -1,17 +1,17 @@
 //! One file per verb.
 
-pub mod ab;
-pub mod analyze;
-pub mod bench;
-pub mod build;
-pub mod compare;
-pub mod completions;
-pub mod convert;
-pub mod demo;
-pub mod doctor;
-pub mod eval;
-pub mod man;
-pub mod prepare_dataset;
-pub mod profile;
-pub mod selftest;
-pub mod simulate;
+pub(crate) mod ab;
+pub(crate) mod analyze;
+pub(crate) mod bench;
+pub(crate) mod build;
+pub(crate) mod compare;
+pub(crate) mod completions;
+pub(crate) mod convert;
+pub(crate) mod demo;
+pub(crate) mod doctor;
+pub(crate) mod eval;
+pub(crate) mod man;
+pub(crate) mod prepare_dataset;
+pub(crate) mod profile;
+pub(crate) mod selftest;
+pub(crate) mod simulate;

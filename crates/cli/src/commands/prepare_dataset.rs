@@ -24,7 +24,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     /// Preset, Hugging Face directory, GGUF file or engine directory whose vocabulary is used
     #[arg(long, value_name = "PRESET|DIR|FILE", global = true)]
     model: Option<String>,
@@ -103,7 +103,7 @@ struct Vocabulary {
     name: String,
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     // These options may stand before or after the kind of dataset, so clap can't require them.
     if args.model.is_none() && args.tokenizer.is_none() {
         bail!("give --model PRESET|DIR|FILE or --tokenizer FILE|DIR: token ids are drawn from its vocabulary");

@@ -24,7 +24,7 @@ Without nsys, `strobe bench ... --profile A-B` records kernels by itself.";
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     /// Record only these iterations, one report per window: A-B, N, or a comma list. Passed to strobe as --profile, to others
     /// as TLLM_PROFILE_START_STOP; the command must call cudaProfilerStart and cudaProfilerStop
     #[arg(long, value_name = "SPEC")]
@@ -62,7 +62,7 @@ enum GraphTrace {
     Graph,
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     let command = command(&args)?;
     let nsys = nsys::find(args.nsys.as_deref())?;
     // The last thing before nsys runs: a call that is refused leaves no directory behind.

@@ -16,7 +16,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(crate) struct Args {
     /// The GPU to test: cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "cuda")]
     device: DeviceChoice,
@@ -40,7 +40,7 @@ pub struct Args {
 
 /// Something was found to be wrong. What it is has been printed.
 #[derive(Debug)]
-pub struct Failed {
+pub(crate) struct Failed {
     cases: usize,
     checks: usize,
 }
@@ -53,7 +53,7 @@ impl std::fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     let index = match args.device {
         DeviceChoice::Cuda(index) => index,
         DeviceChoice::Auto => 0,

@@ -37,7 +37,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES, args_conflicts_with_subcommands = true)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     verb: Option<Verb>,
     #[command(flatten)]
@@ -81,7 +81,7 @@ struct PlainArgs {
 
 /// An answer that is no: exit code 1.
 #[derive(Debug)]
-pub struct NotSo(String);
+pub(crate) struct NotSo(String);
 
 impl std::fmt::Display for NotSo {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -91,7 +91,7 @@ impl std::fmt::Display for NotSo {
 
 impl std::error::Error for NotSo {}
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     match args.verb {
         None => plain(&args.plain),
         Some(Verb::Calibrate(args)) => calibrate::run(&args),

@@ -36,7 +36,7 @@ fn to_file(page: &Path, label: &str, target: &Path) -> Option<Link> {
 }
 
 /// Links from a page to the pages of a run directory; none for anything else.
-pub fn pages_of_run(page: &Path, side: &str, run: &Path) -> Vec<Link> {
+pub(crate) fn pages_of_run(page: &Path, side: &str, run: &Path) -> Vec<Link> {
     if !RunDir::is_at(run) {
         return Vec::new();
     }
@@ -46,7 +46,7 @@ pub fn pages_of_run(page: &Path, side: &str, run: &Path) -> Vec<Link> {
 }
 
 /// Links from the page of a comparison to the pages of the runs that it shows: the first of each side.
-pub fn run_links(page: &Path, sides: &[Vec<std::path::PathBuf>; 2]) -> Vec<Link> {
+pub(crate) fn run_links(page: &Path, sides: &[Vec<std::path::PathBuf>; 2]) -> Vec<Link> {
     let first = sides.iter().zip(["A", "B"]).filter_map(|(paths, side)| Some((side, paths.first()?)));
     first.flat_map(|(side, run)| pages_of_run(page, side, run)).collect()
 }

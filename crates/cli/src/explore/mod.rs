@@ -19,10 +19,10 @@ use strobe_report::table::{self, Cell};
 use crate::bench::outcome::OUTPUT_THROUGHPUT;
 use crate::sheets;
 
-pub use links::{pages_of_run, run_links};
+pub(crate) use links::{pages_of_run, run_links};
 
 /// The page of one trace. Its first line is the gravest finding.
-pub fn trace_page(context: &Context, links: Vec<Link>) -> String {
+pub(crate) fn trace_page(context: &Context, links: Vec<Link>) -> String {
     let drawn = timeline::draw(context);
     let budgets = budget::budgets(context);
     let origin = context.trace.extent().map_or(0, |(start, _)| start);
@@ -70,7 +70,7 @@ fn headline(context: &Context, found: &[advice::Finding], cards: &[Card]) -> Str
 }
 
 /// What a page of two sides says first.
-pub struct Headline {
+pub(crate) struct Headline {
     pub verdict: String,
     pub links: Vec<Link>,
     pub cards: Vec<Card>,
@@ -79,7 +79,7 @@ pub struct Headline {
 }
 
 /// Returns the page of a comparison. The timelines are those of the first repeat of each side.
-pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], links: Vec<Link>) -> String {
+pub(crate) fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], links: Vec<Link>) -> String {
     let headline = Headline {
         verdict: comparison.verdict.sentence.clone(),
         links,
@@ -91,7 +91,7 @@ pub fn comparison_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], li
 
 /// Returns the page of two sides whose answer does not come from their traces alone: verdict and cards are the caller's,
 /// so that figures of the traces are not mixed with those of other runs.
-pub fn pair_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], headline: Headline) -> String {
+pub(crate) fn pair_page(comparison: &Comparison, contexts: &[Vec<Context>; 2], headline: Headline) -> String {
     let shown: Vec<(&str, &String, &Context)> = ["A", "B"]
         .into_iter()
         .zip(comparison.names.iter().zip(contexts))

@@ -12,7 +12,7 @@ use strobe_trace::{CallKind, NONE, OpDetail, RangeSource, Trace, range_flags};
 const MOST_EVENTS: usize = 1_500_000;
 
 /// The tracks, and a sentence about what was left out.
-pub struct Drawn {
+pub(super) struct Drawn {
     pub timeline: Timeline,
     pub left_out: Option<String>,
 }
@@ -75,7 +75,7 @@ fn choose(trace: &Trace) -> (Choice, Option<String>) {
 }
 
 /// Puts every event on the track of its stream or thread.
-pub fn draw(context: &Context) -> Drawn {
+pub(super) fn draw(context: &Context) -> Drawn {
     let trace = context.trace;
     let (choice, left_out) = choose(trace);
     let mut strings = Strings::default();

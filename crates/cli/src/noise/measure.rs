@@ -17,7 +17,7 @@ use crate::run_facts::{KnownRun, known_run};
 use crate::{interrupt, output};
 
 /// What to run how often.
-pub struct Task {
+pub(crate) struct Task {
     pub engine_dir: Option<PathBuf>,
     pub dataset: Option<PathBuf>,
     pub runs: usize,
@@ -27,7 +27,7 @@ pub struct Task {
 }
 
 /// The fewest runs from which a spread is known.
-pub const FEWEST: usize = 3;
+pub(crate) const FEWEST: usize = 3;
 
 /// A directory that goes when it is dropped.
 struct Scratch(PathBuf);
@@ -47,7 +47,7 @@ impl Drop for Scratch {
 }
 
 /// Runs, remembers the spread, and prints it.
-pub fn run(task: &Task) -> Result<()> {
+pub(crate) fn run(task: &Task) -> Result<()> {
     let scratch = Scratch::new()?;
     let (engine, dataset) = match (&task.engine_dir, &task.dataset) {
         (Some(engine), Some(dataset)) => (engine.clone(), dataset.clone()),

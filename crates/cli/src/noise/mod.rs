@@ -2,7 +2,7 @@
 //! comparison has a single run. Keyed by machine, model and length of the run: one number for all workloads would be wrong
 //! for most.
 
-pub mod measure;
+pub(crate) mod measure;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::run_facts::KnownRun;
 
 /// The spread of equal runs of one workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Noise {
+pub(crate) struct Noise {
     /// The machine, its threads and instruction set, or its GPU.
     pub machine: String,
     /// The model.
@@ -41,7 +41,7 @@ const AS_LONG: f64 = 4.0;
 const AS_SHORT: f64 = 0.6;
 
 /// What a run says of the machine and the model that it ran on.
-pub fn key(about: &Value) -> Option<(String, String)> {
+pub(crate) fn key(about: &Value) -> Option<(String, String)> {
     let machine = about.get("machine")?;
     let text = |value: &Value, name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
     let model = text(about.get("engine")?, "model_name")?;
@@ -70,7 +70,7 @@ fn all() -> Vec<Noise> {
 }
 
 /// Remembers what was measured, in place of what was known of runs of about that length.
-pub fn remember(noise: &Noise) -> Result<()> {
+pub(crate) fn remember(noise: &Noise) -> Result<()> {
     let path = file().context("neither XDG_CACHE_HOME nor HOME names a place for the cache; set one")?;
     let mut all = all();
     let same = |known: &Noise| {
@@ -87,7 +87,7 @@ pub fn remember(noise: &Noise) -> Result<()> {
 }
 
 /// What is known of equal runs of the workload of both sides; none where machines or models differ, or nobody measured.
-pub fn known_for(sides: &[Vec<KnownRun>; 2]) -> Option<StoredSpread> {
+pub(crate) fn known_for(sides: &[Vec<KnownRun>; 2]) -> Option<StoredSpread> {
     let mut runs = sides.iter().flatten();
     let first = key(&runs.next()?.about)?;
     if !runs.all(|run| key(&run.about).as_ref() == Some(&first)) {
@@ -111,7 +111,7 @@ fn best_match(all: Vec<Noise>, (machine, model): &(String, String), seconds: f64
 }
 
 /// How long ago, in words.
-pub fn age(seconds: u64) -> String {
+pub(crate) fn age(seconds: u64) -> String {
     match seconds {
         0..120 => "just now".to_owned(),
         120..7200 => format!("{} min ago", seconds / 60),

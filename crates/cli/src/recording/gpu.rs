@@ -45,7 +45,7 @@ pub(super) struct Spans {
 impl Spans {
     /// An iteration lasts from the host's first look at it to its answers. When the GPU is already busy with the next one
     /// by then, it lasts until the GPU is done with it: the rest of the host's work hides behind the next iteration.
-    pub fn of(steps: &[StepEvent], timeline: Option<&KernelTimeline>) -> Spans {
+    pub(super) fn of(steps: &[StepEvent], timeline: Option<&KernelTimeline>) -> Spans {
         let activities = timeline.map_or(&[][..], |timeline| &timeline.activities);
         let calls = timeline.map_or(&[][..], |timeline| &timeline.calls);
         let calls: HashMap<u32, (i64, i64)> = calls.iter().map(|c| (c.correlation, (c.start, c.end))).collect();
@@ -89,7 +89,7 @@ pub(super) struct Rows {
 
 impl Rows {
     /// Add a window: its ops, tied to the model, and the calls that launched them.
-    pub fn add(
+    pub(super) fn add(
         &mut self,
         trace: &mut Trace,
         meanings: &mut Meanings<'_>,
@@ -158,7 +158,7 @@ impl Rows {
     }
 
     /// Everything was added.
-    pub fn finish(self, trace: &mut Trace) {
+    pub(super) fn finish(self, trace: &mut Trace) {
         trace.details = self.details.into_values();
     }
 }

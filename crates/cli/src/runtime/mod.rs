@@ -1,6 +1,6 @@
 //! Other runtimes on the same dataset: PyTorch, through a small Python program that reports when each token was there.
 
-pub mod report;
+pub(crate) mod report;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -25,7 +25,7 @@ const RUNNER: &str = concat!(include_str!("runner.py"), include_str!("graphs.py"
 
 /// What runs the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Runtime {
+pub(crate) enum Runtime {
     /// strobe's own engine
     #[default]
     Strobe,
@@ -37,7 +37,7 @@ pub enum Runtime {
 
 impl Runtime {
     /// As on the command line.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Runtime::Strobe => "strobe",
             Runtime::Pytorch => "pytorch",
@@ -47,7 +47,7 @@ impl Runtime {
 }
 
 /// What another runtime is to do.
-pub struct Task<'a> {
+pub(crate) struct Task<'a> {
     pub runtime: Runtime,
     pub python: &'a Path,
     pub device: Device,
@@ -66,7 +66,7 @@ pub struct Task<'a> {
 
 /// What the runner says of itself when the model is loaded.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Facts {
+pub(crate) struct Facts {
     pub torch: String,
     pub python: String,
     pub description: String,
@@ -82,7 +82,7 @@ pub struct Facts {
 
 /// One run over the dataset.
 #[derive(Default)]
-pub struct Run {
+pub(crate) struct Run {
     pub records: Vec<RequestRecord>,
     pub iterations: Vec<IterationRecord>,
     /// Most device memory that was allocated, where known.
@@ -112,7 +112,7 @@ enum Event {
 
 /// Refuse a model that the runner would run as another one: it makes dense models, and leaves out what it does not know.
 /// `longest` is the longest sequence that is asked for, prompt and output together.
-pub fn check_model(runtime: Runtime, config: &EngineConfig, longest: usize) -> Result<()> {
+pub(crate) fn check_model(runtime: Runtime, config: &EngineConfig, longest: usize) -> Result<()> {
     let random = matches!(config.weights, WeightsOrigin::Random { .. });
     if runtime == Runtime::Pytorch && !random {
         return Ok(()); // transformers reads the checkpoint's own configuration
@@ -161,7 +161,7 @@ fn lacking(runtime: Runtime, model: &ModelConfig, longest: usize) -> Option<Stri
 const TICK: Duration = Duration::from_millis(100);
 
 /// Run the dataset; the runs come back in order.
-pub fn execute(task: &Task<'_>) -> Result<(Facts, Vec<Run>)> {
+pub(crate) fn execute(task: &Task<'_>) -> Result<(Facts, Vec<Run>)> {
     let python = task.python.display();
     let input = input(task)?;
     let mut child = Command::new(task.python)

@@ -25,7 +25,7 @@ use crate::run_writer::Problems;
 use crate::{iteration_json, run_dir};
 
 /// A benchmark of another runtime.
-pub struct Outcome {
+pub(crate) struct Outcome {
     pub runtime: Runtime,
     pub facts: Facts,
     pub config: EngineConfig,
@@ -144,12 +144,12 @@ impl Outcome {
     }
 
     /// `report.json`.
-    pub fn report(&self) -> Value {
+    pub(crate) fn report(&self) -> Value {
         trtllm_report(&self.metrics, &self.context())
     }
 
     /// The report for people.
-    pub fn text(&self, width: usize) -> String {
+    pub(crate) fn text(&self, width: usize) -> String {
         let mut out = trtllm_text(&self.metrics, &self.context(), &self.rule.to_string());
         let _ = write!(out, "\n{}\n", strobe_text(&self.metrics));
         text::heading(&mut out, "RUNTIME, MACHINE AND MEMORY");
@@ -180,7 +180,7 @@ impl Outcome {
     }
 
     /// One JSON object per line and iteration.
-    pub fn iteration_lines(&self) -> String {
+    pub(crate) fn iteration_lines(&self) -> String {
         let limits = self.limits();
         self.run
             .iterations
@@ -190,7 +190,13 @@ impl Outcome {
     }
 
     /// The single files that were asked for.
-    pub fn write_files(&self, report: &Value, files: &Files, tokenizer: Option<&Tokenizer>, problems: &mut Problems) {
+    pub(crate) fn write_files(
+        &self,
+        report: &Value,
+        files: &Files,
+        tokenizer: Option<&Tokenizer>,
+        problems: &mut Problems,
+    ) {
         if let Some(path) = &files.report_json {
             problems.keep(run_dir::write_whole(path, format!("{report:#}\n").as_bytes()));
         }
@@ -205,7 +211,7 @@ impl Outcome {
     }
 
     /// What `run.json` says, without how far the run came.
-    pub fn about(&self) -> Value {
+    pub(crate) fn about(&self) -> Value {
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "command": self.command,
@@ -220,7 +226,7 @@ impl Outcome {
     }
 
     /// Fills the run directory: everything but a trace and pages, which need more than token times.
-    pub fn write(&self, report: &Value, dir: &Path, problems: &mut Problems) {
+    pub(crate) fn write(&self, report: &Value, dir: &Path, problems: &mut Problems) {
         let file = |name: &str| dir.join(name);
         let line = |record: &RequestRecord| -> Result<String> {
             Ok(serde_json::to_string(record).context("a request record can't be written as JSON")? + "\n")

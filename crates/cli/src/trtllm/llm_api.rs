@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// What a file says, in strobe's options.
 #[derive(Debug, Default, PartialEq)]
-pub struct Settings {
+pub(super) struct Settings {
     /// Options with their values, the name without hyphens in front; a flag has no value.
     pub options: Vec<(&'static str, Option<String>)>,
     /// What was left out and why.
@@ -14,7 +14,7 @@ pub struct Settings {
 }
 
 /// Reads a file of settings.
-pub fn read(path: &Path) -> Result<Settings, String> {
+pub(super) fn read(path: &Path) -> Result<Settings, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     parse(&text).map_err(|(line, what)| format!("{}, line {line}: {what}", path.display()))
 }
@@ -103,7 +103,7 @@ const FATES: &[(&str, Fate)] = &[
 ];
 
 /// The settings of a text, or the number of the line that cannot be had, and why.
-pub fn parse(text: &str) -> Result<Settings, (usize, String)> {
+pub(super) fn parse(text: &str) -> Result<Settings, (usize, String)> {
     let mut settings = Settings::default();
     for (line, path, value) in values(text)? {
         let fate = FATES.iter().find(|(name, _)| *name == path).or_else(|| {

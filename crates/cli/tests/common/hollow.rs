@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Compile `source` under `root/directory`, which goes on the loader's path, as a library with these names.
-pub fn library(root: &Path, directory: &str, source: &str, names: [&str; 2], options: &[&str]) -> PathBuf {
+pub(crate) fn library(root: &Path, directory: &str, source: &str, names: [&str; 2], options: &[&str]) -> PathBuf {
     let directory = root.join(directory);
     std::fs::create_dir_all(&directory).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hollow_gpu").join(source);

@@ -2,9 +2,9 @@
 
 #![allow(dead_code)] // every test file uses its own part of this
 
-pub mod hollow;
-pub mod trace;
-pub mod traces;
+pub(crate) mod hollow;
+pub(crate) mod trace;
+pub(crate) mod traces;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde_json::Value;
 
 /// Tiny models with what `transformers` computes for them.
-pub const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/fixtures");
+pub(crate) const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/fixtures");
 
 /// Variables by which a developer's shell could change what a test sees.
 const VARIABLES: [&str; 13] = [
@@ -36,19 +36,19 @@ const VARIABLES: [&str; 13] = [
 
 /// What a call of the binary left: exit code and output.
 #[derive(Clone, Debug)]
-pub struct Done {
+pub(crate) struct Done {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
 /// A directory of one test's own, removed at its end. Commands run inside it, so that names in them are short.
-pub struct Sandbox {
+pub(crate) struct Sandbox {
     root: PathBuf,
 }
 
 impl Sandbox {
-    pub fn new() -> Sandbox {
+    pub(crate) fn new() -> Sandbox {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{number}", std::process::id()));
@@ -56,34 +56,34 @@ impl Sandbox {
         Sandbox { root }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
 
-    pub fn exists(&self, name: &str) -> bool {
+    pub(crate) fn exists(&self, name: &str) -> bool {
         self.path(name).exists()
     }
 
-    pub fn write(&self, name: &str, text: impl AsRef<[u8]>) {
+    pub(crate) fn write(&self, name: &str, text: impl AsRef<[u8]>) {
         fs::write(self.path(name), text).unwrap();
     }
 
-    pub fn read(&self, name: &str) -> String {
+    pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 
-    pub fn json(&self, name: &str) -> Value {
+    pub(crate) fn json(&self, name: &str) -> Value {
         serde_json::from_str(&self.read(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 
     /// One value per line; every line must be valid JSON.
-    pub fn json_lines(&self, name: &str) -> Vec<Value> {
+    pub(crate) fn json_lines(&self, name: &str) -> Vec<Value> {
         let text = self.read(name);
         text.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{name}: {e}: {l}"))).collect()
     }
 
     /// A copy of a fixture's files that a test may damage.
-    pub fn copy_model(&self, fixture: &str, name: &str) {
+    pub(crate) fn copy_model(&self, fixture: &str, name: &str) {
         fs::create_dir(self.path(name)).unwrap();
         for entry in fs::read_dir(Path::new(FIXTURES).join(fixture)).unwrap() {
             let entry = entry.unwrap();
@@ -92,14 +92,14 @@ impl Sandbox {
     }
 
     /// Replace a text in a file; it must be there.
-    pub fn edit(&self, name: &str, from: &str, to: &str) {
+    pub(crate) fn edit(&self, name: &str, from: &str, to: &str) {
         let text = self.read(name);
         assert!(text.contains(from), "{name} has no `{from}`");
         self.write(name, text.replacen(from, to, 1));
     }
 
     /// A dataset of prompts and output lengths, in tokens, with ids that `micro` has.
-    pub fn dataset(&self, name: &str, lengths: &[(usize, usize)]) {
+    pub(crate) fn dataset(&self, name: &str, lengths: &[(usize, usize)]) {
         let line = |(task, &(input, output)): (usize, &(usize, usize))| {
             let ids: Vec<_> = (0..input).map(|i| (3 + (task * 131 + i * 17) % 500).to_string()).collect();
             format!("{{\"task_id\":{task},\"input_ids\":[{}],\"output_tokens\":{output}}}\n", ids.join(","))
@@ -108,7 +108,7 @@ impl Sandbox {
     }
 
     /// The binary with `words` as arguments. Measured peaks are kept for all tests: measuring takes a second.
-    pub fn command(&self, words: &str) -> Command {
+    pub(crate) fn command(&self, words: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_strobe"));
         command.current_dir(&self.root).stdin(Stdio::null()).args(words.split_whitespace());
         command.env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
@@ -120,7 +120,7 @@ impl Sandbox {
 
     /// `words` with files of at most so many blocks of 512 or 1024 bytes, as if the disk were full then. Output to a pipe has no
     /// limit.
-    pub fn with_small_files(&self, blocks: u32, words: &str) -> Command {
+    pub(crate) fn with_small_files(&self, blocks: u32, words: &str) -> Command {
         let plain = self.command(words);
         let mut command = Command::new("sh");
         let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
@@ -135,17 +135,17 @@ impl Sandbox {
         command
     }
 
-    pub fn run(&self, words: &str) -> Done {
+    pub(crate) fn run(&self, words: &str) -> Done {
         finish(&mut self.command(words))
     }
 
     /// Run what must work.
-    pub fn ok(&self, words: &str) -> Done {
+    pub(crate) fn ok(&self, words: &str) -> Done {
         self.ok_with(&[], words)
     }
 
     /// Run what must work, with variables set.
-    pub fn ok_with(&self, variables: &[(&str, &str)], words: &str) -> Done {
+    pub(crate) fn ok_with(&self, variables: &[(&str, &str)], words: &str) -> Done {
         let done = finish(self.command(words).envs(variables.iter().copied()));
         assert_eq!(done.code, Some(0), "strobe {words}\n{}\n{}", done.stdout, done.stderr);
         done
@@ -153,17 +153,17 @@ impl Sandbox {
 
     /// Run what must be refused: exit code 2, one line that starts with `error: `, nothing on standard output, and
     /// not a byte of the sandbox changed. Gives that line.
-    pub fn refused(&self, words: &str) -> String {
+    pub(crate) fn refused(&self, words: &str) -> String {
         self.refused_command(&mut self.command(words))
     }
 
     /// The same, with variables set.
-    pub fn refused_with(&self, variables: &[(&str, &str)], words: &str) -> String {
+    pub(crate) fn refused_with(&self, variables: &[(&str, &str)], words: &str) -> String {
         self.refused_command(self.command(words).envs(variables.iter().copied()))
     }
 
     /// The same for a command that words can't express.
-    pub fn refused_command(&self, command: &mut Command) -> String {
+    pub(crate) fn refused_command(&self, command: &mut Command) -> String {
         let before = self.contents();
         let done = finish(command);
         assert_eq!(done.code, Some(2), "{command:?}\n{}\n{}", done.stdout, done.stderr);
@@ -197,7 +197,7 @@ impl Sandbox {
     }
 
     /// Names in a directory of the sandbox, sorted.
-    pub fn names(&self, folder: &str) -> Vec<String> {
+    pub(crate) fn names(&self, folder: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(folder)).unwrap();
         let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
         names.sort();
@@ -212,7 +212,7 @@ impl Drop for Sandbox {
 }
 
 /// Run to the end.
-pub fn finish(command: &mut Command) -> Done {
+pub(crate) fn finish(command: &mut Command) -> Done {
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     Done { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
@@ -220,7 +220,7 @@ pub fn finish(command: &mut Command) -> Done {
 
 /// Assert that a message names everything it must.
 #[track_caller]
-pub fn assert_names(message: &str, parts: &[&str]) {
+pub(crate) fn assert_names(message: &str, parts: &[&str]) {
     for part in parts {
         assert!(message.contains(part), "`{part}` is not named in: {message}");
     }
@@ -228,33 +228,33 @@ pub fn assert_names(message: &str, parts: &[&str]) {
 
 /// A whole number at a JSON pointer.
 #[track_caller]
-pub fn int(value: &Value, pointer: &str) -> u64 {
+pub(crate) fn int(value: &Value, pointer: &str) -> u64 {
     let found = value.pointer(pointer);
     found.and_then(Value::as_u64).unwrap_or_else(|| panic!("{pointer}: expected a whole number, found {found:?}"))
 }
 
 /// A number at a JSON pointer.
 #[track_caller]
-pub fn num(value: &Value, pointer: &str) -> f64 {
+pub(crate) fn num(value: &Value, pointer: &str) -> f64 {
     let found = value.pointer(pointer);
     found.and_then(Value::as_f64).unwrap_or_else(|| panic!("{pointer}: expected a number, found {found:?}"))
 }
 
 /// A list of whole numbers at a JSON pointer.
 #[track_caller]
-pub fn ints(value: &Value, pointer: &str) -> Vec<u64> {
+pub(crate) fn ints(value: &Value, pointer: &str) -> Vec<u64> {
     let list = value.pointer(pointer).and_then(Value::as_array).unwrap_or_else(|| panic!("{pointer}: expected a list"));
     list.iter().map(|v| v.as_u64().unwrap()).collect()
 }
 
 /// Assert that two numbers agree to rounding.
 #[track_caller]
-pub fn assert_close(found: f64, expected: f64, what: &str) {
+pub(crate) fn assert_close(found: f64, expected: f64, what: &str) {
     let scale = expected.abs().max(1e-12);
     assert!((found - expected).abs() / scale < 1e-9, "{what}: {found} is not {expected}");
 }
 
 /// The output tokens of every request of a run, in the order they were sent.
-pub fn outputs(requests: &[Value]) -> Vec<Vec<u64>> {
+pub(crate) fn outputs(requests: &[Value]) -> Vec<Vec<u64>> {
     requests.iter().map(|r| ints(r, "/output_ids")).collect()
 }

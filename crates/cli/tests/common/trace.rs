@@ -6,7 +6,7 @@ use rusqlite::{Connection, OpenFlags, Row};
 
 /// One recorded op.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Op {
+pub(crate) struct Op {
     pub name: String,
     pub kernel: String,
     pub category: String,
@@ -20,18 +20,18 @@ pub struct Op {
 
 /// One NVTX range; ops are NVTX ranges too.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Range {
+pub(crate) struct Range {
     pub name: String,
     pub start: i64,
     pub end: i64,
 }
 
 /// First and last iteration of a window, and whether it was recorded to its end.
-pub type Window = (u64, u64, bool);
+pub(crate) type Window = (u64, u64, bool);
 
 /// What a test wants of a trace.
 #[derive(Clone, Debug)]
-pub struct TraceFile {
+pub(crate) struct TraceFile {
     pub ops: Vec<Op>,
     pub ranges: Vec<Range>,
     pub windows: Vec<Window>,
@@ -40,7 +40,7 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    pub fn read(path: &Path) -> TraceFile {
+    pub(crate) fn read(path: &Path) -> TraceFile {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
         let db = Connection::open_with_flags(path, flags).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let ops = "SELECT n.value, k.value, c.value, layer, iter, start, end, bytes, flops FROM STROBE_OP
@@ -70,12 +70,12 @@ impl TraceFile {
     }
 
     /// Names of the ranges around forward steps, in order.
-    pub fn forward_steps(&self) -> Vec<&str> {
+    pub(crate) fn forward_steps(&self) -> Vec<&str> {
         self.ranges.iter().map(|r| r.name.as_str()).filter(|n| n.starts_with("[Executor] _forward_step")).collect()
     }
 
     /// Kernels that ran ops of this name.
-    pub fn kernels(&self, op: &str) -> Vec<&str> {
+    pub(crate) fn kernels(&self, op: &str) -> Vec<&str> {
         let mut kernels: Vec<_> = self.ops.iter().filter(|o| o.name == op).map(|o| o.kernel.as_str()).collect();
         kernels.sort_unstable();
         kernels.dedup();

@@ -3,14 +3,16 @@
 use std::path::{Path, PathBuf};
 
 /// An Nsight Systems export with threads, graphs recorded node by node, several domains, marks and unclosed ranges.
-pub const MIXED_NODE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../analyze/tests/data/nsys/mixed_node.sqlite");
+pub(crate) const MIXED_NODE: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../analyze/tests/data/nsys/mixed_node.sqlite");
 /// The same program with graphs recorded whole.
-pub const MIXED_GRAPH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../analyze/tests/data/nsys/mixed_graph.sqlite");
+pub(crate) const MIXED_GRAPH: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../analyze/tests/data/nsys/mixed_graph.sqlite");
 /// A PyTorch profiler trace with graph replays.
-pub const KINETO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/kineto_graph.json.gz");
+pub(crate) const KINETO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/kineto_graph.json.gz");
 
 /// A file of the data folder; `None`, with a word about it, where there is none.
-pub fn real(name: &str) -> Option<PathBuf> {
+pub(crate) fn real(name: &str) -> Option<PathBuf> {
     let Some(folder) = std::env::var_os("STROBE_TEST_DATA") else {
         eprintln!("skipped: STROBE_TEST_DATA is not set");
         return None;
@@ -19,7 +21,7 @@ pub fn real(name: &str) -> Option<PathBuf> {
 }
 
 /// Every trace in the repository and in the data folder.
-pub fn all() -> Vec<PathBuf> {
+pub(crate) fn all() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = [MIXED_NODE, MIXED_GRAPH, KINETO].map(PathBuf::from).to_vec();
     let mut folders: Vec<PathBuf> = real("").into_iter().collect();
     while let Some(folder) = folders.pop() {

@@ -1,7 +1,7 @@
 //! The runs that are compared. Weights are made by kernels, so that large models take no memory.
 
 /// One run.
-pub struct Case {
+pub(crate) struct Case {
     pub name: &'static str,
     words: &'static str,
     /// How much runs at once.
@@ -13,7 +13,7 @@ pub struct Case {
 }
 
 impl Case {
-    pub fn words(&self) -> String {
+    pub(crate) fn words(&self) -> String {
         // Some of the tokens that the driver draws end requests.
         let usual = "bench throughput --device cuda --warmup 0 --eos-id 9 --stop-ids 5,6,7,8";
         match self.build() {
@@ -23,20 +23,20 @@ impl Case {
     }
 
     /// The call that makes the engine, where it is not made in memory: with matrices in the layout of the CPU's kernels.
-    pub fn build(&self) -> Option<String> {
+    pub(crate) fn build(&self) -> Option<String> {
         let words = || format!("build --device cpu {} --model {} --output-dir engine", self.limits, self.words);
         self.name.starts_with("built").then(words)
     }
 
     /// The whole call, for the golden.
-    pub fn call(&self) -> String {
+    pub(crate) fn call(&self) -> String {
         let variables: String = self.variables.iter().map(|(name, value)| format!("{name}={value} ")).collect();
         let build = self.build().map_or(String::new(), |words| format!("strobe {words}; "));
         format!("{build}{variables}strobe {}", self.words())
     }
 
     /// Whether the GPU's peaks are measured too; elsewhere they are known.
-    pub fn measures_peaks(&self) -> bool {
+    pub(crate) fn measures_peaks(&self) -> bool {
         self.name.ends_with("peaks")
     }
 }
@@ -83,7 +83,7 @@ const TIGHT: &str = "--max-batch-size 16 --max-num-tokens 256 --max-seq-len 512 
 
 macro_rules! cases {
     ($($name:ident, $words:literal, $limits:expr, $requests:expr, [$($variable:literal = $value:literal),*];)*) => {
-        pub const CASES: &[Case] = &[$(Case {
+        pub(crate) const CASES: &[Case] = &[$(Case {
             name: stringify!($name),
             words: $words,
             limits: $limits,

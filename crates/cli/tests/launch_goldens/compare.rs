@@ -9,7 +9,7 @@ use super::log::{Id, Place};
 
 /// A difference that is there on purpose, until the goldens are recorded again.
 #[derive(Debug, PartialEq)]
-pub struct Intended {
+pub(crate) struct Intended {
     pub case: String,
     pub section: String,
     /// Patterns with `*`; `-` for none. Of a section that is kept as a hash both are `hash`.
@@ -20,7 +20,7 @@ pub struct Intended {
 
 impl Intended {
     /// Lines of `case :: section :: old :: new :: reason`.
-    pub fn read(text: &str) -> Result<Vec<Intended>, String> {
+    pub(crate) fn read(text: &str) -> Result<Vec<Intended>, String> {
         let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
         let fields = |line: &str| line.split(" :: ").map(|field| field.trim().to_string()).collect::<Vec<_>>();
         let read = |line: &str| match <[String; 5]>::try_from(fields(line)) {
@@ -227,7 +227,7 @@ fn words_apart(old: &str, new: &str) -> String {
 }
 
 /// Everything that is different, in words; `None` where nothing is.
-pub fn compare(old: &Golden, now: &Golden, intended: Vec<&Intended>) -> Option<String> {
+pub(crate) fn compare(old: &Golden, now: &Golden, intended: Vec<&Intended>) -> Option<String> {
     let mut report = String::new();
     if old.call != now.call {
         writeln!(report, "the call was `{}` and is `{}`", old.call, now.call).unwrap();

@@ -7,7 +7,7 @@ use super::log::{Id, Log, Place};
 
 /// What was launched, of one case.
 #[derive(Default)]
-pub struct Golden {
+pub(crate) struct Golden {
     /// The call and its variables.
     pub call: String,
     /// Which kernel was chosen for which product.
@@ -21,7 +21,7 @@ pub struct Golden {
 }
 
 /// Some events in a row.
-pub struct Section {
+pub(crate) struct Section {
     pub name: String,
     pub events: usize,
     /// Of the events, with ids numbered as they come in this section.
@@ -34,14 +34,20 @@ pub struct Section {
 
 /// An event of a section.
 #[derive(Clone)]
-pub struct Line {
+pub(crate) struct Line {
     pub form: usize,
     pub places: Vec<Place>,
 }
 
 impl Golden {
     /// From a log; `keep` says of which sections the text is wanted. Ids get numbers in the order of their use.
-    pub fn of(log: &Log, call: &str, choices: Vec<String>, steps: &[String], keep: impl Fn(&str) -> bool) -> Golden {
+    pub(crate) fn of(
+        log: &Log,
+        call: &str,
+        choices: Vec<String>,
+        steps: &[String],
+        keep: impl Fn(&str) -> bool,
+    ) -> Golden {
         let mut golden = Golden { call: call.into(), choices, ..Golden::default() };
         let (mut numbers, mut next) = (HashMap::new(), HashMap::new());
         let mut forms = HashMap::new();
@@ -94,11 +100,11 @@ impl Golden {
     }
 
     /// A line as the driver wrote it, but for the numbers of ids.
-    pub fn words(&self, line: &Line) -> String {
+    pub(crate) fn words(&self, line: &Line) -> String {
         words(&self.forms[line.form], &line.places)
     }
 
-    pub fn write(&self, command: &str) -> String {
+    pub(crate) fn write(&self, command: &str) -> String {
         let mut text = format!(
             "# What strobe asks of a GPU's driver in one case, see docs/design/launch-goldens.md. Written by\n# {command}\n"
         );
@@ -140,7 +146,7 @@ impl Golden {
         text
     }
 
-    pub fn read(text: &str) -> Option<Golden> {
+    pub(crate) fn read(text: &str) -> Option<Golden> {
         let mut golden = Golden::default();
         let mut lists: Vec<Vec<Id>> = Vec::new();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -191,7 +197,7 @@ impl Golden {
 }
 
 /// A form with its places.
-pub fn words(form: &str, places: &[Place]) -> String {
+pub(crate) fn words(form: &str, places: &[Place]) -> String {
     let mut places = places.iter();
     let mut text = String::new();
     for part in form.split_inclusive('$') {

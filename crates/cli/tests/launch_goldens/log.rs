@@ -7,7 +7,7 @@ use std::ops::Range;
 
 /// A buffer of the device (`b`) or of the host (`h`), an event (`e`) or a graph (`g`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Id {
+pub(crate) struct Id {
     pub kind: u8,
     pub number: u32,
 }
@@ -19,7 +19,7 @@ impl fmt::Display for Id {
 }
 
 impl Id {
-    pub fn parse(word: &str) -> Option<Id> {
+    pub(crate) fn parse(word: &str) -> Option<Id> {
         let kind = *word.as_bytes().first().filter(|kind| b"bheg".contains(kind))?;
         let digits = &word[1..];
         let plain = digits.bytes().all(|digit| digit.is_ascii_digit()) && !digits.is_empty();
@@ -29,7 +29,7 @@ impl Id {
 
 /// An address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub(crate) struct Place {
     pub id: Id,
     pub offset: u64,
 }
@@ -44,7 +44,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    pub fn parse(word: &str) -> Option<Place> {
+    pub(crate) fn parse(word: &str) -> Option<Place> {
         match word.split_once('+') {
             None => Some(Place { id: Id::parse(word)?, offset: 0 }),
             Some((id, offset)) => Some(Place { id: Id::parse(id)?, offset: offset.parse().ok()? }),
@@ -54,14 +54,14 @@ impl Place {
 
 /// An event: the number of its form, and its places.
 #[derive(Clone, Debug)]
-pub struct Event {
+pub(crate) struct Event {
     pub form: usize,
     pub places: Range<usize>,
 }
 
 /// A log as it was read.
 #[derive(Default)]
-pub struct Log {
+pub(crate) struct Log {
     /// Lines with `$` for every place.
     pub forms: Vec<String>,
     pub events: Vec<Event>,
@@ -72,7 +72,7 @@ pub struct Log {
 }
 
 impl Log {
-    pub fn read(text: &str) -> Log {
+    pub(crate) fn read(text: &str) -> Log {
         let mut log = Log::default();
         let mut known: HashMap<String, usize> = HashMap::new();
         let mut form = String::new();
@@ -113,12 +113,12 @@ impl Log {
         log
     }
 
-    pub fn places(&self, event: &Event) -> &[Place] {
+    pub(crate) fn places(&self, event: &Event) -> &[Place] {
         &self.places[event.places.clone()]
     }
 
     /// What an id is, in words of the log.
-    pub fn size(&self, id: Id) -> &str {
+    pub(crate) fn size(&self, id: Id) -> &str {
         self.sizes.get(&id).map_or("unknown", String::as_str)
     }
 
@@ -127,7 +127,7 @@ impl Log {
     }
 
     /// The log's parts in order, with names. `steps` are the names of steps.
-    pub fn sections(&self, steps: &[String]) -> Vec<(String, Range<usize>)> {
+    pub(crate) fn sections(&self, steps: &[String]) -> Vec<(String, Range<usize>)> {
         let timed = |event: &Event| {
             let place = self.places(event).first().filter(|place| place.id.kind == b'e');
             place.is_some_and(|place| self.size(place.id) == "timed")

@@ -14,7 +14,7 @@ use super::CudaBackend;
 use super::inputs::{Packed, at};
 
 /// The kernels of a model's attention.
-pub enum AttentionOps {
+pub(super) enum AttentionOps {
     /// Keys and values of heads.
     Heads(Attention),
     /// One latent row for all heads.
@@ -23,7 +23,7 @@ pub enum AttentionOps {
 
 impl AttentionOps {
     /// Find the kernels for a model, for at most `max_spans` single rows.
-    pub fn new(
+    pub(super) fn new(
         gpu: &Gpu,
         config: &ModelConfig,
         precision: Precision,
@@ -51,7 +51,7 @@ impl AttentionOps {
     ///
     /// # Safety
     /// As for [`Attention::set_spent`].
-    pub unsafe fn set_spent(&mut self, places: [Spent; 2]) {
+    pub(super) unsafe fn set_spent(&mut self, places: [Spent; 2]) {
         if let AttentionOps::Heads(ops) = self {
             // SAFETY: the caller's promise.
             unsafe { ops.set_spent(places) };
@@ -59,7 +59,7 @@ impl AttentionOps {
     }
 
     /// Query tokens of one tile of [`AttentionOps::prefill`].
-    pub fn tokens_per_tile(&self) -> usize {
+    pub(super) fn tokens_per_tile(&self) -> usize {
         match self {
             AttentionOps::Heads(ops) => ops.tokens_per_tile(),
             AttentionOps::Latent(ops) => ops.tokens_per_tile(),
@@ -67,7 +67,7 @@ impl AttentionOps {
     }
 
     /// Into how many shares to cut the keys of each of `spans` single rows.
-    pub fn splits_for(&self, spans: usize, max_kv: usize) -> usize {
+    pub(super) fn splits_for(&self, spans: usize, max_kv: usize) -> usize {
         match self {
             AttentionOps::Heads(ops) => ops.splits_for(spans, max_kv),
             AttentionOps::Latent(ops) => ops.splits_for(spans, max_kv),
@@ -75,7 +75,7 @@ impl AttentionOps {
     }
 
     /// Whether [`AttentionOps::decode`] can rotate and write the cache itself.
-    pub fn fuses_rope(&self) -> bool {
+    pub(super) fn fuses_rope(&self) -> bool {
         matches!(self, AttentionOps::Heads(ops) if ops.fuses_rope())
     }
 
@@ -83,7 +83,7 @@ impl AttentionOps {
     ///
     /// # Safety
     /// As for [`Attention::prefill`].
-    pub unsafe fn prefill(&self, gpu: &Gpu, args: &PrefillArgs) -> Result<(), CudaError> {
+    pub(super) unsafe fn prefill(&self, gpu: &Gpu, args: &PrefillArgs) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
@@ -97,7 +97,12 @@ impl AttentionOps {
     ///
     /// # Safety
     /// As for [`Attention::decode_rope`].
-    pub unsafe fn decode(&self, gpu: &Gpu, args: &DecodeArgs, angles: Option<RopeAngles>) -> Result<(), CudaError> {
+    pub(super) unsafe fn decode(
+        &self,
+        gpu: &Gpu,
+        args: &DecodeArgs,
+        angles: Option<RopeAngles>,
+    ) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         unsafe {
             match (self, angles) {
@@ -110,7 +115,11 @@ impl AttentionOps {
 }
 
 /// The shapes of latent attention, where a model has it.
-pub fn latent_config(config: &ModelConfig, precision: Precision, tokens_per_block: usize) -> Option<LatentConfig> {
+pub(super) fn latent_config(
+    config: &ModelConfig,
+    precision: Precision,
+    tokens_per_block: usize,
+) -> Option<LatentConfig> {
     config.latent.map(|latent| LatentConfig {
         precision,
         heads: config.num_attention_heads,
@@ -126,19 +135,19 @@ pub fn latent_config(config: &ModelConfig, precision: Precision, tokens_per_bloc
 }
 
 /// Elements of a head's part of attention's output.
-pub fn value_dim(config: &ModelConfig) -> usize {
+pub(super) fn value_dim(config: &ModelConfig) -> usize {
     config.latent.map_or(config.head_dim, |latent| latent.kv_lora_rank)
 }
 
 /// Elements of the cache that a token takes in one layer.
-pub fn cache_width(config: &ModelConfig) -> usize {
+pub(super) fn cache_width(config: &ModelConfig) -> usize {
     // A latent row is key and value at once.
     let parts = if config.latent.is_some() { 1 } else { 2 };
     parts * config.num_key_value_heads * config.head_dim
 }
 
 /// The same attention through memory.
-pub fn unfused_config(
+pub(super) fn unfused_config(
     config: &ModelConfig,
     precision: Precision,
     kv: KvDtype,

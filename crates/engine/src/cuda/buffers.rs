@@ -7,10 +7,10 @@ use crate::backend::qkv_shape;
 use crate::step::StepLimits;
 
 /// Room for forbidden tokens that is made at once.
-pub const FEW_BANNED: usize = 1 << 12;
+pub(super) const FEW_BANNED: usize = 1 << 12;
 
 /// What a step's ops write into.
-pub struct Buffers {
+pub(super) struct Buffers {
     pub hidden: DeviceBuffer,
     pub normed: DeviceBuffer,
     pub qkv: DeviceBuffer,
@@ -34,7 +34,7 @@ pub struct Buffers {
 }
 
 /// What latent attention needs besides.
-pub struct LatentBuffers {
+pub(super) struct LatentBuffers {
     /// The queries' latent vectors, before and after their norm.
     pub q_latent: DeviceBuffer,
     pub q_normed: DeviceBuffer,
@@ -51,7 +51,7 @@ fn most_scores(config: &ModelConfig, limits: StepLimits) -> usize {
 
 impl Buffers {
     /// Everything that a step of `limits` needs, with inputs of `words` words.
-    pub fn new(
+    pub(super) fn new(
         config: &ModelConfig,
         limits: StepLimits,
         precision: Precision,
@@ -121,7 +121,7 @@ impl Buffers {
     }
 
     /// Bytes of all.
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         let plain = [
             &self.hidden,
             &self.normed,

@@ -9,7 +9,7 @@ use strobe_model::{ModelConfig, MoeConfig, PerfectRouter, RoutingMethod, SwigluC
 use crate::step::StepLimits;
 
 /// The experts' kernels and buffers.
-pub struct Experts {
+pub(super) struct Experts {
     ops: MoeOps,
     experts: usize,
     router_logits: DeviceBuffer,
@@ -20,7 +20,7 @@ pub struct Experts {
 }
 
 /// The kernels' name of a routing method.
-pub fn routing(method: RoutingMethod) -> ExpertRouting {
+pub(crate) fn routing(method: RoutingMethod) -> ExpertRouting {
     match method {
         RoutingMethod::SoftmaxTopK { renormalise: false } => ExpertRouting::SoftmaxTopK,
         // The divisor of the softmax over all experts cancels.
@@ -48,7 +48,7 @@ fn shape(config: &ModelConfig, moe: &MoeConfig) -> MoeShape {
 impl Experts {
     /// Everything for steps of `limits`, or `None` for a model without experts. Balanced logits are used from the start,
     /// where there are any.
-    pub fn new(
+    pub(super) fn new(
         gpu: &Gpu,
         config: &ModelConfig,
         limits: StepLimits,
@@ -75,22 +75,22 @@ impl Experts {
     }
 
     /// Bytes on the device.
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.ops.bytes() + (self.router_logits.bytes() + self.out.bytes() + self.counts.bytes()) as u64
     }
 
     /// Counts of a step.
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.counts.bytes() / 4
     }
 
     /// Where routers write.
-    pub fn router_logits(&self) -> DevicePtr {
+    pub(super) fn router_logits(&self) -> DevicePtr {
         self.router_logits.ptr()
     }
 
     /// Use balanced logits, where there are any, or the router's own.
-    pub fn use_planned(&self, on: bool) -> Result<(), CudaError> {
+    pub(super) fn use_planned(&self, on: bool) -> Result<(), CudaError> {
         self.ops.use_planned(on)
     }
 
@@ -98,7 +98,7 @@ impl Experts {
     ///
     /// # Safety
     /// As for [`Gpu::launch`]: memory is large enough for `tokens` rows, which are no more than the limits of a step.
-    pub unsafe fn route(
+    pub(super) unsafe fn route(
         &self,
         gpu: &Gpu,
         layer: usize,
@@ -113,7 +113,7 @@ impl Experts {
     }
 
     /// Whether [`Experts::gate_up`] of so many rows copies each once for each of its experts first.
-    pub fn gathers(&self, tokens: usize) -> bool {
+    pub(super) fn gathers(&self, tokens: usize) -> bool {
         self.ops.tiles_for(tokens).hopper
     }
 
@@ -121,7 +121,7 @@ impl Experts {
     ///
     /// # Safety
     /// As for [`Gpu::launch`]: memory is large enough for `tokens` rows, which are those of the route before.
-    pub unsafe fn gate_up(
+    pub(super) unsafe fn gate_up(
         &self,
         gpu: &Gpu,
         x: DevicePtr,
@@ -140,7 +140,7 @@ impl Experts {
     ///
     /// # Safety
     /// As for [`Gpu::launch`]: memory is large enough for `tokens` rows, which are those of the route before.
-    pub unsafe fn down(
+    pub(super) unsafe fn down(
         &self,
         gpu: &Gpu,
         act: DevicePtr,
@@ -158,7 +158,7 @@ impl Experts {
     ///
     /// # Safety
     /// As for [`Gpu::launch`]: memory is large enough for `tokens` rows, which are those of the route before.
-    pub unsafe fn sum(&self, gpu: &Gpu, hidden: DevicePtr, tokens: usize) -> Result<(), CudaError> {
+    pub(super) unsafe fn sum(&self, gpu: &Gpu, hidden: DevicePtr, tokens: usize) -> Result<(), CudaError> {
         // SAFETY: the caller's promise; `out` was made for these limits.
         unsafe { self.ops.sum(gpu, self.out.ptr(), hidden, tokens) }
     }
@@ -167,7 +167,7 @@ impl Experts {
     ///
     /// # Safety
     /// Nobody reads or writes `host`, which has room for [`Experts::count`] of them and no more, before the GPU is done.
-    pub unsafe fn copy_counts(&self, gpu: &Gpu, host: &PinnedBuffer<u32>) -> Result<(), CudaError> {
+    pub(super) unsafe fn copy_counts(&self, gpu: &Gpu, host: &PinnedBuffer<u32>) -> Result<(), CudaError> {
         // SAFETY: `counts` is as long; the rest is the caller's promise.
         unsafe { self.ops.copy_counts(gpu, self.counts.ptr(), host) }
     }

@@ -8,7 +8,7 @@ use crate::step::{StepInputs, StepLimits};
 /// Where the parts of a packed step lie, in words of 32 bits. It depends on counts only, never on content, so that a
 /// captured graph finds everything at the same place every time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
+pub(super) struct Layout {
     rows: usize,
     sampled: usize,
     decode: usize,
@@ -23,70 +23,70 @@ const DRAW: usize = Draw::WORDS;
 
 impl Layout {
     /// A decode step padded to `rows` requests.
-    pub fn decode(rows: usize) -> Layout {
+    pub(super) fn decode(rows: usize) -> Layout {
         Layout { rows, sampled: rows, decode: rows, prefill: 0, tiles: 0 }
     }
 
     /// Rows, padding included.
-    pub fn rows_padded(&self) -> usize {
+    pub(super) fn rows_padded(&self) -> usize {
         self.rows
     }
 
     /// Sampled rows, padding included.
-    pub fn sampled_padded(&self) -> usize {
+    pub(super) fn sampled_padded(&self) -> usize {
         self.sampled
     }
 
     /// Requests with one row, padding included.
-    pub fn decode_padded(&self) -> usize {
+    pub(super) fn decode_padded(&self) -> usize {
         self.decode
     }
 
-    pub fn last_rows(&self) -> usize {
+    pub(super) fn last_rows(&self) -> usize {
         self.rows
     }
 
-    pub fn positions(&self) -> usize {
+    pub(super) fn positions(&self) -> usize {
         2 * self.rows
     }
 
-    pub fn slots(&self) -> usize {
+    pub(super) fn slots(&self) -> usize {
         3 * self.rows
     }
 
-    pub fn sampled(&self) -> usize {
+    pub(super) fn sampled(&self) -> usize {
         4 * self.rows
     }
 
     /// One word: not 0 where nobody reads logits, only their maxima.
-    pub fn logits_spared(&self) -> usize {
+    pub(super) fn logits_spared(&self) -> usize {
         self.sampled() + self.sampled
     }
 
-    pub fn decode_spans(&self) -> usize {
+    pub(super) fn decode_spans(&self) -> usize {
         // Spans and what follows are read 16 bytes at a time.
         (self.logits_spared() + 1).next_multiple_of(4)
     }
 
-    pub fn prefill_spans(&self) -> usize {
+    pub(super) fn prefill_spans(&self) -> usize {
         self.decode_spans() + SPAN * self.decode
     }
 
-    pub fn tiles(&self) -> usize {
+    pub(super) fn tiles(&self) -> usize {
         self.prefill_spans() + SPAN * self.prefill
     }
 
     /// Offsets of the unfused attention's score matrices, 64 bits each.
-    pub fn score_offsets(&self) -> usize {
+    pub(super) fn score_offsets(&self) -> usize {
         (self.tiles() + 2 * self.tiles).next_multiple_of(2)
     }
 
-    pub fn tables(&self) -> usize {
+    pub(super) fn tables(&self) -> usize {
         self.score_offsets() + 2 * self.prefill
     }
 
     /// Words that a step of `limits` needs at most, with block tables of `table` entries.
-    pub fn most(limits: StepLimits, table: usize) -> usize {
+    pub(super) fn most(limits: StepLimits, table: usize) -> usize {
         let spans = 2 * limits.requests;
         let whole = Layout {
             rows: limits.tokens,
@@ -101,7 +101,7 @@ impl Layout {
 
 /// A packed step.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Packed {
+pub(super) struct Packed {
     /// Where things are.
     pub layout: Layout,
     /// Words used.
@@ -136,13 +136,13 @@ impl Packed {
     /// Whether attention of single rows may read the keys before a row's own while the launch before it runs. A request that
     /// is computed again may have a row of its prompt and a row of its output in one step, and the second reads what the
     /// step itself writes. Fused attention of prompts has waited for that; nothing else between the two has.
-    pub fn settled(&self) -> bool {
+    pub(super) fn settled(&self) -> bool {
         self.one_span_each || self.tiles > 0
     }
 }
 
 /// How to pack.
-pub struct PackOptions {
+pub(super) struct PackOptions {
     /// Tokens of a block.
     pub tokens_per_block: usize,
     /// Rows of a tile of fused prefill attention.
@@ -154,12 +154,12 @@ pub struct PackOptions {
 }
 
 /// Whether a step is one that graphs are made for: every request has one row, and all are sampled.
-pub fn is_decode(step: &StepInputs) -> bool {
+pub(super) fn is_decode(step: &StepInputs) -> bool {
     step.context_seqs == 0 && step.seqs.len() == step.tokens.len() && step.sampled.len() == step.tokens.len()
 }
 
 /// Pack `step` into `out`; a decode step is padded to `padded` rows where given.
-pub fn pack(step: &StepInputs, options: &PackOptions, padded: Option<usize>, out: &mut [u32]) -> Packed {
+pub(super) fn pack(step: &StepInputs, options: &PackOptions, padded: Option<usize>, out: &mut [u32]) -> Packed {
     let unfused = |index: usize| !options.context_fmha && index < step.context_seqs;
     let one_row = |(index, seq): &(usize, &SeqSpan)| seq.q_len == 1 && !unfused(*index);
     let spans = || step.seqs.iter().enumerate();
@@ -271,13 +271,13 @@ pub fn pack(step: &StepInputs, options: &PackOptions, padded: Option<usize>, out
 }
 
 /// Address of a word.
-pub fn at(base: DevicePtr, word: usize) -> DevicePtr {
+pub(super) fn at(base: DevicePtr, word: usize) -> DevicePtr {
     base + 4 * word as u64
 }
 
 /// What the numbers of a packed step may reach.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub(super) struct Bounds {
     /// Tokens of the vocabulary.
     pub vocab: usize,
     /// Blocks of the cache.
@@ -290,7 +290,7 @@ pub struct Bounds {
 
 /// Follow every number in a packed step the way kernels do: one that leads out of its buffer is named. A kernel that
 /// follows it takes the whole process down.
-pub fn check(packed: &Packed, words: &[u32], options: &PackOptions, bounds: &Bounds) -> Result<(), String> {
+pub(super) fn check(packed: &Packed, words: &[u32], options: &PackOptions, bounds: &Bounds) -> Result<(), String> {
     let layout = packed.layout;
     let within = |what: &str, found: usize, end: usize| {
         if found < end { Ok(()) } else { Err(format!("{what} {found} of {end}")) }

@@ -15,7 +15,7 @@ use crate::quantization::Quantization;
 use crate::weights::WeightData;
 
 /// The kernels' name of a type.
-pub fn precision(dtype: DType) -> Precision {
+pub(super) fn precision(dtype: DType) -> Precision {
     match dtype {
         DType::F32 => Precision::F32,
         DType::F16 => Precision::F16,
@@ -31,14 +31,14 @@ struct DeviceWeight {
 }
 
 /// All weights of a model, row-major.
-pub struct DeviceWeights {
+pub(super) struct DeviceWeights {
     weights: HashMap<WeightId, DeviceWeight>,
     bytes: u64,
 }
 
 /// Whether a weight is kept as e4m3 in an FP8 engine: the projections of the layers. Embedding and head stay as they are,
 /// as everywhere: they are few, and the logits feel every bit.
-pub fn is_fp8(info: &WeightInfo, fp8: bool) -> bool {
+pub(super) fn is_fp8(info: &WeightInfo, fp8: bool) -> bool {
     fp8 && !info.vector && matches!(info.id, WeightId::Layer(..))
 }
 
@@ -55,7 +55,7 @@ pub fn device_bytes(model: &LoadedModel) -> u64 {
 
 impl DeviceWeights {
     /// Generate or copy every weight. `progress` is told the bytes done so far and answers whether to go on.
-    pub fn load(
+    pub(super) fn load(
         gpu: &Gpu,
         model: &LoadedModel,
         progress: &mut dyn FnMut(u64) -> bool,
@@ -87,7 +87,7 @@ impl DeviceWeights {
     }
 
     /// Refuses a program that reads weights which are not here, or their scales.
-    pub fn check(&self, nodes: &[Node], fp8: bool) -> Result<(), EngineError> {
+    pub(super) fn check(&self, nodes: &[Node], fp8: bool) -> Result<(), EngineError> {
         for node in nodes {
             for id in node.kind.weights() {
                 self.ptr(id)?;
@@ -103,23 +103,23 @@ impl DeviceWeights {
     }
 
     /// Where a weight starts.
-    pub fn ptr(&self, id: WeightId) -> Result<DevicePtr, CudaError> {
+    pub(super) fn ptr(&self, id: WeightId) -> Result<DevicePtr, CudaError> {
         let missing = || CudaError::Unsupported(format!("a program that reads {}, which the model lacks", id.name()));
         self.weights.get(&id).map(|weight| weight.data.ptr()).ok_or_else(missing)
     }
 
     /// Where a weight starts, 0 where an op has none.
-    pub fn optional(&self, id: Option<WeightId>) -> Result<DevicePtr, CudaError> {
+    pub(super) fn optional(&self, id: Option<WeightId>) -> Result<DevicePtr, CudaError> {
         id.map_or(Ok(0), |id| self.ptr(id))
     }
 
     /// Where its scales start; 0 where it has none.
-    pub fn scales(&self, id: WeightId) -> DevicePtr {
+    pub(super) fn scales(&self, id: WeightId) -> DevicePtr {
         self.weights.get(&id).and_then(|weight| weight.scales.as_ref()).map_or(0, DeviceBuffer::ptr)
     }
 
     /// Bytes of all.
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 }

@@ -49,7 +49,7 @@ const LONG: &[(Shape, &[usize])] = &[
 ];
 
 /// Every shape as prompts, as single rows, and as single rows that are rotated and written on the way.
-pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
+pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut outcomes = Vec::new();
     for precision in Precision::ALL {
         for kv in [KvDtype::Same, KvDtype::Fp8] {

@@ -16,7 +16,7 @@ const KINDS: [(&str, Precision, bool); 4] = [
 ];
 
 /// Every type, shapes that the copy engine takes and shapes that it does not.
-pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
+pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let (own, sample) = (OwnGemm::new(rig.gpu)?, SampleOps::new(rig.gpu, 1)?);
     let mut outcomes = Vec::new();
     for kind in KINDS {

@@ -26,7 +26,7 @@ const SHAPES: &[Shape] = &[
 const LONG: &[(Shape, &[usize])] =
     &[((16, 512, 64, 128, 128, 32), &[9001, 1, 1025]), ((128, 512, 64, 128, 128, 16), &[4100, 127])];
 
-pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
+pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut outcomes = Vec::new();
     for precision in Precision::ALL {
         for &shape in rig.some(SHAPES, 3) {

@@ -30,7 +30,7 @@ const EPILOGUES: [Epilogue; 5] =
     [Epilogue::Store, Epilogue::StoreF32, Epilogue::Logits, Epilogue::AddResidual, Epilogue::SiluMul];
 
 /// All candidates of all sizes, then a plan made by tuning.
-pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
+pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut outcomes = Vec::new();
     for precision in Precision::ALL {
         let mut linear = Linear::with_what_is_there(rig.gpu, precision)?;

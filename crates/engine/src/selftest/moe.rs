@@ -30,7 +30,7 @@ const ROUTERS: [(RoutingMethod, usize, usize); 13] = [
 ];
 
 /// Every method, then every type.
-pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
+pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut outcomes = Vec::new();
     for (index, (method, experts, k)) in ROUTERS.into_iter().enumerate() {
         let some = [(5, 16), (17, 90), (500, 1500)].map(|(low, high)| rig.random.between(low, high));

@@ -22,7 +22,7 @@ const FP8_TOLERANCE: f64 = 0.04;
 /// Widths that each kernel takes: whole groups of eight, several per thread, and any.
 const WIDTHS: [usize; 11] = [8, 64, 256, 2048, 4096, 4104, 8192, 14336, 100, 7, 33_000];
 
-pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
+pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut outcomes = Vec::new();
     for precision in Precision::ALL {
         let ops = RowOps::new(rig.gpu, precision)?;

@@ -31,7 +31,7 @@ const KINDS: [Logits; 8] = [
     Logits::Peaked,
 ];
 
-pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
+pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut outcomes = Vec::new();
     let ops = SampleOps::new(rig.gpu, 4096)?;
     for (rows, vocab) in [(1, 1), (2, 2), (40, 33), (300, 1000), (64, 32_000), (7, 50_257), (9, 128_256), (3, 262_144)]

@@ -32,7 +32,7 @@ struct Shape {
     bias: bool,
 }
 
-pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
+pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut skinny = Skinny::new(rig.gpu)?;
     let mut outcomes = Vec::new();
     for precision in Precision::ALL {

@@ -14,7 +14,7 @@ const CLOCK_TOLERANCE_NS: f64 = 10_000.0;
 /// Name, op and iteration of each activity.
 type Seen = (String, Option<u32>, Option<u32>);
 
-pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
+pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let gpu = rig.gpu;
     let mut profiler = Profiler::open(true, NvtxChoice::Disable);
     let mut outcomes = Vec::new();

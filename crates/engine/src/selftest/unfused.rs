@@ -36,7 +36,7 @@ const SHAPES: [(usize, usize, usize, Option<usize>); 11] = [
 const MIXES: [&[(usize, usize)]; 5] =
     [&[(1, 1), (5, 5), (64, 64)], &[(70, 70), (3, 130), (2, 0)], &[(65, 200)], &[(130, 513), (1, 700)], &[(257, 257)]];
 
-pub fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
+pub(super) fn check(rig: &mut Rig) -> Result<Vec<Outcome>, CudaError> {
     let mut outcomes = Vec::new();
     for precision in Precision::ALL {
         for kv in [KvDtype::Same, KvDtype::Fp8] {

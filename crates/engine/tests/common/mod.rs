@@ -1,7 +1,7 @@
 //! Helpers shared by the engine's tests: models, a client that runs requests to their end, and scratch directories.
 #![allow(dead_code)] // every test binary uses its own part
 
-pub mod stepper;
+pub(crate) mod stepper;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use strobe_kernels_cpu::{Cpu, Tier};
 use strobe_model::DType;
 
 /// The tiny Hugging Face models made by `make_fixtures.py`, and the type of their weights.
-pub const CASES: [(&str, DType); 18] = [
+pub(crate) const CASES: [(&str, DType); 18] = [
     ("llama", DType::F32),
     ("llama3-rope-tied", DType::Bf16),
     ("llama-bias", DType::F16),
@@ -39,18 +39,18 @@ pub const CASES: [(&str, DType); 18] = [
 ];
 
 /// The directory of one of them.
-pub fn fixture(case: &str) -> PathBuf {
+pub(crate) fn fixture(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(case)
 }
 
 /// A name for `ModelRef::open`: a fixture's directory, or a preset's name as it is.
-pub fn model_name(name: &str) -> String {
+pub(crate) fn model_name(name: &str) -> String {
     let dir = fixture(name);
     if dir.is_dir() { dir.display().to_string() } else { name.to_string() }
 }
 
 /// An empty directory of its own for a test.
-pub fn scratch(name: &str) -> PathBuf {
+pub(crate) fn scratch(name: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("strobe-engine").join(name);
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(&dir).unwrap();
@@ -58,7 +58,7 @@ pub fn scratch(name: &str) -> PathBuf {
 }
 
 /// Names in a directory, sorted.
-pub fn names_in(dir: &Path) -> Vec<String> {
+pub(crate) fn names_in(dir: &Path) -> Vec<String> {
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
     let mut names: Vec<_> = std::fs::read_dir(dir).unwrap().map(name).collect();
     names.sort();
@@ -66,7 +66,7 @@ pub fn names_in(dir: &Path) -> Vec<String> {
 }
 
 /// Build options that every fixture takes.
-pub fn build(dtype: DType) -> BuildConfig {
+pub(crate) fn build(dtype: DType) -> BuildConfig {
     BuildConfig {
         quantization: Quantization::None,
         kv_cache: KvCacheType::Auto,
@@ -82,14 +82,14 @@ pub fn build(dtype: DType) -> BuildConfig {
 }
 
 /// A fixture or preset, built in memory.
-pub fn load(name: &str, build: BuildConfig) -> LoadedModel {
+pub(crate) fn load(name: &str, build: BuildConfig) -> LoadedModel {
     let model = ModelRef::open(&model_name(name), 7).unwrap();
     let config = model.engine_config(build).unwrap();
     LoadedModel::in_memory(&mut Cpu::new(Tier::detect(), 2), model, config, &mut |_| true).unwrap()
 }
 
 /// The same weights under other options; `dtype` and `gemm_plugin` are part of the weights and must not change.
-pub fn rebuilt(model: &LoadedModel, change: impl Fn(&mut BuildConfig)) -> LoadedModel {
+pub(crate) fn rebuilt(model: &LoadedModel, change: impl Fn(&mut BuildConfig)) -> LoadedModel {
     let mut config = model.config.clone();
     change(&mut config.build);
     assert_eq!(config.build.dtype, model.config.build.dtype);
@@ -99,34 +99,34 @@ pub fn rebuilt(model: &LoadedModel, change: impl Fn(&mut BuildConfig)) -> Loaded
 }
 
 /// A small random generator (xorshift).
-pub struct Random(pub u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
     /// `count` token ids.
-    pub fn tokens(&mut self, count: usize, vocab: usize) -> Vec<u32> {
+    pub(crate) fn tokens(&mut self, count: usize, vocab: usize) -> Vec<u32> {
         (0..count).map(|_| self.below(vocab) as u32).collect()
     }
 }
 
 /// A greedy request.
-pub fn greedy(id: RequestId, prompt: Vec<u32>, max_tokens: u32) -> Request {
+pub(crate) fn greedy(id: RequestId, prompt: Vec<u32>, max_tokens: u32) -> Request {
     Request::new(id, prompt, SamplingParams { max_tokens, ..SamplingParams::default() })
 }
 
 /// All that an engine said over several looks.
 #[derive(Default)]
-pub struct Heard {
+pub(crate) struct Heard {
     pub tokens: BTreeMap<RequestId, Vec<u32>>,
     pub finished: BTreeMap<RequestId, FinishEvent>,
     pub rejected: Vec<(RequestId, Rejection)>,
@@ -135,7 +135,7 @@ pub struct Heard {
 }
 
 impl Heard {
-    pub fn take(&mut self, outbox: Outbox) {
+    pub(crate) fn take(&mut self, outbox: Outbox) {
         for event in &outbox.tokens {
             self.tokens.entry(event.request).or_default().push(event.token);
         }
@@ -146,24 +146,24 @@ impl Heard {
         self.all.push(outbox);
     }
 
-    pub fn ended(&self) -> usize {
+    pub(crate) fn ended(&self) -> usize {
         self.finished.len() + self.rejected.len()
     }
 
-    pub fn records(&self) -> impl Iterator<Item = &strobe_engine::IterationRecord> {
+    pub(crate) fn records(&self) -> impl Iterator<Item = &strobe_engine::IterationRecord> {
         self.all.iter().flat_map(|o| &o.iterations)
     }
 
-    pub fn recordings(&self) -> impl Iterator<Item = &strobe_engine::recorder::Recording> {
+    pub(crate) fn recordings(&self) -> impl Iterator<Item = &strobe_engine::recorder::Recording> {
         self.all.iter().flat_map(|o| &o.recordings)
     }
 }
 
 /// Far longer than any test takes: a hang fails instead of blocking.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Listen until `done`, or fail.
-pub fn listen_until(engine: &Engine, heard: &mut Heard, done: impl Fn(&Heard) -> bool) {
+pub(crate) fn listen_until(engine: &Engine, heard: &mut Heard, done: impl Fn(&Heard) -> bool) {
     let deadline = std::time::Instant::now() + PATIENCE;
     while !done(heard) {
         let mut outbox = engine.outbox();
@@ -175,12 +175,12 @@ pub fn listen_until(engine: &Engine, heard: &mut Heard, done: impl Fn(&Heard) ->
 }
 
 /// Run requests to their end on an engine of their own, and shut it down.
-pub fn run(cpu: Cpu, model: &LoadedModel, options: EngineOptions, requests: Vec<Request>) -> Heard {
+pub(crate) fn run(cpu: Cpu, model: &LoadedModel, options: EngineOptions, requests: Vec<Request>) -> Heard {
     run_windows(cpu, model, options, requests, "")
 }
 
 /// The same with profile windows.
-pub fn run_windows(
+pub(crate) fn run_windows(
     device: impl Into<Device>,
     model: &LoadedModel,
     options: EngineOptions,
@@ -198,7 +198,7 @@ pub fn run_windows(
 }
 
 /// Equal to the last bit.
-pub fn assert_same_bits(found: &[f32], expected: &[f32], what: &str) {
+pub(crate) fn assert_same_bits(found: &[f32], expected: &[f32], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (index, (f, e)) in found.iter().zip(expected).enumerate() {
         assert!(f.to_bits() == e.to_bits(), "{what}: value {index} is {f:e}, expected {e:e}");
@@ -206,7 +206,7 @@ pub fn assert_same_bits(found: &[f32], expected: &[f32], what: &str) {
 }
 
 /// Checks that an error is one line that holds every expected piece.
-pub fn says<T, E: std::fmt::Display>(result: Result<T, E>, pieces: &[&str]) {
+pub(crate) fn says<T, E: std::fmt::Display>(result: Result<T, E>, pieces: &[&str]) {
     let text = match result {
         Ok(_) => panic!("expected an error with {pieces:?}"),
         Err(error) => error.to_string(),

@@ -9,7 +9,7 @@ use strobe_kernels_cpu::{Cpu, KvType};
 use strobe_model::program::program;
 
 /// Positions `start..start + tokens.len()` of a sequence that holds `blocks`.
-pub struct Span<'a> {
+pub(crate) struct Span<'a> {
     pub tokens: &'a [u32],
     pub start: usize,
     pub blocks: &'a [u32],
@@ -17,7 +17,7 @@ pub struct Span<'a> {
 }
 
 /// A backend without a scheduler.
-pub struct Stepper {
+pub(crate) struct Stepper {
     backend: CpuBackend,
     inputs: StepInputs,
     vocab: usize,
@@ -25,7 +25,7 @@ pub struct Stepper {
 
 impl Stepper {
     /// Room for steps of `tokens` rows over `blocks` cache blocks. The cache is of type `cache`, whatever the weights.
-    pub fn new(cpu: Cpu, model: &LoadedModel, cache: KvType, tokens: usize, blocks: usize) -> Stepper {
+    pub(crate) fn new(cpu: Cpu, model: &LoadedModel, cache: KvType, tokens: usize, blocks: usize) -> Stepper {
         let build = &model.config.build;
         let limits = StepLimits { tokens, sampled: tokens, requests: tokens, positions: build.max_seq_len };
         let options = CpuBackendOptions {
@@ -46,7 +46,7 @@ impl Stepper {
     }
 
     /// Run one step; context spans must come first. Returns the logits of each row of each span.
-    pub fn step(&mut self, spans: &[Span<'_>]) -> Vec<Vec<Vec<f32>>> {
+    pub(crate) fn step(&mut self, spans: &[Span<'_>]) -> Vec<Vec<Vec<f32>>> {
         self.inputs.clear();
         for span in spans {
             self.inputs.push(span.tokens, span.start, span.blocks, span.context);

@@ -8,33 +8,33 @@ use strobe_kernels_cpu::{
 };
 
 /// A small generator: tests need the same numbers every time, not good ones.
-pub struct Rng(pub u64);
+pub(crate) struct Rng(pub u64);
 
 impl Rng {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 33
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         self.next() as usize % n
     }
 
     /// Roughly normal, standard deviation 1.
-    pub fn float(&mut self) -> f32 {
+    pub(crate) fn float(&mut self) -> f32 {
         (0..4).map(|_| self.next() as f32 / (1u64 << 31) as f32 - 0.5).sum::<f32>() * 1.7
     }
 
-    pub fn floats(&mut self, n: usize) -> Vec<f32> {
+    pub(crate) fn floats(&mut self, n: usize) -> Vec<f32> {
         (0..n).map(|_| self.float()).collect()
     }
 }
 
-pub fn simd_tiers() -> Vec<Tier> {
+pub(crate) fn simd_tiers() -> Vec<Tier> {
     Tier::available().into_iter().filter(|&tier| tier != Tier::Scalar).collect()
 }
 
-pub fn assert_close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
+pub(crate) fn assert_close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (i, (&f, &e)) in found.iter().zip(expected).enumerate() {
         let close = (f - e).abs() <= tolerance * (1.0 + e.abs());
@@ -42,7 +42,7 @@ pub fn assert_close(found: &[f32], expected: &[f32], tolerance: f32, what: &str)
     }
 }
 
-pub fn assert_same_bits(found: &[f32], expected: &[f32], what: &str) {
+pub(crate) fn assert_same_bits(found: &[f32], expected: &[f32], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (i, (f, e)) in found.iter().zip(expected).enumerate() {
         assert_eq!(f.to_bits(), e.to_bits(), "{what}: element {i} is {f}, expected {e}");
@@ -50,7 +50,7 @@ pub fn assert_same_bits(found: &[f32], expected: &[f32], what: &str) {
 }
 
 /// What the oracle is given in place of `x`: a tier that multiplies bfloat16 pairs rounds rows to the type of the weights.
-pub fn as_multiplied(x: &[f32], tier: Tier, kind: KvType, layout: Layout) -> Vec<f32> {
+pub(crate) fn as_multiplied(x: &[f32], tier: Tier, kind: KvType, layout: Layout) -> Vec<f32> {
     if tier.multiplies_pairs() && kind == KvType::Bf16 && layout == Layout::Packed {
         x.iter().map(|&x| bf16::from_f32(x).to_f32()).collect()
     } else {
@@ -59,12 +59,12 @@ pub fn as_multiplied(x: &[f32], tier: Tier, kind: KvType, layout: Layout) -> Vec
 }
 
 /// Whether attention of a tier rounds queries and the weights of values to bfloat16 over such a cache.
-pub fn attends_in_pairs(tier: Tier, kind: KvType, attend: &Attend) -> bool {
+pub(crate) fn attends_in_pairs(tier: Tier, kind: KvType, attend: &Attend) -> bool {
     tier.multiplies_pairs() && kind == KvType::Bf16 && attend.fused
 }
 
 /// A weight in one of the element types and layouts.
-pub struct Weight {
+pub(crate) struct Weight {
     f32s: Vec<f32>,
     f16s: Vec<f16>,
     bf16s: Vec<bf16>,
@@ -75,7 +75,7 @@ pub struct Weight {
 }
 
 impl Weight {
-    pub fn new(values: &[f32], n: usize, k: usize, kind: KvType, layout: Layout) -> Weight {
+    pub(crate) fn new(values: &[f32], n: usize, k: usize, kind: KvType, layout: Layout) -> Weight {
         let f32s = match layout {
             Layout::RowMajor => values.to_vec(),
             Layout::Packed => {
@@ -94,7 +94,7 @@ impl Weight {
         Weight { f32s, f16s, bf16s, kind, n, k, layout }
     }
 
-    pub fn matrix(&self) -> Matrix<'_> {
+    pub(crate) fn matrix(&self) -> Matrix<'_> {
         let data = match self.kind {
             KvType::F32 => Elems::F32(&self.f32s),
             KvType::F16 => Elems::F16(&self.f16s),
@@ -105,18 +105,18 @@ impl Weight {
     }
 }
 
-pub const KINDS: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Bf16];
-pub const CACHE_KINDS: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8];
+pub(crate) const KINDS: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Bf16];
+pub(crate) const CACHE_KINDS: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8];
 
 /// How one sequence takes part: how many positions it has, and how many of them are this step's rows.
 #[derive(Clone, Copy)]
-pub struct Part {
+pub(crate) struct Part {
     pub q_len: usize,
     pub kv_len: usize,
 }
 
 /// A whole layer's history of several sequences: the qkv rows of all positions, before RoPE.
-pub struct Scene {
+pub(crate) struct Scene {
     pub shape: QkvShape,
     pub rope: RopeTable,
     /// Per sequence, `[positions][qkv row]`.
@@ -124,7 +124,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    pub fn new(shape: QkvShape, lengths: &[usize], seed: u64) -> Scene {
+    pub(crate) fn new(shape: QkvShape, lengths: &[usize], seed: u64) -> Scene {
         let mut rng = Rng(seed);
         let history = lengths.iter().map(|&n| rng.floats(n * shape.row())).collect();
         let half = shape.head_dim / 2;
@@ -136,7 +136,7 @@ impl Scene {
     }
 
     /// A cache, all of it poisoned, with room for the sequences in shuffled blocks.
-    pub fn cache(&self, tokens_per_block: usize, kind: KvType) -> Cache {
+    pub(crate) fn cache(&self, tokens_per_block: usize, kind: KvType) -> Cache {
         let needed: Vec<usize> =
             self.history.iter().map(|h| (h.len() / self.shape.row()).div_ceil(tokens_per_block)).collect();
         let blocks = needed.iter().sum::<usize>() + 3;
@@ -160,7 +160,13 @@ impl Scene {
 
     /// Runs one step: RoPE and cache write for the rows of `parts` (`None`: the sequence sits this step out), then
     /// `attend` on the same rows. Returns each sequence's output rows.
-    pub fn step(&self, cpu: &mut Cpu, cache: &mut Cache, parts: &[Option<Part>], attend: &Attend) -> Vec<Vec<f32>> {
+    pub(crate) fn step(
+        &self,
+        cpu: &mut Cpu,
+        cache: &mut Cache,
+        parts: &[Option<Part>],
+        attend: &Attend,
+    ) -> Vec<Vec<f32>> {
         let (row, q_row) = (self.shape.row(), self.shape.q_row());
         // A row before and after that belong to nobody: they must stay as they are.
         let mut qkv = vec![f32::NAN; row];
@@ -200,18 +206,18 @@ impl Scene {
     }
 
     /// All of every sequence in one step.
-    pub fn prefill(&self, cpu: &mut Cpu, cache: &mut Cache, attend: &Attend) -> Vec<Vec<f32>> {
+    pub(crate) fn prefill(&self, cpu: &mut Cpu, cache: &mut Cache, attend: &Attend) -> Vec<Vec<f32>> {
         let parts: Vec<_> =
             (0..self.history.len()).map(|i| Some(Part { q_len: self.len(i), kv_len: self.len(i) })).collect();
         self.step(cpu, cache, &parts, attend)
     }
 
-    pub fn len(&self, seq: usize) -> usize {
+    pub(crate) fn len(&self, seq: usize) -> usize {
         self.history[seq].len() / self.shape.row()
     }
 }
 
-pub struct Cache {
+pub(crate) struct Cache {
     pub geometry: KvGeometry,
     pub data: AlignedBuf<u8>,
     pub tables: Vec<u32>,
@@ -220,7 +226,7 @@ pub struct Cache {
 
 /// Which attention to run.
 #[derive(Clone, Copy, Debug)]
-pub struct Attend {
+pub(crate) struct Attend {
     pub fused: bool,
     pub window: Option<usize>,
 }

@@ -14,7 +14,7 @@ type Model = (&'static str, usize, usize, usize);
 const TINYLLAMA: Model = ("tinyllama", 32, 4, 64);
 const LLAMA_8B: Model = ("llama-8b", 32, 8, 128);
 
-pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
+pub(crate) fn run(gpu: &Gpu) -> Result<(), CudaError> {
     println!("single rows, bf16; bytes are those of keys and values");
     println!("| model | cache | batch | context | splits | us | rotated us | TB/s | by splits: us |");
     println!("|---|---|---|---|---|---|---|---|---|");
@@ -41,7 +41,7 @@ pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
 }
 
 /// What single rows cost where a step has them: behind a kernel that lets them begin early.
-pub fn run_chain(gpu: &Gpu) -> Result<(), CudaError> {
+pub(crate) fn run_chain(gpu: &Gpu) -> Result<(), CudaError> {
     println!("single rows with rotation, bf16, context 192, one graph of 22 layers; us of a layer");
     println!("front is a product of q, k and v, for many rows a norm; behind it is what attention adds to it");
     println!("| model | batch | alone | front | both | behind it | alone, by warps |\n|---|---|---|---|---|---|---|");

@@ -10,7 +10,7 @@ use strobe_kernels_cuda::{
 
 use crate::graph_microseconds;
 
-pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
+pub(crate) fn run(gpu: &Gpu) -> Result<(), CudaError> {
     let own = OwnGemm::new(gpu)?;
     let wrong = check_all(gpu, &own)?;
     for fp8 in [false, true] {

@@ -11,7 +11,7 @@ const BLOCK: usize = 32;
 /// The cache is read from different places, so that the L2 cache holds little of it.
 const PLACES: usize = 4;
 
-pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
+pub(crate) fn run(gpu: &Gpu) -> Result<(), CudaError> {
     println!("latent rows of 512 + 64, bf16; bytes are those of the cache");
     println!("| heads | batch | context | splits | us | TB/s | TFLOP/s |\n|---|---|---|---|---|---|---|");
     for heads in [128, 16] {

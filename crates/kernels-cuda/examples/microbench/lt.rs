@@ -18,7 +18,7 @@ const SHAPES: [(&str, usize, usize, Epilogue, bool); 5] = [
     ("lm_head", 32000, 2048, Epilogue::StoreF32, true),
 ];
 
-pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
+pub(crate) fn run(gpu: &Gpu) -> Result<(), CudaError> {
     algorithms(gpu, LtInput::Same(Precision::Bf16), 2)?;
     if gpu.arch().number() >= 90 {
         algorithms(gpu, LtInput::Fp8RowScales, 1)?;

@@ -13,7 +13,7 @@ const MODELS: [(&str, usize, usize, usize, usize); 3] =
 
 const TOKENS: [usize; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
 
-pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
+pub(crate) fn run(gpu: &Gpu) -> Result<(), CudaError> {
     for (name, hidden, inter, experts, per_token) in MODELS {
         let most = TOKENS[TOKENS.len() - 1];
         let shape = MoeShape {

@@ -7,7 +7,7 @@ use strobe_kernels_cuda::{CapturedGraph, CudaError, DeviceBuffer, Gpu, NvtxChoic
 const LAUNCHES: usize = 1000;
 const REPEATS: usize = 7;
 
-pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
+pub(crate) fn run(gpu: &Gpu) -> Result<(), CudaError> {
     let mut profiler = Profiler::open(true, NvtxChoice::Disable);
     for note in profiler.notes() {
         println!("{note}");

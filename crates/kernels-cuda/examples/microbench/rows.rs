@@ -32,7 +32,7 @@ impl Pool {
     }
 }
 
-pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
+pub(crate) fn run(gpu: &Gpu) -> Result<(), CudaError> {
     let weights = WeightOps::new(gpu, Precision::Bf16)?;
     let pool = Pool { memory: DeviceBuffer::new(POOL, "operands")? };
     // The same bits are small numbers as f32 and as bf16.

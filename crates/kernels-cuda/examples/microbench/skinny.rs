@@ -100,7 +100,7 @@ impl Bench<'_> {
     }
 }
 
-pub fn run(gpu: &Gpu) -> Result<(), CudaError> {
+pub(crate) fn run(gpu: &Gpu) -> Result<(), CudaError> {
     let step_bytes = 2 * (LAYERS * (2560 + HIDDEN + 2 * INTER + INTER) * HIDDEN + VOCABULARY * HIDDEN);
     let most = ROWS[ROWS.len() - 1];
     let buffer = |bytes: usize| DeviceBuffer::new(bytes, "a benchmark");

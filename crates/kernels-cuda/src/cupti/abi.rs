@@ -7,35 +7,36 @@
 use std::ffi::{c_char, c_int};
 
 /// The version of the interface that came with CUDA 12.4.
-pub const OLDEST: u32 = 22;
+pub(super) const OLDEST: u32 = 22;
 
-pub const SUCCESS: c_int = 0;
-pub const MULTIPLE_SUBSCRIBERS: c_int = 39;
+pub(super) const SUCCESS: c_int = 0;
+pub(super) const MULTIPLE_SUBSCRIBERS: c_int = 39;
 
-pub const DOMAIN_DRIVER: c_int = 1;
-pub const DOMAIN_RUNTIME: c_int = 2;
-pub const EXTERNAL_KIND_OWN: c_int = 3;
-pub const THREAD_ID_OF_SYSTEM: c_int = 1;
-pub const ATTRIBUTE_BUFFERS_ARE_ZERO: c_int = 5;
+pub(super) const DOMAIN_DRIVER: c_int = 1;
+pub(super) const DOMAIN_RUNTIME: c_int = 2;
+pub(super) const EXTERNAL_KIND_OWN: c_int = 3;
+pub(super) const THREAD_ID_OF_SYSTEM: c_int = 1;
+pub(super) const ATTRIBUTE_BUFFERS_ARE_ZERO: c_int = 5;
 
 /// `CUPTI_ACTIVITY_KIND_*` of the records that are asked for.
-pub mod kind {
-    pub const MEMCPY: u32 = 1;
-    pub const MEMSET: u32 = 2;
-    pub const DRIVER: u32 = 4;
-    pub const RUNTIME: u32 = 5;
-    pub const CONCURRENT_KERNEL: u32 = 10;
-    pub const OVERHEAD: u32 = 17;
-    pub const EXTERNAL_CORRELATION: u32 = 39;
+pub(super) mod kind {
+    pub(crate) const MEMCPY: u32 = 1;
+    pub(crate) const MEMSET: u32 = 2;
+    pub(crate) const DRIVER: u32 = 4;
+    pub(crate) const RUNTIME: u32 = 5;
+    pub(crate) const CONCURRENT_KERNEL: u32 = 10;
+    pub(crate) const OVERHEAD: u32 = 17;
+    pub(crate) const EXTERNAL_CORRELATION: u32 = 39;
 
     /// All of them.
-    pub const ALL: [u32; 7] = [MEMCPY, MEMSET, DRIVER, RUNTIME, CONCURRENT_KERNEL, OVERHEAD, EXTERNAL_CORRELATION];
+    pub(crate) const ALL: [u32; 7] =
+        [MEMCPY, MEMSET, DRIVER, RUNTIME, CONCURRENT_KERNEL, OVERHEAD, EXTERNAL_CORRELATION];
 }
 
 /// `CUpti_ActivityKernel9` and later.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Kernel {
+pub(super) struct Kernel {
     pub kind: u32,
     pub cache_config: u8,
     pub shared_memory_config: u8,
@@ -69,7 +70,7 @@ pub struct Kernel {
 /// `CUpti_ActivityMemcpy5` and later.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Memcpy {
+pub(super) struct Memcpy {
     pub kind: u32,
     pub copy_kind: u8,
     pub src_kind: u8,
@@ -92,7 +93,7 @@ pub struct Memcpy {
 /// `CUpti_ActivityMemset4` and later.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Memset {
+pub(super) struct Memset {
     pub kind: u32,
     pub value: u32,
     pub bytes: u64,
@@ -113,7 +114,7 @@ pub struct Memset {
 /// `CUpti_ActivityAPI`: a call of the driver or the runtime.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Api {
+pub(super) struct Api {
     pub kind: u32,
     pub function: u32,
     pub start: u64,
@@ -127,7 +128,7 @@ pub struct Api {
 /// `CUpti_ActivityExternalCorrelation`: what was set when a call was made.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ExternalCorrelation {
+pub(super) struct ExternalCorrelation {
     pub kind: u32,
     pub external_kind: u32,
     pub external: u64,
@@ -137,7 +138,7 @@ pub struct ExternalCorrelation {
 /// `CUpti_ActivityOverhead2` and later; `object` is a process and a thread when `object_kind` says so.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Overhead {
+pub(super) struct Overhead {
     pub kind: u32,
     pub overhead_kind: u32,
     pub object_kind: u32,
@@ -146,17 +147,17 @@ pub struct Overhead {
     pub end: u64,
 }
 
-pub const OBJECT_THREAD: u32 = 2;
+pub(super) const OBJECT_THREAD: u32 = 2;
 
 /// `CUPTI_ACTIVITY_OVERHEAD_*`, as far as they are told apart.
-pub mod overhead {
-    pub const BUFFER_FLUSH: u32 = 1 << 16;
-    pub const INSTRUMENTATION: u32 = 2 << 16;
-    pub const RESOURCE: u32 = 3 << 16;
-    pub const MODULE_LOADING: u32 = 4 << 16;
-    pub const FUNCTION_LOADING: u32 = 5 << 16;
-    pub const COMMAND_BUFFER_FULL: u32 = 6 << 16;
-    pub const BUFFER_REQUEST: u32 = 7 << 16;
+pub(super) mod overhead {
+    pub(crate) const BUFFER_FLUSH: u32 = 1 << 16;
+    pub(crate) const INSTRUMENTATION: u32 = 2 << 16;
+    pub(crate) const RESOURCE: u32 = 3 << 16;
+    pub(crate) const MODULE_LOADING: u32 = 4 << 16;
+    pub(crate) const FUNCTION_LOADING: u32 = 5 << 16;
+    pub(crate) const COMMAND_BUFFER_FULL: u32 = 6 << 16;
+    pub(crate) const BUFFER_REQUEST: u32 = 7 << 16;
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ pub(super) struct Decoder<F> {
 }
 
 impl<F: Fn(bool, u32) -> String> Decoder<F> {
-    pub fn new(map: ClockMap, ties: Ties, call_name: F) -> Self {
+    pub(super) fn new(map: ClockMap, ties: Ties, call_name: F) -> Self {
         Decoder {
             timeline: KernelTimeline::default(),
             ties,
@@ -43,7 +43,7 @@ impl<F: Fn(bool, u32) -> String> Decoder<F> {
     ///
     /// # Safety
     /// `record` must point to a whole activity record of CUPTI 12.4 or later, and the names it points to must be live.
-    pub unsafe fn record(&mut self, record: *const u8) {
+    pub(super) unsafe fn record(&mut self, record: *const u8) {
         self.timeline.cost.records += 1;
         // SAFETY: by the caller's promise. Every record begins with its kind and has at least the fields of its kind's struct.
         unsafe {
@@ -180,7 +180,7 @@ impl<F: Fn(bool, u32) -> String> Decoder<F> {
     }
 
     /// Everything is read: tie it together.
-    pub fn finish(mut self) -> KernelTimeline {
+    pub(super) fn finish(mut self) -> KernelTimeline {
         self.timeline.tie(&self.ties);
         self.timeline
     }

@@ -1,7 +1,7 @@
 //! What arguments the kernels of a cubin take: `.nv.info.KERNEL` has a record for each.
 
 /// The sizes of each kernel's arguments, in order.
-pub fn read(cubin: &[u8]) -> Result<Vec<(String, Vec<u32>)>, &'static str> {
+pub(crate) fn read(cubin: &[u8]) -> Result<Vec<(String, Vec<u32>)>, &'static str> {
     if !cubin.starts_with(b"\x7fELF\x02\x01") {
         return Err("no machine code of 64 bits");
     }

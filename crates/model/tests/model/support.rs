@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// The tiny Hugging Face models made by `make_fixtures.py`.
-pub const CASES: [&str; 10] = [
+pub(crate) const CASES: [&str; 10] = [
     "llama",
     "llama3-rope-tied",
     "llama-bias",
@@ -17,15 +17,15 @@ pub const CASES: [&str; 10] = [
 ];
 
 /// Those of them that have experts.
-pub const MOE_CASES: [&str; 4] = ["mixtral", "mixtral-bf16", "qwen3-moe", "qwen3-moe-renorm"];
+pub(crate) const MOE_CASES: [&str; 4] = ["mixtral", "mixtral-bf16", "qwen3-moe", "qwen3-moe-renorm"];
 
 /// The directory of one of them.
-pub fn fixture(case: &str) -> PathBuf {
+pub(crate) fn fixture(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures").join(case)
 }
 
 /// An empty directory of its own for a test.
-pub fn scratch(name: &str) -> PathBuf {
+pub(crate) fn scratch(name: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("strobe-model").join(name);
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(&dir).unwrap();
@@ -33,7 +33,7 @@ pub fn scratch(name: &str) -> PathBuf {
 }
 
 /// A copy of a fixture, to be damaged.
-pub fn copy_of(case: &str, name: &str) -> PathBuf {
+pub(crate) fn copy_of(case: &str, name: &str) -> PathBuf {
     let dir = scratch(name);
     for entry in std::fs::read_dir(fixture(case)).unwrap() {
         let path = entry.unwrap().path();
@@ -43,23 +43,23 @@ pub fn copy_of(case: &str, name: &str) -> PathBuf {
 }
 
 /// A small random generator (xorshift).
-pub struct Random(pub u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 }
 
 /// Checks that an error is one line that holds every expected piece.
-pub fn says<T: std::fmt::Debug, E: std::fmt::Display>(result: Result<T, E>, pieces: &[&str]) {
+pub(crate) fn says<T: std::fmt::Debug, E: std::fmt::Display>(result: Result<T, E>, pieces: &[&str]) {
     let text = match result {
         Ok(value) => panic!("expected an error with {pieces:?}, got {value:?}"),
         Err(error) => error.to_string(),

@@ -19,7 +19,7 @@ const LOOK: &str = include_str!("look.js");
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A browser with one page open.
-pub struct Browser {
+pub(crate) struct Browser {
     child: Child,
     to: File,
     from: Receiver<Value>,
@@ -54,7 +54,7 @@ fn out_of_the_way(fd: &impl AsRawFd) -> OwnedFd {
 
 impl Browser {
     /// Opens a page given as text; `None`, with a word about it, where there is no Chromium.
-    pub fn open(name: &str, html: &str, scheme: &str) -> Option<Self> {
+    pub(crate) fn open(name: &str, html: &str, scheme: &str) -> Option<Self> {
         let Some(program) = chromium() else {
             eprintln!("skipped: no Chromium");
             return None;
@@ -124,7 +124,7 @@ impl Browser {
     }
 
     /// Sends a command and waits for its answer.
-    pub fn call(&mut self, method: &str, params: Value) -> Value {
+    pub(crate) fn call(&mut self, method: &str, params: Value) -> Value {
         self.next += 1;
         let mut message = json!({ "id": self.next, "method": method, "params": params });
         if let Some(session) = &self.session {
@@ -163,7 +163,7 @@ impl Browser {
     }
 
     /// The value of an expression in the page; promises are waited for.
-    pub fn eval(&mut self, expression: &str) -> Value {
+    pub(crate) fn eval(&mut self, expression: &str) -> Value {
         let params = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
         let answer = self.call("Runtime.evaluate", params);
         assert!(answer["exceptionDetails"].is_null(), "{expression}: {}", answer["exceptionDetails"]);
@@ -171,34 +171,34 @@ impl Browser {
     }
 
     /// Like [`Browser::eval`] for a number.
-    pub fn number(&mut self, expression: &str) -> f64 {
+    pub(crate) fn number(&mut self, expression: &str) -> f64 {
         self.eval(expression).as_f64().unwrap_or_else(|| panic!("{expression} is no number"))
     }
 
     /// Like [`Browser::eval`] for text.
-    pub fn text(&mut self, expression: &str) -> String {
+    pub(crate) fn text(&mut self, expression: &str) -> String {
         self.eval(expression).as_str().unwrap_or_else(|| panic!("{expression} is no text")).to_owned()
     }
 
     /// Waits until what was asked for is on the screen.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         self.eval("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))");
     }
 
     /// Light or dark, as the system would say.
-    pub fn scheme(&mut self, scheme: &str) {
+    pub(crate) fn scheme(&mut self, scheme: &str) {
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
         self.call("Emulation.setEmulatedMedia", json!({ "features": features }));
     }
 
     /// The size of the window and the pixels per CSS pixel.
-    pub fn size(&mut self, width: u32, height: u32, ratio: f64) {
+    pub(crate) fn size(&mut self, width: u32, height: u32, ratio: f64) {
         let params = json!({ "width": width, "height": height, "deviceScaleFactor": ratio, "mobile": false });
         self.call("Emulation.setDeviceMetricsOverride", params);
     }
 
     /// A place within the first element that matches, given as shares of its size; it is scrolled into view.
-    pub fn place(&mut self, selector: &str, across: f64, down: f64) -> (f64, f64) {
+    pub(crate) fn place(&mut self, selector: &str, across: f64, down: f64) -> (f64, f64) {
         let at = self.eval(&format!(
             "(() => {{ const e = document.querySelector({}); e.scrollIntoView({{ block: 'center' }}); \
              const b = e.getBoundingClientRect(); return [b.left + b.width * {across}, b.top + b.height * {down}]; }})()",
@@ -209,7 +209,7 @@ impl Browser {
     }
 
     /// A mouse event.
-    pub fn mouse(&mut self, kind: &str, at: (f64, f64), more: Value) {
+    pub(crate) fn mouse(&mut self, kind: &str, at: (f64, f64), more: Value) {
         let mut params = json!({ "type": kind, "x": at.0, "y": at.1, "button": "left", "clickCount": 1 });
         if kind == "mouseMoved" {
             params["button"] = json!("none");
@@ -221,7 +221,7 @@ impl Browser {
     }
 
     /// Presses and lets go.
-    pub fn click(&mut self, at: (f64, f64)) {
+    pub(crate) fn click(&mut self, at: (f64, f64)) {
         self.mouse("mouseMoved", at, json!({}));
         self.mouse("mousePressed", at, json!({ "buttons": 1 }));
         self.mouse("mouseReleased", at, json!({}));
@@ -229,7 +229,7 @@ impl Browser {
     }
 
     /// Presses, moves and lets go; `modifiers` is 8 for shift.
-    pub fn drag(&mut self, from: (f64, f64), to: (f64, f64), modifiers: u32) {
+    pub(crate) fn drag(&mut self, from: (f64, f64), to: (f64, f64), modifiers: u32) {
         let more = json!({ "buttons": 1, "button": "left", "modifiers": modifiers });
         self.mouse("mousePressed", from, more.clone());
         for step in 1..=4 {
@@ -242,7 +242,7 @@ impl Browser {
     }
 
     /// Presses a key by its name, e.g. `ArrowLeft` or `a`.
-    pub fn key(&mut self, key: &str) {
+    pub(crate) fn key(&mut self, key: &str) {
         let code = match key {
             "ArrowLeft" => 37,
             "ArrowUp" => 38,
@@ -262,13 +262,13 @@ impl Browser {
     }
 
     /// Types text into what has the focus.
-    pub fn type_text(&mut self, text: &str) {
+    pub(crate) fn type_text(&mut self, text: &str) {
         self.call("Input.insertText", json!({ "text": text }));
         self.settle();
     }
 
     /// Keeps a picture of the window in the folder that `STROBE_SCREENSHOTS` names, if it names one.
-    pub fn picture(&mut self, name: &str) {
+    pub(crate) fn picture(&mut self, name: &str) {
         let Some(folder) = std::env::var_os("STROBE_SCREENSHOTS") else { return };
         self.settle();
         let data = self.call("Page.captureScreenshot", json!({ "format": "png" }))["data"].clone();
@@ -277,7 +277,7 @@ impl Browser {
 
     /// Looks at the page as readers do, from a phone to a 4K screen, on light and dark: nothing is cut off, no labels cover each
     /// other, text is large and clear enough, a name has one color everywhere, and the answer comes first.
-    pub fn looks_right(&mut self, name: &str) {
+    pub(crate) fn looks_right(&mut self, name: &str) {
         let mut wrong: Vec<String> = Vec::new();
         for scheme in ["light", "dark"] {
             self.scheme(scheme);
@@ -295,12 +295,12 @@ impl Browser {
     }
 
     /// What is wrong with the look of the page as it is, in sentences.
-    pub fn flaws(&mut self) -> Vec<String> {
+    pub(crate) fn flaws(&mut self) -> Vec<String> {
         serde_json::from_value(self.eval(LOOK)).unwrap()
     }
 
     /// Fails if a link leads to no file, seen from where the page is kept, or leaves the disk. Returns how many lead to files.
-    pub fn links_lead_to_files(&mut self, folder: &Path) -> usize {
+    pub(crate) fn links_lead_to_files(&mut self, folder: &Path) -> usize {
         let links = self.eval("[...document.querySelectorAll('a[href]')].map(a => a.getAttribute('href'))");
         let links: Vec<String> = serde_json::from_value(links).unwrap();
         let (within, away): (Vec<&String>, Vec<&String>) = links.iter().partition(|link| link.starts_with('#'));
@@ -316,7 +316,7 @@ impl Browser {
     }
 
     /// Keeps a picture of the whole page, as [`Browser::picture`] does.
-    pub fn picture_of_all(&mut self, name: &str) {
+    pub(crate) fn picture_of_all(&mut self, name: &str) {
         let Some(folder) = std::env::var_os("STROBE_SCREENSHOTS") else { return };
         let size = self.call("Page.getLayoutMetrics", json!({}))["cssContentSize"].clone();
         let clip = json!({ "x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1 });
@@ -326,7 +326,7 @@ impl Browser {
     }
 
     /// Fails if the page complained about anything or asked for anything.
-    pub fn silent(&mut self) {
+    pub(crate) fn silent(&mut self) {
         self.settle();
         assert!(self.complaints.is_empty(), "{:#?}", self.complaints);
     }

@@ -9,11 +9,11 @@ use strobe_report::svg::{self, StackedChart, StackedRow, Unit};
 use strobe_report::{human, table};
 
 /// How many kernels the kernel table of [`one_trace`] lists.
-pub const KERNELS: usize = 60;
+pub(crate) const KERNELS: usize = 60;
 /// How many iterations [`one_trace`] has.
-pub const ITERATIONS: usize = 40;
+pub(crate) const ITERATIONS: usize = 40;
 /// A name that would run if it were taken for markup or script.
-pub const HOSTILE: &str =
+pub(crate) const HOSTILE: &str =
     "</script><script>window.hacked=1</script><img src=x onerror=\"window.hacked=1\"> ${window.hacked=1} ' \" & \\";
 
 const PARTS: [&str; 7] =
@@ -137,7 +137,7 @@ fn side(name: &str, stretch: u64, seed: u64) -> Side {
 }
 
 /// Events and summed time of the ops with this name.
-pub fn ops_named(page: &Explorer, name: &str) -> (u64, i64) {
+pub(crate) fn ops_named(page: &Explorer, name: &str) -> (u64, i64) {
     let timeline = page.sides[0].timeline.as_ref().unwrap();
     let ops = &timeline.tracks[0];
     let matching = (0..ops.start.len()).filter(|&i| timeline.strings[ops.name_ids[i] as usize] == name);
@@ -145,7 +145,7 @@ pub fn ops_named(page: &Explorer, name: &str) -> (u64, i64) {
 }
 
 /// Ops on the device, their summed time, and the time in which at least one ran.
-pub fn device_time(page: &Explorer) -> (u64, i64, i64) {
+pub(crate) fn device_time(page: &Explorer) -> (u64, i64, i64) {
     let tracks = &page.sides[0].timeline.as_ref().unwrap().tracks;
     let ops = tracks.iter().filter(|track| track.kind == TrackKind::Ops);
     let mut spans: Vec<(i64, i64)> = ops
@@ -162,7 +162,7 @@ pub fn device_time(page: &Explorer) -> (u64, i64, i64) {
 }
 
 /// The cells of a row of the kernel table.
-pub fn kernel_row(kernel: usize) -> Vec<String> {
+pub(crate) fn kernel_row(kernel: usize) -> Vec<String> {
     let calls = (ITERATIONS * KERNELS_PER_ITERATION / KERNELS) as u64;
     // The number of calls is that of the trace; what else the row says is made up.
     vec![kernel_name(kernel), human::count(calls + kernel as u64 * 7 % 5), human::ns(1e6 / (kernel + 1) as f64)]
@@ -218,7 +218,7 @@ fn budgets(names: &[&str]) -> svg::Svg {
 }
 
 /// A page of one trace.
-pub fn one_trace() -> Explorer {
+pub(crate) fn one_trace() -> Explorer {
     let mut calls = table::Table::new(["call", "time", "count"]).title("CUDA API summary");
     for call in 0..130 {
         calls.push([
@@ -280,7 +280,7 @@ pub fn one_trace() -> Explorer {
 }
 
 /// A page of two traces.
-pub fn comparison() -> Explorer {
+pub(crate) fn comparison() -> Explorer {
     let kernels = kernel_table(&["difference", "95 % low", "95 % high"]);
     Explorer {
         title: "before → after".into(),
@@ -297,7 +297,7 @@ pub fn comparison() -> Explorer {
 }
 
 /// A page on which every text is [`HOSTILE`].
-pub fn hostile() -> Explorer {
+pub(crate) fn hostile() -> Explorer {
     let text = || HOSTILE.to_owned();
     let mut page = one_trace();
     (page.title, page.subtitle, page.verdict) = (text(), text(), Some(text()));
@@ -335,7 +335,7 @@ pub fn hostile() -> Explorer {
 }
 
 /// A million events: eight streams, launches, nested ranges, and 100,000 iterations.
-pub fn million() -> Explorer {
+pub(crate) fn million() -> Explorer {
     let mut random = Random(1);
     let categories: Vec<String> =
         ["gemm", "attention", "norm", "activation", "comm", "call", "range"].map(str::to_owned).to_vec();

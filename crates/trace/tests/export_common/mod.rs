@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use strobe_trace::*;
 
 /// A path of its own in the build's scratch directory.
-pub fn scratch(name: &str) -> PathBuf {
+pub(crate) fn scratch(name: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&path);
     let _ = std::fs::remove_file(&path);
@@ -15,7 +15,7 @@ pub fn scratch(name: &str) -> PathBuf {
 }
 
 /// The folder of real traces, if this machine has it.
-pub fn real_data() -> Option<PathBuf> {
+pub(crate) fn real_data() -> Option<PathBuf> {
     let folder = std::env::var_os("STROBE_TEST_DATA").map(|data| PathBuf::from(data).join("traces"));
     if folder.is_none() {
         eprintln!("skipped: STROBE_TEST_DATA is not set");
@@ -24,7 +24,7 @@ pub fn real_data() -> Option<PathBuf> {
 }
 
 /// An op with little in it, to be filled in.
-pub fn op(name: StrId, kind: OpKind, start: i64, end: i64) -> OpRow {
+pub(crate) fn op(name: StrId, kind: OpKind, start: i64, end: i64) -> OpRow {
     OpRow {
         start,
         end,
@@ -45,12 +45,12 @@ pub fn op(name: StrId, kind: OpKind, start: i64, end: i64) -> OpRow {
 }
 
 /// A range with little in it, to be filled in.
-pub fn range(name: StrId, source: RangeSource, start: i64, end: i64) -> RangeRow {
+pub(crate) fn range(name: StrId, source: RangeSource, start: i64, end: i64) -> RangeRow {
     RangeRow { source, ..RangeRow::new(name, 0, start, end) }
 }
 
 /// Two kernels that overlap on a stream, launched by one graph launch, with a copy, ranges, a counter and memory.
-pub fn gpu() -> Trace {
+pub(crate) fn gpu() -> Trace {
     let mut trace = Trace::default();
     let mut id = |text: &str| trace.strings.intern(text);
     let (gemm, reduce, copy) = (id("void gemm<\"a\\b\">(float*)"), id("reduce"), id("[CUDA memcpy Host-to-Device]"));
@@ -131,7 +131,7 @@ pub fn gpu() -> Trace {
 }
 
 /// One decode step of an engine on the CPU: a forward range with two ops.
-pub fn cpu() -> Trace {
+pub(crate) fn cpu() -> Trace {
     let mut trace = Trace::default();
     let mut id = |text: &str| trace.strings.intern(text);
     let (qkv, gemm, gemm_kernel) = (id("qkv_proj"), id("gemm"), id("gemm_packed_f32_avx512"));
@@ -177,7 +177,7 @@ fn span() -> impl Strategy<Value = (i64, i64)> {
 }
 
 /// Traces with a few events of every kind on few tracks, overlapping in every way.
-pub fn any_trace() -> impl Strategy<Value = Trace> {
+pub(crate) fn any_trace() -> impl Strategy<Value = Trace> {
     let kinds =
         prop::sample::select(vec![OpKind::Kernel, OpKind::Memcpy, OpKind::Memset, OpKind::Graph, OpKind::CpuOp]);
     let ops = prop::collection::vec((span(), 0u32..4, kinds, 0u32..2, 0u32..3, 0u32..2, 0i64..6), 0..40);

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 /// One value as text, `None` for null.
-pub type Cell = Option<String>;
+pub(crate) type Cell = Option<String>;
 
 /// A file read back: the columns in order with all their values.
-pub struct Columns {
+pub(crate) struct Columns {
     pub names: Vec<String>,
     pub values: Vec<Vec<Cell>>,
     pub row_groups: usize,
@@ -152,7 +152,7 @@ fn plain(bytes: &mut Bytes, count: usize, physical: i64, unsigned: bool) -> Vec<
 }
 
 /// Reads a whole file.
-pub fn read(file: &[u8]) -> Columns {
+pub(crate) fn read(file: &[u8]) -> Columns {
     assert_eq!((&file[..4], &file[file.len() - 4..]), (&b"PAR1"[..], &b"PAR1"[..]));
     let length = u32::from_le_bytes(file[file.len() - 8..file.len() - 4].try_into().unwrap()) as usize;
     let footer = Bytes(&file[file.len() - 8 - length..file.len() - 8]).thrift(12);

@@ -9,10 +9,10 @@ use std::{fs, process};
 
 use strobe_workload::RequestRecord;
 
-pub const MS: u64 = 1_000_000;
+pub(crate) const MS: u64 = 1_000_000;
 
 /// A completed request; all times in milliseconds.
-pub fn record(id: u64, inputs: u32, arrival: u64, scheduled: u64, tokens: &[u64]) -> RequestRecord {
+pub(crate) fn record(id: u64, inputs: u32, arrival: u64, scheduled: u64, tokens: &[u64]) -> RequestRecord {
     RequestRecord {
         id,
         task_id: id as i64,
@@ -32,15 +32,15 @@ pub fn record(id: u64, inputs: u32, arrival: u64, scheduled: u64, tokens: &[u64]
 }
 
 /// Three requests small enough to compute every number by hand.
-pub fn three_requests() -> Vec<RequestRecord> {
+pub(crate) fn three_requests() -> Vec<RequestRecord> {
     vec![record(0, 4, 0, 0, &[10, 20, 30]), record(1, 6, 0, 10, &[20, 40]), record(2, 2, 10, 20, &[30, 35, 40, 50])]
 }
 
 /// A file that goes away with the value.
-pub struct TempFile(pub PathBuf);
+pub(crate) struct TempFile(pub PathBuf);
 
 impl TempFile {
-    pub fn new(content: &[u8]) -> TempFile {
+    pub(crate) fn new(content: &[u8]) -> TempFile {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("dataset-{}-{number}.jsonl", process::id());

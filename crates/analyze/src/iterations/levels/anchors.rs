@@ -45,7 +45,7 @@ pub(super) enum Kind {
 
 impl Anchor {
     /// What it is worth as a place where steps begin or end.
-    pub fn weight(&self) -> f64 {
+    pub(super) fn weight(&self) -> f64 {
         let role = self.role.map_or(0.0, |role| role.weight);
         role + match self.kind {
             Kind::Graph => 3.0,
@@ -58,7 +58,7 @@ impl Anchor {
         }
     }
 
-    pub fn starts_or_ends(&self) -> Option<At> {
+    pub(super) fn starts_or_ends(&self) -> Option<At> {
         match (self.role, self.kind) {
             (Some(role), _) if role.weight > 0.0 => Some(role.at),
             (_, Kind::ReadBack | Kind::Sync) => Some(At::End),
@@ -68,7 +68,7 @@ impl Anchor {
     }
 
     /// Whether it is a reason to take what holds it once for a step.
-    pub fn is_reason(&self) -> bool {
+    pub(super) fn is_reason(&self) -> bool {
         self.role.is_some_and(|role| role.weight >= 2.0)
             || (self.kind == Kind::Layers && self.places.len() > 1)
             || self.kind == Kind::Pass

@@ -9,7 +9,7 @@ const MOST_BEFORE: usize = 24;
 
 impl Repeats {
     /// The units at which the steps of a level begin, in order, and where the last one ends.
-    pub fn cuts(&self, level: &Level) -> Vec<usize> {
+    pub(crate) fn cuts(&self, level: &Level) -> Vec<usize> {
         let end = self.units.len();
         if level.count == 1 {
             return vec![0, end];

@@ -32,7 +32,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub fn by_process(trace: &Trace, graph_call: &[bool]) -> Vec<Self> {
+    pub(super) fn by_process(trace: &Trace, graph_call: &[bool]) -> Vec<Self> {
         let ops = &trace.ops;
         let mut all: Vec<Vec<(i64, u32, u32)>> = vec![Vec::new(); trace.processes.len()];
         for op in (0..ops.len()).filter(|&op| !ops.kind[op].is_memory()) {

@@ -12,7 +12,7 @@ use crate::device::Device;
 /// A kernel, or a family of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Op {
+pub(crate) enum Op {
     /// GEMM of many rows: prefill and batched decode
     Gemm,
     /// GEMV: decode of one request
@@ -35,7 +35,7 @@ pub enum Op {
 
 impl Op {
     /// As on the command line.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Op::Gemm => "gemm",
             Op::Gemv => "gemv",
@@ -50,7 +50,7 @@ impl Op {
     }
 
     /// What is measured on a device.
-    pub fn of(device: Device) -> &'static [Op] {
+    pub(crate) fn of(device: Device) -> &'static [Op] {
         match device {
             Device::Cpu => <Op as clap::ValueEnum>::value_variants(),
             Device::Cuda(_) => &[Op::Gemm, Op::Gemv, Op::Attention],
@@ -70,7 +70,7 @@ impl Op {
 /// Type of the weights, or of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub(crate) enum Kind {
     #[serde(alias = "f32")]
     #[value(alias = "f32")]
     Float32,
@@ -88,7 +88,7 @@ pub enum Kind {
 
 impl Kind {
     /// As on the command line.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Float32 => "float32",
             Kind::Bfloat16 => "bfloat16",
@@ -99,7 +99,7 @@ impl Kind {
     }
 
     /// What a device has; an op is measured with all of them when nobody says.
-    pub fn of(device: Device) -> &'static [Kind] {
+    pub(crate) fn of(device: Device) -> &'static [Kind] {
         let all = &[Kind::Float32, Kind::Bfloat16, Kind::Float16, Kind::Int8, Kind::Int4];
         if device == Device::Cpu { all } else { &all[..3] }
     }
@@ -108,7 +108,7 @@ impl Kind {
 /// The sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
-pub enum Shape {
+pub(crate) enum Shape {
     /// `out[m][n] = x[m][k] . w[n][k]^T`.
     Product { m: usize, n: usize, k: usize },
     /// `sequences` of `kv_len` positions each, of which the last `q_len` ask.
@@ -119,7 +119,7 @@ pub enum Shape {
 
 /// One kernel with one shape.
 #[derive(Clone, Debug, Serialize)]
-pub struct Case {
+pub(crate) struct Case {
     pub op: Op,
     /// What it is in a model, e.g. `qkv_proj`.
     pub kernel: String,
@@ -130,7 +130,7 @@ pub struct Case {
 
 impl Case {
     /// The shape in a few characters.
-    pub fn shape_text(&self) -> String {
+    pub(crate) fn shape_text(&self) -> String {
         match self.shape {
             Shape::Product { m, n, k } => format!("{m}x{n}x{k}"),
             Shape::Attention { sequences: 1, q_len, kv_len, .. } => format!("{q_len} at {kv_len}"),
@@ -140,7 +140,7 @@ impl Case {
     }
 
     /// In words, for messages.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let dtype = self.dtype.map(|kind| format!(" {}", kind.name())).unwrap_or_default();
         format!("{} {} {}{dtype}", self.op.name(), self.kernel, self.shape_text())
     }
@@ -155,7 +155,7 @@ const DEPTHS: [usize; 3] = [128, 2048, 8192];
 
 /// The kernels that `ops` names (all for none), with the shapes of a preset or of a file; those without a type of their
 /// own in each of `kinds`.
-pub fn cases(device: Device, shapes: &str, ops: &[Op], kinds: &[Kind]) -> Result<Vec<Case>> {
+pub(super) fn cases(device: Device, shapes: &str, ops: &[Op], kinds: &[Kind]) -> Result<Vec<Case>> {
     let supported = Op::of(device);
     if let Some(op) = ops.iter().find(|op| !supported.contains(op)) {
         let names: Vec<_> = supported.iter().map(|op| op.name()).collect();

@@ -25,7 +25,7 @@ const TOKENS_PER_BLOCK: usize = 32;
 const EPS: f32 = 1e-5;
 
 /// The CPU under test and its oracle.
-pub struct Bench {
+pub(super) struct Bench {
     pub cpu: Cpu,
     oracle: Cpu,
     /// What all threads are compared with.
@@ -132,14 +132,14 @@ fn kv_type(kind: Kind) -> KvType {
 }
 
 impl Bench {
-    pub fn new(cpu: Cpu, repeats: usize, scaling: bool) -> Bench {
+    pub(super) fn new(cpu: Cpu, repeats: usize, scaling: bool) -> Bench {
         let oracle = Cpu::new(Tier::Scalar, cpu.threads());
         let alone = scaling.then(|| Cpu::new(cpu.tier(), 1));
         Bench { cpu, oracle, alone, repeats }
     }
 
     /// Refuse what would not fit into memory, before anything runs.
-    pub fn check(&self, case: &Case) -> Result<()> {
+    pub(super) fn check(&self, case: &Case) -> Result<()> {
         let fresh = |bytes: f64| bytes.max(FRESH_BYTES as f64) + bytes;
         let needed = match case.shape {
             Shape::Product { m, n, k } => fresh(4.0 * n as f64 * k as f64) + 8.0 * m as f64 * (n + k) as f64,
@@ -162,7 +162,7 @@ impl Bench {
         }
     }
 
-    pub fn run(&mut self, case: &Case) -> Result<Measured> {
+    pub(super) fn run(&mut self, case: &Case) -> Result<Measured> {
         let kind = case.dtype.unwrap_or(Kind::Float32);
         match (case.op, case.shape) {
             (Op::GateUp, Shape::Product { m, n, k }) => self.gate_up(kind, m, n, k),

@@ -26,7 +26,7 @@ const TOKENS_PER_BLOCK: usize = 32;
 const CALLS: usize = 8;
 
 /// The GPU under test and its oracle.
-pub struct Bench {
+pub(super) struct Bench {
     gpu: Gpu,
     oracle: Cpu,
     repeats: usize,
@@ -87,18 +87,18 @@ fn tolerance(precision: Precision) -> f64 {
 }
 
 impl Bench {
-    pub fn open(index: u32, repeats: usize) -> Result<Bench> {
+    pub(super) fn open(index: u32, repeats: usize) -> Result<Bench> {
         let oracle = Cpu::new(Tier::Scalar, machine::cores());
         Ok(Bench { gpu: Gpu::open(index)?, oracle, repeats, linears: Vec::new() })
     }
 
-    pub fn machine(&self) -> Machine {
+    pub(super) fn machine(&self) -> Machine {
         let plain = Machine::of(&DeviceFacts::Cpu { tier: Tier::Scalar, threads: machine::cores() });
         Machine { gpu: Some(self.gpu.info().clone()), simd_tier: None, threads: None, ..plain }
     }
 
     /// The ceilings for the types that the cases have.
-    pub fn ceilings(&self, cases: &[Case]) -> Result<Ceilings> {
+    pub(super) fn ceilings(&self, cases: &[Case]) -> Result<Ceilings> {
         let spinner = progress::spinner("measuring the GPU's FLOP/s and memory bandwidth");
         let mut ceilings = Ceilings::default();
         for kind in cases.iter().filter_map(|case| case.dtype) {
@@ -114,7 +114,7 @@ impl Bench {
         Ok(ceilings)
     }
 
-    pub fn run(&mut self, case: &Case) -> Result<Measured> {
+    pub(super) fn run(&mut self, case: &Case) -> Result<Measured> {
         let precision = precision(case.dtype.unwrap_or(Kind::Float32))?;
         match case.shape {
             Shape::Product { m, n, k } => self.product(precision, m, n, k),

@@ -23,7 +23,7 @@ use crate::model_args::CpuArgs;
 use crate::{interrupt, output, progress};
 
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Measure only these ops [default: all that the device has]
     #[arg(long, value_enum, value_name = "OP,..", value_delimiter = ',')]
     op: Vec<Op>,
@@ -72,7 +72,7 @@ enum Versus {
 
 /// A kernel computed something else than the oracle. Which one has been printed.
 #[derive(Debug)]
-pub struct WrongResults(usize);
+pub(crate) struct WrongResults(usize);
 
 impl std::fmt::Display for WrongResults {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -85,7 +85,7 @@ impl std::error::Error for WrongResults {}
 
 /// Run times in seconds, sorted.
 #[derive(Clone, Debug)]
-pub struct Times(Vec<f64>);
+pub(crate) struct Times(Vec<f64>);
 
 impl Times {
     fn new(mut seconds: Vec<f64>) -> Times {
@@ -93,32 +93,32 @@ impl Times {
         Times(seconds)
     }
 
-    pub fn median(&self) -> f64 {
+    pub(crate) fn median(&self) -> f64 {
         percentile(&self.0, 0.5, PercentileRule::Nearest).unwrap_or(f64::NAN)
     }
 
-    pub fn min(&self) -> f64 {
+    pub(crate) fn min(&self) -> f64 {
         self.0[0]
     }
 
-    pub fn max(&self) -> f64 {
+    pub(crate) fn max(&self) -> f64 {
         self.0[self.0.len() - 1]
     }
 
-    pub fn runs(&self) -> usize {
+    pub(crate) fn runs(&self) -> usize {
         self.0.len()
     }
 }
 
 /// Which bandwidth bounds an op: reading alone, or reading and writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ceiling {
+pub(crate) enum Ceiling {
     Read,
     Copy,
 }
 
 /// What a run of one case gave.
-pub struct Measured {
+pub(crate) struct Measured {
     pub times: Times,
     /// Operations of one call; absent where they do not matter.
     pub flops: Option<f64>,
@@ -136,17 +136,17 @@ pub struct Measured {
 
 impl Measured {
     /// How many times as fast all threads are as one.
-    pub fn scaling(&self) -> Option<f64> {
+    pub(crate) fn scaling(&self) -> Option<f64> {
         self.one_thread.as_ref().map(|alone| alone.median() / self.times.median())
     }
 
-    pub fn passes(&self) -> bool {
+    pub(crate) fn passes(&self) -> bool {
         self.error <= self.tolerance // false for NaN
     }
 }
 
 /// One line of the result.
-pub struct Line {
+pub(crate) struct Line {
     pub case: Case,
     pub measured: Measured,
     /// PyTorch's times, or why there are none.
@@ -155,7 +155,7 @@ pub struct Line {
 
 /// What the device can do at most.
 #[derive(Default)]
-pub struct Ceilings {
+pub(crate) struct Ceilings {
     /// Operations per second on operands of a type, where it was measured.
     pub ops: Vec<(Kind, f64)>,
     pub read_bytes_per_s: f64,
@@ -163,13 +163,13 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    pub fn ops_per_s(&self, kind: Kind) -> Option<f64> {
+    pub(crate) fn ops_per_s(&self, kind: Kind) -> Option<f64> {
         self.ops.iter().find(|(known, _)| *known == kind).map(|(_, ops)| *ops)
     }
 }
 
 /// All that is reported.
-pub struct Outcome {
+pub(crate) struct Outcome {
     pub device: Device,
     pub machine: Machine,
     pub ceilings: Ceilings,
@@ -181,7 +181,7 @@ pub struct Outcome {
 const LEAST_REPEATS: usize = 5;
 const MOST_REPEATS: usize = 1000;
 
-pub fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: Args) -> Result<()> {
     if args.repeat < LEAST_REPEATS || args.repeat > MOST_REPEATS {
         bail!("--repeat must be {LEAST_REPEATS} to {MOST_REPEATS}, found {}", args.repeat);
     }

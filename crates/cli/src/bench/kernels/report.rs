@@ -18,7 +18,7 @@ const ROOFLINE_FILE: &str = "roofline.svg";
 const ATTENTION_FILE: &str = "attention.svg";
 
 /// Files by which a directory of measurements is known.
-pub const MARKS: [&str; 2] = [JSON_FILE, CSV_FILE];
+pub(super) const MARKS: [&str; 2] = [JSON_FILE, CSV_FILE];
 
 /// The shortest time that the machine's ceilings allow, and which of them it is.
 struct Floor {
@@ -170,16 +170,16 @@ fn report(outcome: &Outcome) -> Report {
     report
 }
 
-pub fn text(outcome: &Outcome, width: usize) -> String {
+pub(super) fn text(outcome: &Outcome, width: usize) -> String {
     sheets::text(&report(outcome), width, 0)
 }
 
 /// The main table alone, so that every line has the same columns.
-pub fn csv(outcome: &Outcome) -> String {
+pub(super) fn csv(outcome: &Outcome) -> String {
     sheets::csv(&[Report::new("kernels", "").sheet(sheet(outcome))])
 }
 
-pub fn json(outcome: &Outcome) -> Json {
+pub(super) fn json(outcome: &Outcome) -> Json {
     let kernels = outcome.lines.iter().map(|line| {
         let (measured, floor) = (&line.measured, outcome.floor(line));
         let median = measured.times.median();
@@ -228,7 +228,7 @@ fn spread(times: &Times) -> Json {
 }
 
 /// Files of a directory; plots only where there is something to draw.
-pub fn write(outcome: &Outcome, dir: &Path) -> Result<()> {
+pub(super) fn write(outcome: &Outcome, dir: &Path) -> Result<()> {
     run_dir::write_whole(&dir.join(JSON_FILE), format!("{:#}\n", json(outcome)).as_bytes())?;
     run_dir::write_whole(&dir.join(CSV_FILE), csv(outcome).as_bytes())?;
     run_dir::write_whole(&dir.join(ROOFLINE_FILE), roofline_plot(outcome).as_str().as_bytes())?;

@@ -16,7 +16,7 @@ use crate::interrupt;
 const PROGRAM: &str = include_str!("torch.py");
 
 /// A Python with torch, waiting for cases.
-pub struct Torch {
+pub(super) struct Torch {
     child: Child,
     /// Taken away to tell it that no case follows.
     stdin: Option<ChildStdin>,
@@ -35,7 +35,7 @@ enum Answer {
 
 impl Torch {
     /// Start it; the error says why there is no torch to compare with.
-    pub fn start(python: &Path, device: Device, threads: usize) -> Result<Torch> {
+    pub(super) fn start(python: &Path, device: Device, threads: usize) -> Result<Torch> {
         let mut child = Command::new(python)
             .args(["-c", PROGRAM])
             .stdin(Stdio::piped())
@@ -57,7 +57,7 @@ impl Torch {
     }
 
     /// Times of a case, or why it has none.
-    pub fn time(&mut self, case: &Case, repeats: usize) -> Result<Result<Times, String>> {
+    pub(super) fn time(&mut self, case: &Case, repeats: usize) -> Result<Result<Times, String>> {
         let line = json!({"op": case.op, "dtype": case.dtype, "shape": case.shape, "repeats": repeats});
         match self.ask(&line.to_string())? {
             Answer::Times(seconds) if !seconds.is_empty() => Ok(Ok(Times::new(seconds))),

@@ -12,13 +12,13 @@ use crate::output;
 use crate::run_writer::Problems;
 use crate::runtime::Runtime;
 
-pub const EXAMPLES: &str = "EXAMPLES:
+pub(super) const EXAMPLES: &str = "EXAMPLES:
   strobe bench moe-balance --engine-dir E --dataset d.jsonl
   strobe bench moe-balance --model mixtral-small --router-skew zipf:1.2 --dataset d.jsonl --assume-ep 4
   strobe bench moe-balance --engine-dir E --dataset d.jsonl --repeat 9 --threshold 5% --output-dir DIR";
 
 #[derive(clap::Args)]
-pub struct Args {
+pub(super) struct Args {
     #[command(flatten)]
     bench: BenchArgs,
     /// A gain above this says that routing imbalance is significant
@@ -53,7 +53,7 @@ const WITHOUT_MEANING: [&str; 16] = [
 ];
 
 /// An option of other benchmarks as it is here.
-pub fn in_help(arg: Arg) -> Arg {
+pub(super) fn in_help(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         id if WITHOUT_MEANING.contains(&id) => arg.hide(true),
         "repeat" => arg.help("Pairs of runs, one with each router [default: 5]"),
@@ -64,7 +64,7 @@ pub fn in_help(arg: Arg) -> Arg {
     }
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub(super) fn run(args: Args) -> Result<()> {
     let Args { bench: mut args, threshold } = args;
     let given = [
         (args.runtime != Runtime::Strobe, "runtime"),

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 /// Logits of the same prompt from elsewhere.
-pub struct Expected {
+pub(super) struct Expected {
     path: PathBuf,
     logits: Vec<Vec<f32>>,
 }
 
 impl Expected {
     /// Read them from JSON with `logits`, a list of numbers per position.
-    pub fn read(path: &Path) -> Result<Expected> {
+    pub(super) fn read(path: &Path) -> Result<Expected> {
         #[derive(serde::Deserialize)]
         struct File {
             logits: Vec<Vec<f32>>,
@@ -25,7 +25,7 @@ impl Expected {
     }
 
     /// How far `found` is from these, in one line.
-    pub fn compare(&self, found: &[Vec<f32>]) -> Result<String> {
+    pub(super) fn compare(&self, found: &[Vec<f32>]) -> Result<String> {
         let shown = self.path.display();
         let shape = |rows: &[Vec<f32>]| (rows.len(), rows.first().map_or(0, Vec::len));
         let uneven = |rows: &[Vec<f32>]| rows.iter().any(|row| row.len() != shape(rows).1);

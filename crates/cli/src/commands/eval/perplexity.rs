@@ -16,7 +16,7 @@ use crate::device::DeviceArgs;
 use crate::model_args::{CpuArgs, ModelArgs, Target};
 use crate::{output, progress};
 
-pub const EXAMPLES: &str = "EXAMPLES:
+pub(super) const EXAMPLES: &str = "EXAMPLES:
   strobe eval perplexity --engine-dir engine --text book.txt
   strobe eval perplexity --model ./TinyLlama-1.1B --text book.txt --context 2048 --stride 1024 --json
   strobe eval perplexity --model ./TinyLlama-1.1B --dtype float32 --text book.txt --compare-quantization none,int8,int4";
@@ -25,7 +25,7 @@ pub const EXAMPLES: &str = "EXAMPLES:
 const DEFAULT_CONTEXT: usize = 512;
 
 #[derive(clap::Args)]
-pub struct Args {
+pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// Text to predict, UTF-8
@@ -64,7 +64,7 @@ struct Scored {
     seconds: f64,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     let text = read_text(&args.text)?;
     let variants: Vec<BuildArgs> = match &args.compare_quantization[..] {
         [] => vec![args.build.clone()],

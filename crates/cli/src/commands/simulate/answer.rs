@@ -9,7 +9,7 @@ use super::heading;
 use super::scenario::Built;
 
 /// The report for machines.
-pub fn report(built: &Built, outcome: &Outcome, intervals: Option<&Intervals>) -> Value {
+pub(super) fn report(built: &Built, outcome: &Outcome, intervals: Option<&Intervals>) -> Value {
     let mut report = json!({"simulation": heading(built)});
     let answer = serde_json::to_value(&outcome.answer).unwrap_or_default();
     if let (Some(report), Value::Object(answer)) = (report.as_object_mut(), answer) {
@@ -36,7 +36,7 @@ fn servers(scenario: &Scenario, outcome: &Outcome) -> Value {
 }
 
 /// The report for people.
-pub fn text(built: &Built, outcome: &Outcome, intervals: Option<&Intervals>, width: usize) -> String {
+pub(super) fn text(built: &Built, outcome: &Outcome, intervals: Option<&Intervals>, width: usize) -> String {
     let answer = &outcome.answer;
     let mut text = format!("workload  {}\nserver    {}\ncost      {}\n\n", built.workload, built.server, built.cost);
     let mut table = Table::new(["ms", "mean", "p50", "p90", "p95", "p99", "max"]).left(0);
@@ -173,7 +173,7 @@ fn facts(built: &Built, outcome: &Outcome) -> Vec<(&'static str, String)> {
 }
 
 /// Why a queue that grows has no latency to report; nothing where none grows.
-pub fn unstable(built: &Built, answer: &Answer) -> Option<String> {
+pub(super) fn unstable(built: &Built, answer: &Answer) -> Option<String> {
     let growth = answer.queue_growth_per_s?;
     let offered = answer.offered_rate_req_s.unwrap_or(0.0);
     let served = answer.served_rate_req_s.unwrap_or(0.0);

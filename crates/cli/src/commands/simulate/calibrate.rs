@@ -17,7 +17,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     /// Run directories of one engine on one machine
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
@@ -32,7 +32,7 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     run_dir::check_output(&args.output, &args.runs)?;
     let runs = args.runs.iter().map(|path| run_dir::read_calibration(path)).collect::<Result<Vec<_>>>()?;
     let fitted = calibrate::fit(&runs.iter().collect::<Vec<_>>(), env!("CARGO_PKG_VERSION"))?;

@@ -26,7 +26,7 @@ enum Find {
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     #[command(flatten)]
     scenario: ScenarioArgs,
     /// What to look for [default: replicas when --rate or --rate-scale is given, else the rate]
@@ -122,7 +122,7 @@ fn unit(scenario: &Scenario) -> &'static str {
     if matches!(scenario.load, Load::Sessions { .. }) { "conversations/s" } else { "requests/s" }
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     args.check()?;
     let built = args.build()?;
     let scenario = &built.scenario;

@@ -17,7 +17,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     /// Run directory of `strobe simulate` or `strobe bench`
     #[arg(value_name = "RUN")]
     run: PathBuf,
@@ -65,7 +65,7 @@ fn step(line: &str) -> Option<Step> {
     })
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     let run = RunDir::open(&args.run)?;
     let is_simulated = run.run.get("simulated").is_some();
     let records = run.requests()?;

@@ -23,7 +23,7 @@ use crate::{iteration_json, run_dir};
 const MOST_TRACED: usize = 100_000;
 
 /// The open files.
-pub struct Writers<'a> {
+pub(super) struct Writers<'a> {
     dir: PathBuf,
     built: &'a Built,
     limits: IterationLimits,
@@ -38,7 +38,7 @@ pub struct Writers<'a> {
 
 impl<'a> Writers<'a> {
     /// Open the files in `dir`.
-    pub fn create(dir: &Path, built: &'a Built) -> Result<Writers<'a>> {
+    pub(super) fn create(dir: &Path, built: &'a Built) -> Result<Writers<'a>> {
         let create = |name: &str| -> Result<_> {
             let path = dir.join(name);
             Ok(RefCell::new(BufWriter::new(
@@ -71,7 +71,7 @@ impl<'a> Writers<'a> {
     }
 
     /// Writes every request record.
-    pub fn requests(&self) -> RequestWriter<'_> {
+    pub(super) fn requests(&self) -> RequestWriter<'_> {
         Box::new(|record| {
             self.write_line(run_dir::REQUESTS, &self.requests, record);
             Ok(())
@@ -79,7 +79,7 @@ impl<'a> Writers<'a> {
     }
 
     /// Writes every iteration.
-    pub fn steps(&self) -> StepWriter<'_> {
+    pub(super) fn steps(&self) -> StepWriter<'_> {
         Box::new(|step, decisions| {
             let mut line = iteration_json::to_json(&iteration_record(step), &self.limits, decisions);
             if let Some(strobe) = line["strobe"].as_object_mut() {
@@ -102,7 +102,12 @@ impl<'a> Writers<'a> {
     }
 
     /// Write what is known at the end.
-    pub fn finish(&self, outcome: &Outcome, collector: &Collector<'_>, intervals: Option<&Intervals>) -> Result<()> {
+    pub(super) fn finish(
+        &self,
+        outcome: &Outcome,
+        collector: &Collector<'_>,
+        intervals: Option<&Intervals>,
+    ) -> Result<()> {
         if let Some(problem) = self.problem.borrow_mut().take() {
             return Err(problem);
         }

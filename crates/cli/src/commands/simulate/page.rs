@@ -14,7 +14,7 @@ use super::scenario::Built;
 const QUANTILES: usize = 400;
 
 /// The page. `steps` are iterations of the first server.
-pub fn page(
+pub(super) fn page(
     built: &Built,
     outcome: &Outcome,
     intervals: Option<&Intervals>,

@@ -28,7 +28,7 @@ const MOST_BLOCKS: usize = 1 << 20;
 const MOST_REQUESTS: u64 = 1_000_000_000;
 
 /// Each server has its own scheduler and cache.
-pub const MOST_SERVERS: usize = 4096;
+pub(super) const MOST_SERVERS: usize = 4096;
 
 /// Each client has a request in some queue.
 const MOST_CLIENTS: u64 = 1 << 20;
@@ -57,7 +57,7 @@ const SHORTEST_PERIODS: f64 = 1e-6;
 const LONGEST_TIME_NS: f64 = 100.0 * 365.0 * 86_400e9;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PolicyChoice {
+pub(super) enum PolicyChoice {
     /// The engine's scheduler: requests join and leave in every iteration
     Inflight,
     /// Triton's dynamic batcher: a batch is formed once
@@ -67,7 +67,7 @@ pub enum PolicyChoice {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum AdmissionChoice {
+pub(super) enum AdmissionChoice {
     /// Admit only what can finish
     #[value(name = "guaranteed_no_evict", alias = "guaranteed-no-evict")]
     GuaranteedNoEvict,
@@ -77,13 +77,13 @@ pub enum AdmissionChoice {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TimeoutChoice {
+pub(super) enum TimeoutChoice {
     Reject,
     Delay,
 }
 
 #[derive(clap::Args, Clone)]
-pub struct ScenarioArgs {
+pub(super) struct ScenarioArgs {
     /// Requests per second
     #[arg(long, value_name = "R", help_heading = "Load")]
     pub rate: Option<f64>,
@@ -247,7 +247,7 @@ pub struct ScenarioArgs {
 }
 
 /// A scenario with what a report says about it.
-pub struct Built {
+pub(super) struct Built {
     pub scenario: Scenario,
     /// Whether the cache was sized for the batch, as nobody said how large it is.
     pub cache_follows_batch: bool,
@@ -258,7 +258,7 @@ pub struct Built {
 
 impl ScenarioArgs {
     /// The scenario that the options describe.
-    pub fn build(&self) -> Result<Built> {
+    pub(super) fn build(&self) -> Result<Built> {
         self.check_sizes()?;
         let (input, output, said) = self.lengths()?;
         let (load, workload, longest) = self.load(&input, &output, &said)?;
@@ -330,7 +330,7 @@ impl ScenarioArgs {
     }
 
     /// Refuse servers whose bookkeeping does not fit in memory.
-    pub fn check_memory(policy: &Policy, servers: usize) -> Result<()> {
+    pub(super) fn check_memory(policy: &Policy, servers: usize) -> Result<()> {
         let Policy::Engine(config) = policy else { return Ok(()) };
         let kept = if config.reuse { BYTES_PER_TOKEN * config.tokens_per_block as u128 } else { 0 };
         let blocks = config.kv_blocks as u128 * (BYTES_PER_BLOCK + kept);
@@ -352,7 +352,7 @@ impl ScenarioArgs {
     }
 
     /// A file with arrival times: the trace, or a dataset that is one.
-    pub fn recording(&self) -> Option<&PathBuf> {
+    pub(super) fn recording(&self) -> Option<&PathBuf> {
         self.trace.as_ref().or(self.dataset.as_ref().filter(|path| !is_dataset(path)))
     }
 
@@ -822,7 +822,7 @@ fn is_dataset(path: &Path) -> bool {
 }
 
 /// A time in nanoseconds.
-pub fn time(option: &str, text: &str) -> Result<f64> {
+pub(super) fn time(option: &str, text: &str) -> Result<f64> {
     let ns = parse_duration_ns(text.trim()).map_err(|problem| anyhow::anyhow!("{option}: {problem}"))?;
     if ns > LONGEST_TIME_NS {
         bail!("{option}: `{text}` is longer than 100 years, expected a shorter time");

@@ -14,7 +14,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     /// Independent replications of each check, at least 30
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(30..=10_000))]
     replications: u64,
@@ -29,7 +29,7 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     let bar = progress::kernels(selftest::num_cases() as u64);
     bar.set_message("models");
     let report = selftest::run(args.replications as usize, args.requests, args.seed, threads(), &|| bar.inc(1))?;

@@ -23,7 +23,7 @@ const MOST_POINTS: usize = 100_000;
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     #[command(flatten)]
     scenario: ScenarioArgs,
     /// An option with its values: rate, burstiness, max-batch-size, max-num-tokens, kv-cache-blocks, max-queue-delay,
@@ -99,7 +99,7 @@ fn set(args: &mut ScenarioArgs, option: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     let axes = args.vary.iter().map(|text| axis(text)).collect::<Result<Vec<_>>>()?;
     let product = axes.iter().try_fold(1usize, |points, axis| points.checked_mul(axis.values.len()));
     let Some(count) = product.filter(|count| *count <= MOST_POINTS) else {

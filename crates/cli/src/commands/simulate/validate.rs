@@ -22,7 +22,7 @@ const EXAMPLES: &str = "EXAMPLES:
 
 #[derive(clap::Args)]
 #[command(before_help = EXAMPLES)]
-pub struct Args {
+pub(super) struct Args {
     /// Run directories of one engine, two or more; every other one is predicted
     #[arg(value_name = "RUN", conflicts_with = "engine_dir", required_unless_present = "engine_dir")]
     runs: Vec<PathBuf>,
@@ -164,7 +164,7 @@ impl Drop for Temporary {
     }
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     let mut temporary = None;
     let paths = match &args.engine_dir {
         None => args.runs.clone(),

@@ -23,14 +23,14 @@ type Value = fn(&Answer) -> Option<f64>;
 type Samples = fn(&Point) -> &[f64];
 
 /// A plot with the name of its file.
-pub struct Plot {
+pub(super) struct Plot {
     pub name: String,
     section: String,
     pub svg: Svg,
 }
 
 /// All plots, in the order of the page.
-pub struct Plots<'a> {
+pub(super) struct Plots<'a> {
     axes: &'a [Axis],
     points: &'a [Point],
     has_limits: bool,
@@ -39,7 +39,7 @@ pub struct Plots<'a> {
 }
 
 impl<'a> Plots<'a> {
-    pub fn new(axes: &'a [Axis], points: &'a [Point], has_limits: bool) -> Plots<'a> {
+    pub(super) fn new(axes: &'a [Axis], points: &'a [Point], has_limits: bool) -> Plots<'a> {
         let is_numbers = |axis: &Axis| axis.values.iter().all(|v| v.parse::<f64>().is_ok());
         Plots { axes, points, has_limits, across: axes.iter().position(is_numbers).unwrap_or(0) }
     }
@@ -133,7 +133,7 @@ impl<'a> Plots<'a> {
     }
 
     /// The answer in a line: the point that serves most.
-    pub fn headline(&self) -> String {
+    pub(super) fn headline(&self) -> String {
         let mean = |point: &Point| {
             interval(&point.answers.iter().map(|answer| answer.goodput.requests_per_s).collect::<Vec<_>>()).0
         };
@@ -152,7 +152,7 @@ impl<'a> Plots<'a> {
         format!("Most {what}: {} per second at {}{p99} ({among}).", human::number(mean(best)), self.name(best, &[]))
     }
 
-    pub fn all(&self) -> Vec<Plot> {
+    pub(super) fn all(&self) -> Vec<Plot> {
         let every: Vec<&Point> = self.points.iter().collect();
         let stable: Vec<&Point> = self.points.iter().filter(|point| is_stable(point)).collect();
         let left_out = match every.len() - stable.len() {
@@ -202,7 +202,7 @@ fn in_words(latency: &str) -> &'static str {
 }
 
 /// The plots as one page.
-pub fn page(plots: &[Plot], headline: &str) -> String {
+pub(super) fn page(plots: &[Plot], headline: &str) -> String {
     let mut page =
         Page::new("Simulated sweep").verdict(headline).subtitle(std::env::args().skip(1).collect::<Vec<_>>().join(" "));
     let mut section = "";
