@@ -62,7 +62,9 @@ impl Anchor {
         match (self.role, self.kind) {
             (Some(role), _) if role.weight > 0.0 => Some(role.at),
             (_, Kind::ReadBack | Kind::Sync) => Some(At::End),
-            (_, Kind::Input | Kind::Pass) => Some(At::Start),
+            // A pass begins behind the inputs and what needs no gradient: it tells steps, not where they begin.
+            (_, Kind::Pass) => None,
+            (_, Kind::Input) => Some(At::Start),
             _ => None,
         }
     }
