@@ -195,10 +195,7 @@ fn numbers_are_those_of_the_headers() {
         (abi::MULTIPLE_SUBSCRIBERS, sys::CUptiResult::CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED as i32),
         (abi::DOMAIN_DRIVER, sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_DRIVER_API as i32),
         (abi::DOMAIN_RUNTIME, sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RUNTIME_API as i32),
-        (
-            abi::EXTERNAL_KIND_OWN,
-            sys::CUpti_ExternalCorrelationKind::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0 as i32,
-        ),
+        (abi::EXTERNAL_KIND_OWN, sys::CUpti_ExternalCorrelationKind::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0 as i32),
         (abi::THREAD_ID_OF_SYSTEM, sys::CUpti_ActivityThreadIdType::CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM as i32),
         (
             abi::ATTRIBUTE_BUFFERS_ARE_ZERO,
