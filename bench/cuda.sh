@@ -205,7 +205,7 @@ ablation() {
   local ab=(ab --a "--gemm-plugin disable" --b "--gemm-plugin auto" --model "${small[1]}" --dataset seed.jsonl
     --profile "$throughput_windows" --pairs 5..8 --output-dir gemm-ab --overwrite -- "${small[@]:2}" --device "$device")
   if COLUMNS=110 "$strobe" "${ab[@]}" > gemm-ab.txt 2> gemm-ab.error; then
-    { printf '$ strobe'; printf ' %q' "${ab[@]}" | sed "s/--gemm-plugin\\\\ \\([a-z]*\\)/'--gemm-plugin \\1'/g"; printf '\n'; cat gemm-ab.txt; } \
+    { printf '$ strobe'; printf ' %q' "${ab[@]}" | sed "s/--gemm-plugin\\\\ \\([a-z]*\\)/'--gemm-plugin \\1'/g; s/\\\\,/,/g"; printf '\n'; cat gemm-ab.txt; } \
       | sed -n '/^Kernels that stand in/q; p' > "$out/ablation-ab.txt"
   else
     failed=1
